@@ -1,0 +1,136 @@
+//! One error per decision the caller can take.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::event::LossReason;
+use crate::facts::{Invalid, LockName};
+use crate::store::{Holder, StoreError};
+
+/// Why a call did not do what it was asked.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Somebody else holds the lock, and the time to wait for it is over (or was zero).
+    #[error("{}", not_acquired(name, *waited, holder.as_deref(), store))]
+    NotAcquired {
+        /// The lock.
+        name: LockName,
+        /// How long it was waited for.
+        waited: Duration,
+        /// Who holds it, as far as is known.
+        holder: Option<Box<Holder>>,
+        /// Which store was asked.
+        store: String,
+    },
+    /// The lease was lost while work was going on. The work must stop: somebody else may hold the
+    /// lock by now.
+    #[error("the lease on {name:?} was lost: {why}")]
+    Lost {
+        /// The lock.
+        name: LockName,
+        /// Why.
+        why: LossReason,
+    },
+    /// The store did not answer, or not with what was asked. Whether the request was carried out is
+    /// unknown; nothing is held on this side, and whatever the store may hold is given back in the
+    /// background.
+    #[error("`{operation}` of {name:?} on {store} has no answer: {source}")]
+    Store {
+        /// What was asked.
+        operation: Operation,
+        /// Of which lock.
+        name: LockName,
+        /// Which store.
+        store: String,
+        /// What went wrong.
+        source: StoreError,
+    },
+    /// The store itself cannot be used: a bad URL, a file that cannot be opened, a wrong password.
+    #[error("cannot use the store {store}: {source}")]
+    Connect {
+        /// Which store, without secrets.
+        store: String,
+        /// What went wrong.
+        source: StoreError,
+    },
+    /// A name, ttl, owner or setting was refused before anything was sent.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
+    /// The manager has been shut down.
+    #[error("{name:?} cannot be locked: the lock manager was shut down")]
+    ShutDown {
+        /// The lock.
+        name: LockName,
+    },
+}
+
+impl Error {
+    /// Whether the same call can succeed later without anybody changing anything.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::NotAcquired { .. } | Self::Lost { .. } => true,
+            Self::Store { source, .. } | Self::Connect { source, .. } => source.is_passing(),
+            Self::Invalid(_) | Self::ShutDown { .. } => false,
+        }
+    }
+
+    /// The lock it is about, if it is about one.
+    pub fn name(&self) -> Option<&LockName> {
+        match self {
+            Self::NotAcquired { name, .. }
+            | Self::Lost { name, .. }
+            | Self::Store { name, .. }
+            | Self::ShutDown { name } => Some(name),
+            Self::Connect { .. } | Self::Invalid(_) => None,
+        }
+    }
+}
+
+fn not_acquired(name: &LockName, waited: Duration, holder: Option<&Holder>, store: &str) -> String {
+    let mut text = match holder {
+        Some(holder) if holder.foreign => {
+            format!("{name:?} is held by another kind of client ({})", holder.owner)
+        }
+        Some(holder) => format!("{name:?} is held by {}", holder.owner),
+        None => format!("{name:?} is held by somebody else"),
+    };
+    if let Some(left) = holder.and_then(|h| h.ttl_left) {
+        text += &format!(", lease ends in {left:.1?}");
+    }
+    if waited > Duration::ZERO {
+        text += &format!("; waited {waited:.1?}");
+    }
+    text + &format!("; store: {store}")
+}
+
+/// What was asked of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Operation {
+    /// Take a lock, or stand in line for it.
+    Acquire,
+    /// Give it back.
+    Release,
+    /// Prolong it.
+    Renew,
+    /// Take it away from somebody.
+    Evict,
+    /// Ask somebody to come to an end.
+    AskToFinish,
+    /// Look at locks.
+    Inspect,
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Acquire => "acquire",
+            Self::Release => "release",
+            Self::Renew => "renew",
+            Self::Evict => "evict",
+            Self::AskToFinish => "ask to finish",
+            Self::Inspect => "inspect",
+        })
+    }
+}

@@ -1,0 +1,153 @@
+//! What happened to a lock, for those who watch: [`LockEvent`] for the fleet, [`Observer`] for one
+//! process. Neither carries a secret.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// Something that happened to a lock anywhere in the fleet.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LockEvent {
+    /// What happened.
+    pub kind: EventKind,
+    /// To which lock.
+    pub name: String,
+    /// To whom.
+    pub owner: String,
+    /// The holder's public id.
+    pub holder_id: String,
+    /// Its fence, if it had one.
+    pub fence: Option<u64>,
+    /// When, in wall-clock milliseconds.
+    pub at_ms: u64,
+    /// Why: `normal`, `emergency`, `forced`, `expired` or the words of whoever did it.
+    pub reason: String,
+}
+
+/// The kinds of [`LockEvent`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum EventKind {
+    /// A lease was granted (published once it has lasted half a second).
+    Granted,
+    /// A holder gave it back.
+    Released,
+    /// A holder lost it.
+    Lost,
+    /// It was revoked: its holder has been told to stop.
+    Revoked,
+    /// It was taken away by force.
+    Forced,
+}
+
+/// Gets every transition of this process as it happens: the place for metrics.
+///
+/// Called from the lock path, so an observer must not block.
+pub trait Observer: Send + Sync + 'static {
+    /// One transition.
+    fn observe(&self, transition: &Transition<'_>);
+}
+
+/// A transition of one lock in this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Transition<'a> {
+    /// A lock was acquired.
+    Acquired {
+        /// Which.
+        name: &'a str,
+        /// From asking to holding.
+        waited: Duration,
+        /// Whether another holder handed it over.
+        handed_over: bool,
+    },
+    /// A request ended without the lock.
+    NotAcquired {
+        /// Which.
+        name: &'a str,
+        /// From asking to giving up.
+        waited: Duration,
+    },
+    /// A lease was renewed.
+    Renewed {
+        /// Which.
+        name: &'a str,
+        /// What was left of the lease when the renewal was answered.
+        slack: Duration,
+    },
+    /// A lease was lost.
+    Lost {
+        /// Which.
+        name: &'a str,
+        /// Why.
+        why: LossReason,
+    },
+    /// A lock was released.
+    Released {
+        /// Which.
+        name: &'a str,
+        /// How long it was held.
+        held: Duration,
+        /// Which layer did it.
+        layer: ReleaseLayer,
+    },
+    /// The store failed to answer.
+    StoreFailed {
+        /// What was asked.
+        operation: crate::error::Operation,
+        /// What went wrong.
+        kind: crate::store::StoreErrorKind,
+    },
+    /// Work runs without protection, because the store is unreachable and the policy says so.
+    Unprotected {
+        /// Which.
+        name: &'a str,
+    },
+}
+
+/// Why a lease was lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum LossReason {
+    /// Its time ran out before a renewal was proven.
+    Expired,
+    /// The store says that it is not ours any more.
+    Gone,
+    /// Somebody took it away.
+    Revoked,
+    /// It reached the longest time its holder allowed.
+    MaxHold,
+    /// The manager was shut down.
+    Shutdown,
+}
+
+impl std::fmt::Display for LossReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Expired => "its lease ran out before a renewal was confirmed",
+            Self::Gone => "the store no longer knows the lease",
+            Self::Revoked => "it was taken away",
+            Self::MaxHold => "it was held for as long as its holder allowed",
+            Self::Shutdown => "the lock manager was shut down",
+        })
+    }
+}
+
+/// How a lock came to be released.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ReleaseLayer {
+    /// At the first try.
+    Normal,
+    /// By a retry of the same call.
+    Retried,
+    /// By other means.
+    Emergency,
+    /// Not at all: it stands in the journal.
+    Journalled,
+    /// It was not ours any more.
+    NotOwner,
+}

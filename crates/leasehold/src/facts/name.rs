@@ -1,0 +1,323 @@
+use std::fmt;
+use std::sync::Arc;
+
+use super::{Invalid, beginning};
+
+/// The name of a lock: 1 to 512 bytes of UTF-8 without control characters.
+///
+/// ```
+/// use leasehold::LockName;
+///
+/// assert!(LockName::new("order:42").is_ok());
+/// assert!(LockName::new("").is_err());
+/// assert!(LockName::new("two\nlines").is_err());
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LockName(Arc<str>);
+
+impl LockName {
+    /// The longest name, in bytes.
+    pub const MAX_BYTES: usize = 512;
+
+    /// Checks a name.
+    ///
+    /// # Errors
+    /// [`Invalid::Name`] when it is empty, too long or has control characters.
+    pub fn new(name: impl AsRef<str>) -> Result<Self, Invalid> {
+        let name = name.as_ref();
+        let problem = if name.is_empty() {
+            "is empty"
+        } else if name.len() > Self::MAX_BYTES {
+            "is longer than 512 bytes"
+        } else if name.chars().any(char::is_control) {
+            "has control characters"
+        } else {
+            return Ok(Self(name.into()));
+        };
+        Err(Invalid::Name { name: beginning(name), problem })
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", &*self.0)
+    }
+}
+
+impl TryFrom<&str> for LockName {
+    type Error = Invalid;
+    fn try_from(name: &str) -> Result<Self, Invalid> {
+        Self::new(name)
+    }
+}
+
+impl TryFrom<&String> for LockName {
+    type Error = Invalid;
+    fn try_from(name: &String) -> Result<Self, Invalid> {
+        Self::new(name)
+    }
+}
+
+impl TryFrom<String> for LockName {
+    type Error = Invalid;
+    fn try_from(name: String) -> Result<Self, Invalid> {
+        Self::new(name)
+    }
+}
+
+impl TryFrom<&LockName> for LockName {
+    type Error = Invalid;
+    fn try_from(name: &LockName) -> Result<Self, Invalid> {
+        Ok(name.clone())
+    }
+}
+
+/// Sets the locks of one application apart from another's in the same store:
+/// `[A-Za-z0-9_.-]{0,64}`, `leasehold` by default. Empty makes every name its own key.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Namespace(Arc<str>);
+
+impl Namespace {
+    /// Checks a namespace.
+    ///
+    /// # Errors
+    /// [`Invalid::Setting`] for a character outside `[A-Za-z0-9_.-]` or more than 64 of them.
+    pub fn new(text: impl AsRef<str>) -> Result<Self, Invalid> {
+        let text = text.as_ref();
+        let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-');
+        if text.len() <= 64 && text.bytes().all(allowed) {
+            return Ok(Self(text.into()));
+        }
+        Err(Invalid::Setting {
+            setting: "namespace",
+            given: beginning(text),
+            problem: "must be at most 64 of A-Z a-z 0-9 _ . -".into(),
+        })
+    }
+
+    /// The namespace as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Default for Namespace {
+    fn default() -> Self {
+        Self("leasehold".into())
+    }
+}
+
+/// Names that are their own key, so that other clients of the store see them as they are:
+/// a text (`cron`) or a beginning (`gpu_lock:*`).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct RawPattern {
+    beginning: Arc<str>,
+    open: bool,
+}
+
+impl RawPattern {
+    /// Checks a pattern: any text without control characters, `*` only at its end.
+    ///
+    /// # Errors
+    /// [`Invalid::Setting`] when it is empty or has a `*` elsewhere.
+    pub fn new(pattern: impl AsRef<str>) -> Result<Self, Invalid> {
+        let pattern = pattern.as_ref();
+        let (start, open) = match pattern.strip_suffix('*') {
+            Some(start) => (start, true),
+            None => (pattern, false),
+        };
+        if pattern.is_empty() || start.contains('*') || start.chars().any(char::is_control) {
+            return Err(Invalid::Setting {
+                setting: "raw pattern",
+                given: beginning(pattern),
+                problem: "must be a text, with `*` at its end or not at all".into(),
+            });
+        }
+        Ok(Self { beginning: start.into(), open })
+    }
+
+    fn matches(&self, name: &str) -> bool {
+        if self.open { name.starts_with(&*self.beginning) } else { name == &*self.beginning }
+    }
+
+    /// Whether some text beginning with `prefix` matches.
+    fn reaches_into(&self, prefix: &str) -> bool {
+        self.beginning.starts_with(prefix) || (self.open && prefix.starts_with(&*self.beginning))
+    }
+}
+
+/// The one function from a name to its key, and back.
+///
+/// ```
+/// use leasehold::{KeySpace, LockName};
+///
+/// let keys = KeySpace::default();
+/// assert_eq!(keys.key(&LockName::new("order:42")?)?, "leasehold:lock:order:42");
+/// assert_eq!(keys.key(&LockName::new("gpu_lock:0")?)?, "gpu_lock:0");
+/// # Ok::<(), leasehold::Invalid>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeySpace {
+    namespace: Namespace,
+    raw: Vec<RawPattern>,
+    /// `<namespace>:lock:`, or empty.
+    prefix: Arc<str>,
+}
+
+impl KeySpace {
+    /// What our own helper keys begin with; no lock may live there.
+    pub const RESERVED: &'static str = "lh1:";
+
+    /// Checks that no two names can share a key.
+    ///
+    /// # Errors
+    /// [`Invalid::Setting`] when a raw pattern reaches into the namespace's own keys.
+    pub fn new(namespace: Namespace, raw: Vec<RawPattern>) -> Result<Self, Invalid> {
+        let prefix: Arc<str> = match namespace.as_str() {
+            "" => "".into(),
+            ns => format!("{ns}:lock:").into(),
+        };
+        if !prefix.is_empty()
+            && let Some(bad) = raw.iter().find(|p| p.reaches_into(&prefix))
+        {
+            return Err(Invalid::Setting {
+                setting: "raw pattern",
+                given: beginning(&bad.beginning),
+                problem: format!(
+                    "reaches into the keys of namespace {:?}, where two names would share a key; \
+                     use an empty namespace to make every name raw",
+                    namespace.as_str()
+                ),
+            });
+        }
+        Ok(Self { namespace, raw, prefix })
+    }
+
+    /// The namespace.
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+
+    /// The key of a name.
+    ///
+    /// # Errors
+    /// [`Invalid::Name`] when a raw name would fall among our own helper keys.
+    pub fn key(&self, name: &LockName) -> Result<String, Invalid> {
+        if !self.is_raw(name) {
+            return Ok(format!("{}{name}", self.prefix));
+        }
+        if name.as_str().starts_with(Self::RESERVED) {
+            return Err(Invalid::Name {
+                name: beginning(name.as_str()),
+                problem: "begins with `lh1:`, which is reserved while names are their own keys",
+            });
+        }
+        Ok(name.as_str().to_owned())
+    }
+
+    /// The name whose key this is, if it is one of ours.
+    pub fn name(&self, key: &str) -> Option<LockName> {
+        let name = match key.strip_prefix(&*self.prefix) {
+            Some(rest) if !self.prefix.is_empty() => LockName::new(rest).ok().filter(|n| !self.is_raw(n)),
+            _ => LockName::new(key).ok().filter(|n| self.is_raw(n)),
+        };
+        name.filter(|n| self.key(n).is_ok())
+    }
+
+    /// Whether this name is its own key.
+    pub fn is_raw(&self, name: &LockName) -> bool {
+        self.prefix.is_empty() || self.raw.iter().any(|p| p.matches(name.as_str()))
+    }
+
+    /// Beginnings of keys under which names beginning with `prefix` can be: for a store that has
+    /// to search.
+    pub(crate) fn key_prefixes(&self, prefix: &str) -> Vec<String> {
+        let mut found = vec![format!("{}{prefix}", self.prefix)];
+        if self.prefix.is_empty() {
+            return found;
+        }
+        for pattern in &self.raw {
+            if pattern.beginning.starts_with(prefix) {
+                found.push(pattern.beginning.to_string());
+            } else if pattern.open && prefix.starts_with(&*pattern.beginning) {
+                found.push(prefix.to_owned());
+            }
+        }
+        found
+    }
+}
+
+impl Default for KeySpace {
+    /// Namespace `leasehold`; `gpu_lock:*` and `task_lock:*` are raw.
+    fn default() -> Self {
+        let raw = ["gpu_lock:*", "task_lock:*"].map(|p| RawPattern::new(p).expect("valid"));
+        Self::new(Namespace::default(), raw.into()).expect("valid")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> LockName {
+        LockName::new(text).expect("valid")
+    }
+
+    #[test]
+    fn names_have_bounds() {
+        assert!(LockName::new("x".repeat(512)).is_ok());
+        assert!(LockName::new("x".repeat(513)).is_err());
+        for bad in ["", "\0", "a\tb", "\u{7f}", "\u{9b}31m"] {
+            assert!(LockName::new(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn keys_and_names_map_both_ways() {
+        let keys = KeySpace::default();
+        for n in ["a", "gpu_lock:0", "lock:a", "leasehold:lock:a", "lh1:fence", "{x}", "ünï"] {
+            let key = keys.key(&name(n)).expect("a key");
+            assert_eq!(keys.name(&key), Some(name(n)), "{key}");
+        }
+        assert_eq!(keys.name("somebody:else"), None);
+        // A key that our own function would never make for a raw name is nobody's.
+        assert_eq!(keys.name("leasehold:lock:gpu_lock:0"), None);
+    }
+
+    #[test]
+    fn an_empty_namespace_makes_every_name_raw() {
+        let keys = KeySpace::new(Namespace::new("").expect("valid"), vec![]).expect("valid");
+        assert_eq!(keys.key(&name("order:1")).expect("a key"), "order:1");
+        assert!(keys.key(&name("lh1:fence")).is_err(), "our own keys are not locks");
+        assert_eq!(keys.name("lh1:fence"), None);
+    }
+
+    #[test]
+    fn raw_patterns_cannot_reach_into_the_namespace() {
+        for bad in ["*", "lease*", "leasehold:lock:x", "leasehold:*", "leasehold:lock:*"] {
+            let raw = vec![RawPattern::new(bad).expect("a pattern")];
+            assert!(KeySpace::new(Namespace::default(), raw).is_err(), "{bad}");
+        }
+        assert!(RawPattern::new("a*b").is_err());
+        assert!(Namespace::new("a:b").is_err());
+    }
+
+    #[test]
+    fn a_search_looks_under_every_key_a_prefix_can_have() {
+        let keys = KeySpace::default();
+        assert_eq!(keys.key_prefixes("gpu_lock:1"), ["leasehold:lock:gpu_lock:1", "gpu_lock:1"]);
+        assert_eq!(keys.key_prefixes("gpu"), ["leasehold:lock:gpu", "gpu_lock:"]);
+        assert_eq!(keys.key_prefixes("x"), ["leasehold:lock:x"]);
+    }
+}

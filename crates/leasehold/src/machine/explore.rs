@@ -1,0 +1,1 @@
+//! Every state of small worlds.

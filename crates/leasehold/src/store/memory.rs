@@ -1,0 +1,361 @@
+//! Locks inside one process: for tests, documentation and simulation. It is the state machine
+//! itself behind a mutex.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::clock;
+use crate::machine::{
+    AcquireReply, AskReply, Asking, EvictReply, FenceUnusable, Flag, InboxId, Limits, Lock, Message, PassReply,
+    RenewReply, Rules, Slot, TryReply, Turn,
+};
+
+/// A world of locks that several [`MemoryStore`]s share: each store stands for one process.
+#[derive(Clone, Default)]
+pub struct MemoryWorld(Arc<Mutex<World>>);
+
+#[derive(Default)]
+struct World {
+    locks: BTreeMap<LockName, Lock>,
+    counter: u64,
+    inboxes: HashMap<InboxId, mpsc::UnboundedSender<Push>>,
+    followers: Vec<mpsc::Sender<LockEvent>>,
+    counters: BTreeMap<&'static str, u64>,
+}
+
+impl MemoryWorld {
+    /// An empty world.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A store of its own on this world, as another process would open it.
+    pub fn open(&self) -> MemoryStore {
+        let inbox = InboxId(Token::random().reveal().into());
+        let (tell, pushes) = mpsc::unbounded_channel();
+        self.lock().inboxes.insert(inbox.clone(), tell);
+        MemoryStore { world: self.clone(), inbox, pushes: Mutex::new(Some(pushes)) }
+    }
+
+    /// Ends a lease as if its time had run out.
+    #[doc(hidden)]
+    pub fn expire(&self, name: &LockName) {
+        if let Some(lock) = self.lock().locks.get_mut(name) {
+            lock.slot = Slot::Free;
+        }
+    }
+
+    /// Puts a value of another kind of client where a lock would be.
+    #[doc(hidden)]
+    pub fn put_foreign(&self, name: &LockName, value: &str, ttl: Duration) {
+        let ends_ms = Some(now_ms() + u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
+        let slot = Slot::Foreign { value: value.to_owned(), ends_ms };
+        self.lock().locks.entry(name.clone()).or_default().slot = slot;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, World> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One process's view of a [`MemoryWorld`].
+pub struct MemoryStore {
+    world: MemoryWorld,
+    inbox: InboxId,
+    pushes: Mutex<Option<mpsc::UnboundedReceiver<Push>>>,
+}
+
+impl MemoryStore {
+    /// A store with a world of its own.
+    pub fn new() -> Self {
+        MemoryWorld::new().open()
+    }
+
+    fn asking(&self, claim: &Claim) -> Asking {
+        Asking {
+            token: claim.token.clone(),
+            inbox: claim.listens.then(|| self.inbox.clone()),
+            ttl_ms: claim.ttl.as_millis(),
+            since_ms: claim.since_ms,
+            owner: claim.owner.clone(),
+            fenced: claim.fenced,
+        }
+    }
+
+    /// Runs one verb of the machine on one lock, and tells whoever is to be told.
+    fn turn<R>(&self, name: &LockName, verb: impl FnOnce(&mut Lock, &mut Turn<'_>) -> R) -> (R, Option<Holder>) {
+        let mut world = self.world.lock();
+        let world = &mut *world;
+        let lock = world.locks.entry(name.clone()).or_default();
+        let mut told = Vec::new();
+        let inboxes = &world.inboxes;
+        let mut listening = |inbox: &InboxId| inboxes.get(inbox).is_some_and(|tell| !tell.is_closed());
+        let mut turn = Turn {
+            now_ms: now_ms(),
+            wall_us: clock::wall_us(),
+            counter: &mut world.counter,
+            listening: &mut listening,
+            told: &mut told,
+            limits: Limits::DEFAULT,
+            rules: Rules::ALL,
+        };
+        let now_ms = turn.now_ms;
+        let reply = verb(lock, &mut turn);
+        let holder = view(&lock.slot, now_ms);
+        if lock.is_gone() {
+            world.locks.remove(name);
+        }
+        let asked_at = Moment::now();
+        for (inbox, message) in told {
+            if let Some(tell) = world.inboxes.get(&inbox) {
+                // Whoever is gone meanwhile is passed over when its provisional lease ends.
+                let _ = tell.send(message.into_push(asked_at));
+            }
+        }
+        (reply, holder)
+    }
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for MemoryStore {
+    fn drop(&mut self) {
+        self.world.lock().inboxes.remove(&self.inbox);
+    }
+}
+
+#[async_trait]
+impl Store for MemoryStore {
+    async fn try_acquire(&self, claim: &Claim) -> Result<Try, StoreError> {
+        let asking = self.asking(claim);
+        let asked_at = Moment::now();
+        let (reply, holder) = self.turn(&claim.name, |lock, turn| lock.try_acquire(turn, &asking));
+        Ok(match reply? {
+            TryReply::Granted { fence } => Try::Granted(grant(claim, fence, asked_at)),
+            TryReply::Held => Try::Held(holder),
+            TryReply::Revoked => Try::Revoked,
+        })
+    }
+
+    async fn acquire(&self, claim: &Claim, ticket: Option<Ticket>) -> Result<Acquire, StoreError> {
+        let asking = self.asking(claim);
+        let mut ticket = ticket.map(|t| t.0);
+        loop {
+            let asked_at = Moment::now();
+            let (reply, holder) = self.turn(&claim.name, |lock, turn| lock.acquire(turn, &asking, ticket));
+            match reply? {
+                AcquireReply::Granted { fence } => return Ok(Acquire::Granted(grant(claim, fence, asked_at))),
+                AcquireReply::Queued { ticket, position } => {
+                    return Ok(Acquire::Queued(Place { ticket: Ticket(ticket), position, holder }));
+                }
+                AcquireReply::Revoked => return Ok(Acquire::Revoked),
+                AcquireReply::Again { ticket: mine } => ticket = Some(mine),
+            }
+        }
+    }
+
+    async fn release(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
+        loop {
+            match self.turn(name, |lock, turn| lock.release(turn, token)).0 {
+                PassReply::Done => return Ok(Release::Released),
+                PassReply::NotOurs => return Ok(Release::NotOwner),
+                PassReply::Again => {}
+            }
+        }
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Renewed> {
+        let renew = |r: &Renewal| {
+            let verb = |lock: &mut Lock, turn: &mut Turn<'_>| {
+                lock.renew(turn, &r.token, r.ttl.as_millis(), r.fence, r.rewrite.as_ref())
+            };
+            match self.turn(&r.name, verb).0 {
+                RenewReply::Renewed => Renewed::Renewed,
+                RenewReply::Lost => Renewed::Lost,
+                RenewReply::Revoked => Renewed::Revoked,
+            }
+        };
+        renewals.iter().map(renew).collect()
+    }
+
+    async fn leave(&self, claim: &Claim) -> Result<Left, StoreError> {
+        loop {
+            match self.turn(&claim.name, |lock, turn| lock.leave(turn, &claim.token)).0 {
+                PassReply::Done => return Ok(Left::WasGranted),
+                PassReply::NotOurs => return Ok(Left::WasWaiting),
+                PassReply::Again => {}
+            }
+        }
+    }
+
+    async fn evict(&self, name: &LockName, holder: HolderId, mode: EvictMode) -> Result<Evicted, StoreError> {
+        let force = mode == EvictMode::Force;
+        loop {
+            let verb = |lock: &mut Lock, turn: &mut Turn<'_>| {
+                lock.lapse(turn.now_ms);
+                let before = view(&lock.slot, turn.now_ms);
+                (lock.evict(turn, holder, force), before)
+            };
+            let (reply, before) = self.turn(name, verb).0;
+            let Some(found) = before else { return Ok(Evicted::Free) };
+            return Ok(match reply {
+                EvictReply::Again => continue,
+                EvictReply::Done => Evicted::Done(found),
+                EvictReply::ChangedHands => Evicted::ChangedHands(found),
+                EvictReply::Free => Evicted::Free,
+                EvictReply::Foreign => Evicted::Foreign(found),
+            });
+        }
+    }
+
+    async fn ask_to_finish(&self, name: &LockName, holder: HolderId, reason: &str) -> Result<Asked, StoreError> {
+        let (reply, found) = self.turn(name, |lock, turn| lock.ask_to_finish(turn, holder, reason));
+        Ok(match (reply, found) {
+            (AskReply::Free, _) | (_, None) => Asked::Free,
+            (AskReply::Told, Some(found)) => Asked::Told(found),
+            (AskReply::Deaf, Some(found)) => Asked::Deaf(found),
+            (AskReply::ChangedHands, Some(found)) => Asked::ChangedHands(found),
+        })
+    }
+
+    fn pushes(&self) -> mpsc::UnboundedReceiver<Push> {
+        let taken = self.pushes.lock().unwrap_or_else(PoisonError::into_inner).take();
+        taken.unwrap_or_else(|| mpsc::unbounded_channel().1)
+    }
+
+    async fn note(&self, notes: Vec<Note>) -> Result<(), StoreError> {
+        let mut world = self.world.lock();
+        for note in notes {
+            if let Note::Tell(event) = note {
+                world.followers.retain(|follower| !follower.is_closed());
+                for follower in &world.followers {
+                    // A follower that does not keep up misses events; the lock path never waits.
+                    let _ = follower.try_send(event.clone());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn count(&self, deltas: &[(&'static str, u64)]) -> Result<(), StoreError> {
+        let mut world = self.world.lock();
+        for (name, delta) in deltas {
+            *world.counters.entry(name).or_default() += delta;
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Inspect for MemoryStore {
+    fn describe(&self) -> String {
+        "memory:".into()
+    }
+
+    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, StoreError> {
+        Ok(self.turn(name, |lock, turn| lock.lapse(turn.now_ms)).1)
+    }
+
+    async fn list(&self, prefix: &str, after: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
+        let mut world = self.world.lock();
+        let now = now_ms();
+        world.locks.values_mut().for_each(|lock| lock.lapse(now));
+        let beyond = |name: &LockName| after.as_ref().is_none_or(|c| name.as_str() > c.0.as_str());
+        let found = world.locks.iter().filter(|(name, _)| name.as_str().starts_with(prefix) && beyond(name));
+        let mut locks: Vec<_> =
+            found.filter_map(|(name, lock)| Some((name.clone(), view(&lock.slot, now)?))).take(limit + 1).collect();
+        let more = locks.len() > limit;
+        locks.truncate(limit);
+        let next = locks.last().filter(|_| more).map(|(name, _)| Cursor(name.to_string()));
+        Ok(Page { locks, next })
+    }
+
+    async fn queue(&self, name: &LockName) -> Result<Vec<Waiter>, StoreError> {
+        let mut world = self.world.lock();
+        let Some(lock) = world.locks.get_mut(name) else { return Ok(Vec::new()) };
+        lock.lapse(now_ms());
+        let waiter = |w: &crate::machine::Waiting| Waiter {
+            ticket: Ticket(w.ticket),
+            owner: w.owner.clone(),
+            since_ms: w.since_ms,
+            listens: w.inbox.is_some(),
+        };
+        Ok(lock.queue.iter().map(waiter).collect())
+    }
+
+    async fn long_held(&self) -> Result<Vec<(LockName, Holder)>, StoreError> {
+        Ok(self.list("", None, usize::MAX - 1).await?.locks)
+    }
+
+    async fn counters(&self) -> Result<Vec<(String, u64)>, StoreError> {
+        let world = self.world.lock();
+        Ok(world.counters.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect())
+    }
+
+    async fn follow(&self) -> Result<mpsc::Receiver<LockEvent>, StoreError> {
+        let (tell, events) = mpsc::channel(1_024);
+        self.world.lock().followers.push(tell);
+        Ok(events)
+    }
+}
+
+/// The clock leases end by.
+fn now_ms() -> u64 {
+    u64::try_from(Moment::now().since_boot().as_millis()).unwrap_or(u64::MAX)
+}
+
+fn grant(claim: &Claim, fence: u64, asked_at: Moment) -> Grant {
+    let fence = claim.fenced.then_some(Fence::new(fence));
+    Grant { fence, asked_at, lasts: claim.ttl.duration() }
+}
+
+/// A slot as people see it.
+pub(crate) fn view(slot: &Slot, now_ms: u64) -> Option<Holder> {
+    let left = |ends_ms: Option<u64>| ends_ms.map(|end| Duration::from_millis(end.saturating_sub(now_ms)));
+    let id = slot.holder_id()?;
+    Some(match slot {
+        Slot::Free => return None,
+        Slot::Held(held) => Holder {
+            id,
+            owner: held.owner.clone(),
+            fence: (held.fence != 0).then_some(Fence::new(held.fence)),
+            since_ms: held.since_ms,
+            ttl: Some(Duration::from_millis(held.ttl_ms)),
+            ttl_left: left(held.ends_ms),
+            revoked: held.flag == Flag::Revoked,
+            foreign: false,
+            listens: held.inbox.is_some(),
+        },
+        Slot::Foreign { value, ends_ms } => Holder::foreign(value.as_bytes(), left(*ends_ms)),
+    })
+}
+
+impl Message {
+    /// As the process it is meant for hears it.
+    pub(crate) fn into_push(self, asked_at: Moment) -> Push {
+        match self {
+            Self::Granted { token, fence, lasts_ms } => {
+                let grant = Grant { fence: Some(Fence::new(fence)), asked_at, lasts: Duration::from_millis(lasts_ms) };
+                Push::Granted { token, grant }
+            }
+            Self::LookAgain { token, after_ms } => Push::LookAgain { token, after: Duration::from_millis(after_ms) },
+            Self::Revoked { token } => Push::Revoked { token },
+            Self::Finish { token, reason } => Push::Finish { token, reason },
+        }
+    }
+}
+
+impl From<FenceUnusable> for StoreError {
+    fn from(_: FenceUnusable) -> Self {
+        StoreErrorKind::FenceUnusable.into()
+    }
+}

@@ -1,0 +1,392 @@
+//! What a store must do, in few verbs. The siblings ([`memory`], [`sqlite`], [`redis`]) know
+//! nothing of each other; one state machine ([`machine`](crate::machine)) says what each verb means.
+//!
+//! [`Store`] is the lock path, [`Inspect`] the look path. `Err` always means that the answer is
+//! unknown, never that the lock is taken.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::mpsc;
+
+use crate::clock::Moment;
+use crate::event::LockEvent;
+use crate::facts::{Fence, HolderId, LockName, Owner, Token, Ttl};
+
+pub mod error;
+pub mod memory;
+
+pub use error::{StoreError, StoreErrorKind};
+
+/// One attempt to hold one lock: the same from its first request to its last, so that every verb
+/// can be sent twice without harm.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claim {
+    /// The lock.
+    pub name: LockName,
+    /// The attempt's secret.
+    pub token: Token,
+    /// How long the lease lasts without renewal.
+    pub ttl: Ttl,
+    /// Who asks, for people.
+    pub owner: Owner,
+    /// Whether the grant must carry a fence. An unfenced try is one command cheaper.
+    pub fenced: bool,
+    /// Whether this process listens for messages about the claim. When it does not, a waiter has
+    /// to poll, and a holder's lease lives by its ttl alone: it belongs to no process.
+    pub listens: bool,
+    /// When the attempt began, in wall-clock milliseconds.
+    pub since_ms: u64,
+}
+
+/// A place in a queue: lower is earlier. A waiter keeps it over a reconnect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// A lease was given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grant {
+    /// Its fence; `None` when the claim was unfenced.
+    pub fence: Option<Fence>,
+    /// A moment before the store's countdown began.
+    pub asked_at: Moment,
+    /// How long the store counts from there.
+    pub lasts: Duration,
+}
+
+/// What the store knows of a holder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// Names the holder without its secret.
+    pub id: HolderId,
+    /// Who it is; for a foreign holder the value it wrote, shortened.
+    pub owner: Owner,
+    /// Its fence, if one is known yet.
+    pub fence: Option<Fence>,
+    /// Since when, in wall-clock milliseconds; 0 when unknown (foreign).
+    pub since_ms: u64,
+    /// The lease it asked for; `None` when unknown (foreign).
+    pub ttl: Option<Duration>,
+    /// How long the lease still runs if nobody renews it; `None` for a key without expiry.
+    pub ttl_left: Option<Duration>,
+    /// Told to give the lock up: its renewals are refused.
+    pub revoked: bool,
+    /// Written by another kind of client: it sends no message when it is done.
+    pub foreign: bool,
+    /// Whether it can be told something.
+    pub listens: bool,
+}
+
+impl Holder {
+    /// A holder that is not one of ours: all that is known is the value it wrote.
+    pub(crate) fn foreign(value: &[u8], ttl_left: Option<Duration>) -> Self {
+        let shown: String = String::from_utf8_lossy(value).chars().filter(|c| !c.is_control()).take(64).collect();
+        Self {
+            id: HolderId::of(value),
+            owner: Owner::from_wire(&shown),
+            fence: None,
+            since_ms: 0,
+            ttl: None,
+            ttl_left,
+            revoked: false,
+            foreign: true,
+            listens: false,
+        }
+    }
+}
+
+/// The answer to a try.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Try {
+    /// Ours.
+    Granted(Grant),
+    /// Somebody else's; `None` when it changed hands before we could see whose.
+    Held(Option<Holder>),
+    /// Ours for a moment, and revoked by somebody since. The token is used up.
+    Revoked,
+}
+
+/// The answer to an acquire.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Acquire {
+    /// Ours.
+    Granted(Grant),
+    /// We stand in line.
+    Queued(Place),
+    /// It was ours and has been revoked since: release it, the token is used up.
+    Revoked,
+}
+
+/// Where a waiter stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// Keep it, and ask with it again.
+    pub ticket: Ticket,
+    /// How many stand before us.
+    pub position: usize,
+    /// Who holds the lock; `None` when it is between two holders.
+    pub holder: Option<Holder>,
+}
+
+/// The answer to a release.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Release {
+    /// It was ours; it is free, or the next waiter's.
+    Released,
+    /// It was not ours, or not any more. Nothing was touched.
+    NotOwner,
+}
+
+/// One lease to renew.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Renewal {
+    /// The lock.
+    pub name: LockName,
+    /// The lease's secret.
+    pub token: Token,
+    /// The fence the lease was granted with: another one in the store means that the token was
+    /// granted anew since, and this lease is over.
+    pub fence: Option<Fence>,
+    /// Counted anew from now; never shortens.
+    pub ttl: Ttl,
+    /// Writes ttl and owner into the record: a confirm by the task that got the lock, or an extend.
+    pub rewrite: Option<Owner>,
+}
+
+/// The answer to one renewal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Renewed {
+    /// The countdown began anew, after the moment the caller asked.
+    Renewed,
+    /// Not ours (any more).
+    Lost,
+    /// Somebody took it away: stop, and release.
+    Revoked,
+    /// No answer; it may have been renewed or not.
+    Unknown(StoreError),
+}
+
+/// The answer to a leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// We stood in line, or were not known at all.
+    WasWaiting,
+    /// The grant had crossed us on the way: it was handed on.
+    WasGranted,
+}
+
+/// How to take a lock away from its holder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum EvictMode {
+    /// Refuse its renewals and tell it; the lock passes on when it releases or its lease ends.
+    /// Never makes two holders.
+    Revoke,
+    /// Free the lock at once. A holder that is still at work does not know yet: only fences
+    /// protect what it writes.
+    Force,
+}
+
+/// The answer to an evict. Each carries the record of the holder that was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Evicted {
+    /// Done to the holder that was named.
+    Done(Holder),
+    /// Somebody else holds it by now; nothing was done.
+    ChangedHands(Holder),
+    /// It is free already.
+    Free,
+    /// A foreign holder cannot be asked to stop, only be forced.
+    Foreign(Holder),
+}
+
+/// The answer to a request to finish.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Asked {
+    /// The holder's process got the message.
+    Told(Holder),
+    /// The holder cannot be told: foreign, gone, or it does not listen.
+    Deaf(Holder),
+    /// Somebody else holds it by now.
+    ChangedHands(Holder),
+    /// It is free already.
+    Free,
+}
+
+/// What a store tells this process without being asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Push {
+    /// A waiter of ours holds the lock now.
+    Granted {
+        /// Whose attempt.
+        token: Token,
+        /// Its lease. `lasts` is provisional: confirm it.
+        grant: Grant,
+    },
+    /// Ask again for this attempt in a while: whoever was served before us may never confirm.
+    LookAgain {
+        /// Whose attempt.
+        token: Token,
+        /// When.
+        after: Duration,
+    },
+    /// A lease of ours was taken away.
+    Revoked {
+        /// Whose.
+        token: Token,
+    },
+    /// Somebody asks a holder of ours to come to an end soon.
+    Finish {
+        /// Whose.
+        token: Token,
+        /// Why, in the asker's words.
+        reason: String,
+    },
+    /// Messages may have been missed: ask again for everything now.
+    Resync,
+    /// Whether messages arrive at all. When they do not, waiters have to poll.
+    Hearing(bool),
+}
+
+/// What happens to a lease in the index and on the events channel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Note {
+    /// Enter a long-held lease in the index, or keep it there.
+    Enter {
+        /// The lock.
+        name: LockName,
+        /// Its holder.
+        holder: HolderId,
+        /// How long the entry is worth something.
+        lasts: Duration,
+    },
+    /// Take it out.
+    Remove {
+        /// The lock.
+        name: LockName,
+        /// Its holder.
+        holder: HolderId,
+    },
+    /// Tell whoever follows.
+    Tell(LockEvent),
+}
+
+/// A page of a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Page {
+    /// Locks found, in no promised order, each at most once per page.
+    pub locks: Vec<(LockName, Holder)>,
+    /// Where to go on; `None` when this was the last page.
+    pub next: Option<Cursor>,
+}
+
+/// A place in a list, given by the page before.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Cursor(pub(crate) String);
+
+impl Cursor {
+    /// As text, for a URL.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Reads a cursor that was handed out as text. One that no page gave is refused when used.
+    pub fn from_text(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+}
+
+/// Somebody in a queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiter {
+    /// Its place.
+    pub ticket: Ticket,
+    /// Who it is.
+    pub owner: Owner,
+    /// Since when it waits, in wall-clock milliseconds.
+    pub since_ms: u64,
+    /// Whether it is told when its turn comes; else it polls.
+    pub listens: bool,
+}
+
+/// The lock path.
+///
+/// Every verb is idempotent on its token. `Err` means unknown: the request may have been carried
+/// out or not.
+#[async_trait]
+pub trait Store: Inspect + Send + Sync + 'static {
+    /// Takes the lock if it is free and nobody stands in line.
+    async fn try_acquire(&self, claim: &Claim) -> Result<Try, StoreError>;
+
+    /// Takes the lock or stands in line for it. `ticket` is the one an earlier answer gave.
+    async fn acquire(&self, claim: &Claim, ticket: Option<Ticket>) -> Result<Acquire, StoreError>;
+
+    /// Gives the lock to the next waiter, or frees it.
+    async fn release(&self, name: &LockName, token: &Token) -> Result<Release, StoreError>;
+
+    /// The same by other means than the usual ones, slower, for when [`Store::release`] fails.
+    async fn release_emergency(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
+        self.release(name, token).await
+    }
+
+    /// Renews many leases in one pass; one answer per renewal, in order.
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Renewed>;
+
+    /// Gives up an attempt wherever it stands: in line, or granted without our knowing.
+    async fn leave(&self, claim: &Claim) -> Result<Left, StoreError>;
+
+    /// Takes the lock away from the holder that was looked at, and from nobody else.
+    async fn evict(&self, name: &LockName, holder: HolderId, mode: EvictMode) -> Result<Evicted, StoreError>;
+
+    /// Asks the holder that was looked at to come to an end.
+    async fn ask_to_finish(&self, name: &LockName, holder: HolderId, reason: &str) -> Result<Asked, StoreError>;
+
+    /// The messages for this process. To be taken once, by whoever runs the waiting rooms.
+    fn pushes(&self) -> mpsc::UnboundedReceiver<Push>;
+
+    /// How many claims of this process stand in line, and the shortest ttl among them: a store
+    /// that has to prove that its messages arrive does so only while somebody waits.
+    fn waiting(&self, _claims: usize, _shortest: Option<Ttl>) {}
+
+    /// Notes for people who look: never needed by the lock path, whose calls never fail by it.
+    async fn note(&self, _notes: Vec<Note>) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// Adds to the fleet's counters.
+    async fn count(&self, _deltas: &[(&'static str, u64)]) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    /// Lets go of connections, threads and files. Verbs answer with an error afterwards.
+    async fn close(&self) {}
+}
+
+/// The look path.
+#[async_trait]
+pub trait Inspect: Send + Sync + 'static {
+    /// Which store this is, without its secrets: `sqlite:/path`, `redis://host:6379`.
+    fn describe(&self) -> String;
+
+    /// Who holds one lock.
+    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, StoreError>;
+
+    /// Locks whose names begin with `prefix`, at most about `limit` of them.
+    async fn list(&self, prefix: &str, after: Option<Cursor>, limit: usize) -> Result<Page, StoreError>;
+
+    /// Who waits for a lock, in order.
+    async fn queue(&self, name: &LockName) -> Result<Vec<Waiter>, StoreError>;
+
+    /// Long-held locks from the index, checked against the locks themselves; a store that can list
+    /// cheaply lists.
+    async fn long_held(&self) -> Result<Vec<(LockName, Holder)>, StoreError>;
+
+    /// The fleet's counters.
+    async fn counters(&self) -> Result<Vec<(String, u64)>, StoreError>;
+
+    /// Events of the whole fleet from now on.
+    async fn follow(&self) -> Result<mpsc::Receiver<LockEvent>, StoreError>;
+}
+
+/// A store that can be shared.
+pub type SharedStore = Arc<dyn Store>;
