@@ -4,9 +4,11 @@
 //! Linux only. Everything listens on loopback, lives in temporary directories and is gone when its
 //! value is dropped.
 
+pub mod proxy;
 mod random;
 mod resp;
 pub mod server;
 mod signal;
 
+pub use proxy::FaultProxy;
 pub use server::RedisServer;

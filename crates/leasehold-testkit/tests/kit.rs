@@ -1,5 +1,6 @@
 //! Every part of the kit shown to do what it says, against a real server.
 
 mod kit {
+    mod proxy;
     mod server;
 }
