@@ -1,3 +1,5 @@
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
 use leasehold_testkit::proxy::on;
@@ -193,6 +195,30 @@ async fn resp2_subscribers_are_followed_too() {
     scene.server.command(&["PUBLISH", "news", "heard"]).await;
     let message = subscriber.get_message().expect("a message");
     assert_eq!(message.get_payload::<String>(), Ok("heard".into()));
+}
+
+#[tokio::test]
+async fn every_confirmation_is_counted() {
+    let scene = Scene::set().await;
+    let rule = scene.proxy.swallow_reply_to(on("ECHO"), 1);
+    let mut stream =
+        TcpStream::connect(("127.0.0.1", scene.proxy.port())).expect("a bare connection");
+    stream.set_read_timeout(Some(LONG)).expect("a read timeout");
+    // In RESP2 a confirmation looks like any reply: miscounted, one of them would be swallowed instead.
+    stream
+        .write_all(b"SUBSCRIBE a b\r\nUNSUBSCRIBE\r\nECHO x\r\n")
+        .expect("sent");
+    timeout(LONG, rule.wait_for_hits(1))
+        .await
+        .expect("the fault happens");
+    stream.shutdown(Shutdown::Write).expect("half closed");
+    let mut heard = String::new();
+    stream
+        .read_to_string(&mut heard)
+        .expect("all until the server closes");
+    assert_eq!(heard.matches("*3\r\n").count(), 4, "{heard}");
+    assert_eq!(heard.matches("unsubscribe").count(), 2, "{heard}");
+    assert!(!heard.contains("x\r\n"), "{heard}");
 }
 
 #[tokio::test]
