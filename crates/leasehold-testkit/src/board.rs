@@ -11,11 +11,7 @@ pub const BOARD_FILE_VAR: &str = "LEASEHOLD_BOARD_FILE";
 
 /// `full` when `LEASEHOLD_BOARD=full`, else `small`.
 pub fn full_or<T>(small: T, full: T) -> T {
-    if std::env::var_os(BOARD_VAR).is_some_and(|size| size == "full") {
-        full
-    } else {
-        small
-    }
+    if std::env::var_os(BOARD_VAR).is_some_and(|size| size == "full") { full } else { small }
 }
 
 /// Prints `board <row>: <text>`, and appends the same line to the file `LEASEHOLD_BOARD_FILE` names.

@@ -108,10 +108,7 @@ impl HistoryWriter {
         let number = FILES.fetch_add(1, Ordering::Relaxed);
         // The time too: process ids come round again.
         let name = format!("{}-{}-{number}.{EXTENSION}", std::process::id(), now_ns());
-        let file = OpenOptions::new()
-            .append(true)
-            .create_new(true)
-            .open(dir.join(name))?;
+        let file = OpenOptions::new().append(true).create_new(true).open(dir.join(name))?;
         Ok(Self { file })
     }
 
@@ -123,9 +120,7 @@ impl HistoryWriter {
         let mut line = serde_json::to_vec(event).expect("an event is plain data");
         line.push(b'\n');
         // One write per line: threads never mix theirs, and a kill leaves no half of one.
-        let written = (&self.file)
-            .write(&line)
-            .expect("the history can be written");
+        let written = (&self.file).write(&line).expect("the history can be written");
         assert_eq!(written, line.len(), "the history was cut short");
     }
 }
@@ -142,10 +137,7 @@ impl History {
         let mut events = Vec::new();
         for entry in std::fs::read_dir(dir)? {
             let path = entry?.path();
-            if path
-                .extension()
-                .is_some_and(|extension| extension == EXTENSION)
-            {
+            if path.extension().is_some_and(|extension| extension == EXTENSION) {
                 events.extend(read_file(&path)?);
             }
         }
@@ -165,10 +157,7 @@ impl History {
 
     /// How many locks were granted: a check of a history without grants shows nothing.
     pub fn grants(&self) -> usize {
-        self.events
-            .iter()
-            .filter(|event| event.kind == Kind::Granted)
-            .count()
+        self.events.iter().filter(|event| event.kind == Kind::Granted).count()
     }
 
     fn by_name(&self) -> BTreeMap<&str, Vec<&Event>> {

@@ -4,6 +4,7 @@
 //! Linux only. Everything listens on loopback, lives in temporary directories and is gone when its
 //! value is dropped.
 
+mod arena;
 pub mod board;
 pub mod history;
 pub mod proxy;
@@ -13,6 +14,7 @@ pub mod server;
 mod signal;
 pub mod worker;
 
+pub use arena::{Arena, Kind};
 pub use board::{full_or, report};
 pub use history::{History, HistoryWriter};
 pub use proxy::FaultProxy;

@@ -44,15 +44,9 @@ impl FaultProxy {
 
     /// A proxy in front of any address.
     pub fn start(upstream: SocketAddr) -> Self {
-        let listener =
-            std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free loopback port");
-        listener
-            .set_nonblocking(true)
-            .expect("a listener can be non-blocking");
-        let port = listener
-            .local_addr()
-            .expect("the address just bound")
-            .port();
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free loopback port");
+        listener.set_nonblocking(true).expect("a listener can be non-blocking");
+        let port = listener.local_addr().expect("the address just bound").port();
         let shared = Arc::new(Shared::new(upstream));
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::Builder::new()
@@ -62,14 +56,7 @@ impl FaultProxy {
                 move || run(listener, shared, stopped)
             })
             .expect("a thread for the proxy");
-        Self {
-            inner: Arc::new(Inner {
-                shared,
-                port,
-                stop: Some(stop),
-                thread: Some(thread),
-            }),
-        }
+        Self { inner: Arc::new(Inner { shared, port, stop: Some(stop), thread: Some(thread) }) }
     }
 
     /// `redis://127.0.0.1:PORT`
@@ -85,16 +72,12 @@ impl FaultProxy {
     /// Everything from the server (replies, pushes, the end of the stream) arrives this much later.
     /// What is on its way already keeps its time.
     pub fn delay_replies(&self, by: Duration) {
-        self.shared()
-            .conditions
-            .send_modify(|now| now.delay_replies = by);
+        self.shared().conditions.send_modify(|now| now.delay_replies = by);
     }
 
     /// Everything from the client arrives this much later.
     pub fn delay_commands(&self, by: Duration) {
-        self.shared()
-            .conditions
-            .send_modify(|now| now.delay_commands = by);
+        self.shared().conditions.send_modify(|now| now.delay_commands = by);
     }
 
     /// Every frame, each way, is late by a random time of this range, on top of fixed delays; order is
@@ -102,33 +85,20 @@ impl FaultProxy {
     /// An empty range ends it.
     pub fn latency(&self, range: Range<Duration>) {
         let given = std::env::var(SEED_VAR).ok();
-        let seed = given.map_or_else(random_u64, |text| {
-            text.parse().expect("LEASEHOLD_SEED is a whole number")
-        });
+        let seed = given.map_or_else(random_u64, |text| text.parse().expect("LEASEHOLD_SEED is a whole number"));
         println!("fault proxy: latency {range:?}, {SEED_VAR}={seed}");
-        *self.shared().latency() = (!range.is_empty()).then(|| Latency {
-            range,
-            sequence: Sequence::new(seed),
-        });
+        *self.shared().latency() = (!range.is_empty()).then(|| Latency { range, sequence: Sequence::new(seed) });
     }
 
     /// Forwards a matching command, then drops its reply and all that follows it on that connection,
     /// which stays open. Acts on the next `times` matches.
-    pub fn swallow_reply_to(
-        &self,
-        matches: impl Fn(&Command) -> bool + Send + Sync + 'static,
-        times: usize,
-    ) -> Rule {
+    pub fn swallow_reply_to(&self, matches: impl Fn(&Command) -> bool + Send + Sync + 'static, times: usize) -> Rule {
         self.add_rule(matches, Fault::SwallowReply, times)
     }
 
     /// Holds the reply to every matching command this long, and what follows it on that connection
     /// waits behind it.
-    pub fn hold_reply_to(
-        &self,
-        matches: impl Fn(&Command) -> bool + Send + Sync + 'static,
-        hold: Duration,
-    ) -> Rule {
+    pub fn hold_reply_to(&self, matches: impl Fn(&Command) -> bool + Send + Sync + 'static, hold: Duration) -> Rule {
         self.add_rule(matches, Fault::HoldReply(hold), usize::MAX)
     }
 
@@ -154,17 +124,13 @@ impl FaultProxy {
 
     /// Drops published messages (`message`, `pmessage`, `smessage`); all else goes on.
     pub fn mute_pushes(&self, muted: bool) {
-        self.shared()
-            .conditions
-            .send_modify(|now| now.mute_pushes = muted);
+        self.shared().conditions.send_modify(|now| now.mute_pushes = muted);
     }
 
     /// While on, connections are accepted and kept, and nothing passes either way, not even the end of
     /// a connection. Turned off, all that was sent meanwhile is delivered, late.
     pub fn blackhole(&self, on: bool) {
-        self.shared()
-            .conditions
-            .send_modify(|now| now.blackhole = on);
+        self.shared().conditions.send_modify(|now| now.blackhole = on);
     }
 
     /// While on, new connections are reset as soon as they are made.
@@ -177,9 +143,7 @@ impl FaultProxy {
     pub fn heal(&self) {
         self.shared().rules().clear();
         *self.shared().latency() = None;
-        self.shared()
-            .conditions
-            .send_modify(|now| *now = Conditions::default());
+        self.shared().conditions.send_modify(|now| *now = Conditions::default());
     }
 
     /// Resets every connection, both sides; says how many.
@@ -209,23 +173,14 @@ impl FaultProxy {
 
     /// How often clients sent this command, whatever became of it; upper or lower case.
     pub fn commands_seen(&self, name: &str) -> u64 {
-        self.shared()
-            .seen()
-            .get(&name.to_ascii_uppercase())
-            .copied()
-            .unwrap_or(0)
+        self.shared().seen().get(&name.to_ascii_uppercase()).copied().unwrap_or(0)
     }
 
     fn shared(&self) -> &Shared {
         &self.inner.shared
     }
 
-    fn add_rule(
-        &self,
-        matches: impl Fn(&Command) -> bool + Send + Sync + 'static,
-        fault: Fault,
-        times: usize,
-    ) -> Rule {
+    fn add_rule(&self, matches: impl Fn(&Command) -> bool + Send + Sync + 'static, fault: Fault, times: usize) -> Rule {
         let (active, rule) = ActiveRule::new(matches, fault, times);
         self.shared().rules().push(active);
         rule
@@ -314,11 +269,7 @@ impl Shared {
     /// Waits while the blackhole is on.
     async fn passable(&self) {
         // Fails only without a sender, and `self` is one.
-        let _ = self
-            .conditions
-            .subscribe()
-            .wait_for(|now| !now.blackhole)
-            .await;
+        let _ = self.conditions.subscribe().wait_for(|now| !now.blackhole).await;
     }
 
     fn command_delay(&self) -> Duration {
@@ -333,8 +284,7 @@ impl Shared {
         match &mut *self.latency() {
             None => Duration::ZERO,
             Some(Latency { range, sequence }) => {
-                let width_ns = u64::try_from((range.end - range.start).as_nanos())
-                    .expect("latencies are short");
+                let width_ns = u64::try_from((range.end - range.start).as_nanos()).expect("latencies are short");
                 range.start + Duration::from_nanos(sequence.next() % width_ns)
             }
         }
@@ -367,19 +317,13 @@ impl Shared {
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared")
-            .field("upstream", &self.upstream)
-            .field("now", &self.now())
-            .finish_non_exhaustive()
+        f.debug_struct("Shared").field("upstream", &self.upstream).field("now", &self.now()).finish_non_exhaustive()
     }
 }
 
 /// The proxy's thread: accepts until told to stop, then drops every connection with the runtime.
 fn run(listener: std::net::TcpListener, shared: Arc<Shared>, stopped: oneshot::Receiver<()>) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime for the proxy");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime for the proxy");
     runtime.block_on(async {
         let listener = TcpListener::from_std(listener).expect("the proxy's listener");
         tokio::select! {
@@ -413,13 +357,7 @@ fn admit(client: TcpStream, shared: &Arc<Shared>) {
     let id = shared.made.fetch_add(1, Ordering::SeqCst);
     let (reset, reset_asked) = oneshot::channel();
     let pushing = Arc::new(AtomicBool::new(false));
-    shared.links().insert(
-        id,
-        Link {
-            reset,
-            pushing: Arc::clone(&pushing),
-        },
-    );
+    shared.links().insert(id, Link { reset, pushing: Arc::clone(&pushing) });
     let shared = Arc::clone(shared);
     tokio::spawn(async move {
         let cause = connection::serve(&shared, client, pushing, reset_asked).await;

@@ -15,9 +15,7 @@ pub(crate) fn frame_len(buffer: &[u8]) -> io::Result<Option<usize>> {
         let Some((line, after_line)) = line_at(buffer, at) else {
             return Ok(None);
         };
-        let (&kind, rest) = line
-            .split_first()
-            .ok_or_else(|| malformed("an empty line"))?;
+        let (&kind, rest) = line.split_first().ok_or_else(|| malformed("an empty line"))?;
         values_left -= 1;
         at = after_line;
         match kind {
@@ -48,8 +46,7 @@ pub(crate) fn command_parts(frame: &[u8]) -> io::Result<Vec<Vec<u8>>> {
     };
     let mut parts = Vec::new();
     for _ in 0..count {
-        let (part, next) =
-            bulk_at(frame, at).ok_or_else(|| malformed("a part that is no bulk string"))?;
+        let (part, next) = bulk_at(frame, at).ok_or_else(|| malformed("a part that is no bulk string"))?;
         parts.push(part.to_vec());
         at = next;
     }
@@ -126,24 +123,14 @@ mod tests {
             stream.extend_from_slice(b"+next\r\n");
             assert_eq!(frame_len(&stream).expect("well formed"), Some(frame.len()));
             for cut in 0..frame.len() {
-                assert_eq!(
-                    frame_len(&frame[..cut]).expect("well formed"),
-                    None,
-                    "{frame:?} cut at {cut}"
-                );
+                assert_eq!(frame_len(&frame[..cut]).expect("well formed"), None, "{frame:?} cut at {cut}");
             }
         }
     }
 
     #[test]
     fn nonsense_is_refused() {
-        for bytes in [
-            &b"\r\n"[..],
-            b"?1\r\n",
-            b"$-2\r\n",
-            b"*x\r\n",
-            b"$99999999999999\r\n",
-        ] {
+        for bytes in [&b"\r\n"[..], b"?1\r\n", b"$-2\r\n", b"*x\r\n", b"$99999999999999\r\n"] {
             assert!(frame_len(bytes).is_err(), "{bytes:?}");
         }
     }

@@ -92,10 +92,7 @@ impl RedisServer {
     /// # Panics
     /// When it was killed and not started again.
     pub fn pid(&self) -> u32 {
-        self.process()
-            .as_ref()
-            .expect("the server is not running")
-            .id()
+        self.process().as_ref().expect("the server is not running").id()
     }
 
     /// Ends the process with SIGKILL and waits until it is gone.
@@ -186,10 +183,7 @@ impl RedisServer {
         match answer {
             Ok(Ok(value)) => value,
             Ok(Err(error)) => panic!("{}", self.with_log(&format!("{parts:?}: {error}"))),
-            Err(_) => panic!(
-                "{}",
-                self.with_log(&format!("{parts:?}: no answer in {ANSWER_WITHIN:?}"))
-            ),
+            Err(_) => panic!("{}", self.with_log(&format!("{parts:?}: no answer in {ANSWER_WITHIN:?}"))),
         }
     }
 
@@ -213,10 +207,7 @@ impl RedisServer {
     async fn wait_until_ready(&self) -> Result<(), NotReady> {
         let give_up_at = Instant::now() + READY_WITHIN;
         loop {
-            let exited = self
-                .process()
-                .as_mut()
-                .and_then(|child| child.try_wait().ok().flatten());
+            let exited = self.process().as_mut().and_then(|child| child.try_wait().ok().flatten());
             let log = self.log();
             if let Some(status) = exited {
                 self.kill9();
@@ -228,14 +219,11 @@ impl RedisServer {
                 });
             }
             // Said after binding and loading: what answers on the port from here on is our process.
-            if log.contains("Ready to accept connections") && self.exchange(&["PING"]).await.is_ok()
-            {
+            if log.contains("Ready to accept connections") && self.exchange(&["PING"]).await.is_ok() {
                 return Ok(());
             }
             if Instant::now() > give_up_at {
-                return Err(NotReady::Other(format!(
-                    "no answer to PING in {READY_WITHIN:?}"
-                )));
+                return Err(NotReady::Other(format!("no answer to PING in {READY_WITHIN:?}")));
             }
             tokio::time::sleep(READY_POLL).await;
         }
@@ -309,9 +297,7 @@ fn free_port() -> u16 {
 fn parse_commandstats(info: &str) -> BTreeMap<String, u64> {
     let entry = |line: &str| {
         let (command, fields) = line.strip_prefix("cmdstat_")?.split_once(':')?;
-        let calls = fields
-            .split(',')
-            .find_map(|field| field.strip_prefix("calls="))?;
+        let calls = fields.split(',').find_map(|field| field.strip_prefix("calls="))?;
         Some((command.to_string(), calls.parse().ok()?))
     };
     info.lines().filter_map(entry).collect()
@@ -326,21 +312,12 @@ fn script_us(entry: &Value) -> Option<u64> {
         return None;
     };
     let name = text_of(command.first()?).to_ascii_uppercase();
-    let is_script = [
-        "EVAL",
-        "EVALSHA",
-        "EVAL_RO",
-        "EVALSHA_RO",
-        "FCALL",
-        "FCALL_RO",
-    ]
-    .contains(&name.as_str());
+    let is_script = ["EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO", "FCALL", "FCALL_RO"].contains(&name.as_str());
     is_script.then(|| u64::try_from(*us).ok()).flatten()
 }
 
 fn text_of(value: &Value) -> String {
-    redis::from_redis_value_ref(value)
-        .unwrap_or_else(|error| panic!("expected a text, got {value:?}: {error}"))
+    redis::from_redis_value_ref(value).unwrap_or_else(|error| panic!("expected a text, got {value:?}: {error}"))
 }
 
 #[cfg(test)]
@@ -349,11 +326,9 @@ mod tests {
 
     #[test]
     fn commandstats_are_calls_per_command() {
-        let info = "# Commandstats\r\ncmdstat_get:calls=3,usec=12,rejected_calls=0\r\ncmdstat_client|id:calls=1,usec=2\r\n";
+        let info =
+            "# Commandstats\r\ncmdstat_get:calls=3,usec=12,rejected_calls=0\r\ncmdstat_client|id:calls=1,usec=2\r\n";
         let stats = parse_commandstats(info);
-        assert_eq!(
-            stats,
-            BTreeMap::from([("get".into(), 3), ("client|id".into(), 1)])
-        );
+        assert_eq!(stats, BTreeMap::from([("get".into(), 3), ("client|id".into(), 1)]));
     }
 }

@@ -39,20 +39,13 @@ impl WorkerProcess {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .unwrap_or_else(|error| {
-                panic!("cannot start the worker `{}`: {error}", binary.display())
-            });
+            .unwrap_or_else(|error| panic!("cannot start the worker `{}`: {error}", binary.display()));
         let stdin = child.stdin.take();
         let stdout = child.stdout.take().expect("stdout was piped");
         let (sender, lines) = unbounded_channel();
         // Ends with the worker's output, so nobody has to join it.
         std::thread::spawn(move || read_lines(stdout, &sender));
-        Self {
-            child,
-            ended: None,
-            stdin,
-            lines,
-        }
+        Self { child, ended: None, stdin, lines }
     }
 
     /// Its process id.
@@ -75,18 +68,11 @@ impl WorkerProcess {
     /// The next line it wrote; `None` when it has ended or stays silent for so long. A line that is not
     /// JSON comes as a string.
     pub async fn next_line(&mut self, within: Duration) -> Option<Value> {
-        tokio::time::timeout(within, self.lines.recv())
-            .await
-            .ok()
-            .flatten()
+        tokio::time::timeout(within, self.lines.recv()).await.ok().flatten()
     }
 
     /// Skips lines until one is as wanted; `None` when it has ended or takes too long.
-    pub async fn wait_for_line(
-        &mut self,
-        wanted: impl Fn(&Value) -> bool,
-        within: Duration,
-    ) -> Option<Value> {
+    pub async fn wait_for_line(&mut self, wanted: impl Fn(&Value) -> bool, within: Duration) -> Option<Value> {
         let found = async {
             loop {
                 let line = self.lines.recv().await?;

@@ -69,9 +69,16 @@ pub(crate) fn wall_us() -> u64 {
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Sleeps until a moment of the boot clock, or at most a second: the runtime's timer stops in
-/// suspend, so whoever waits for long looks at the clock again.
-pub(crate) async fn sleep_towards(moment: Moment) {
-    let left = Moment::now().until(moment);
-    tokio::time::sleep(left.min(Duration::from_secs(1))).await;
+/// Sleeps until a moment of the boot clock; for ever when there is none.
+///
+/// The runtime's timer stops in suspend, so a long sleep looks at the clock every second.
+pub(crate) async fn sleep_until(moment: Option<Moment>) {
+    let Some(moment) = moment else { return std::future::pending().await };
+    loop {
+        let left = Moment::now().until(moment);
+        if left.is_zero() {
+            return;
+        }
+        tokio::time::sleep(left.min(Duration::from_secs(1))).await;
+    }
 }

@@ -99,6 +99,17 @@ pub enum Transition<'a> {
         /// What went wrong.
         kind: crate::store::StoreErrorKind,
     },
+    /// Something a person should know of.
+    Alert {
+        /// Which kind: `lua_script_error`, `gpu_lock_emergency_release`, `release_journalled`.
+        kind: &'static str,
+        /// Which lock.
+        name: &'a str,
+        /// Who held it.
+        owner: &'a str,
+        /// What went wrong.
+        detail: &'a str,
+    },
     /// Work runs without protection, because the store is unreachable and the policy says so.
     Unprotected {
         /// Which.

@@ -85,8 +85,8 @@ pub(crate) enum Step {
 }
 
 impl Plan {
-    /// `asked_at`: when the last renewal was asked for, answered or not.
-    pub(crate) fn next_step(&self, belief: &Belief, asked_at: Moment, now: Moment) -> Step {
+    /// `renew_at`: when the next renewal is due; `None` for a lease that is never renewed.
+    pub(crate) fn next_step(&self, belief: &Belief, renew_at: Option<Moment>, now: Moment) -> Step {
         if !belief.is_valid(now) {
             return Step::Lost;
         }
@@ -97,8 +97,7 @@ impl Plan {
         if let Some(end) = self.at_most_until {
             next = next.min(end);
         }
-        if let Some(every) = self.every {
-            let due = asked_at + every;
+        if let Some(due) = renew_at {
             if now >= due {
                 return Step::Renew;
             }
@@ -150,13 +149,13 @@ mod tests {
     fn every_step_of_a_plan() {
         let plan = Plan { every: Some(Duration::from_millis(300)), at_most_until: Some(at(700)) };
         let belief = Belief::new(at(0), SEC);
-        assert_eq!(plan.next_step(&belief, at(0), at(10)), Step::Sleep(at(300)));
-        assert_eq!(plan.next_step(&belief, at(0), at(300)), Step::Renew);
-        assert_eq!(plan.next_step(&belief, at(300), at(450)), Step::Sleep(at(600)));
-        assert_eq!(plan.next_step(&belief, at(600), at(650)), Step::Sleep(at(700)));
-        assert_eq!(plan.next_step(&belief, at(600), at(700)), Step::MaxHold);
-        assert_eq!(plan.next_step(&belief, at(600), at(990)), Step::Lost);
+        assert_eq!(plan.next_step(&belief, Some(at(300)), at(10)), Step::Sleep(at(300)));
+        assert_eq!(plan.next_step(&belief, Some(at(300)), at(300)), Step::Renew);
+        assert_eq!(plan.next_step(&belief, Some(at(600)), at(450)), Step::Sleep(at(600)));
+        assert_eq!(plan.next_step(&belief, Some(at(900)), at(650)), Step::Sleep(at(700)));
+        assert_eq!(plan.next_step(&belief, Some(at(900)), at(700)), Step::MaxHold);
+        assert_eq!(plan.next_step(&belief, Some(at(900)), at(990)), Step::Lost);
         let never = Plan { every: None, at_most_until: None };
-        assert_eq!(never.next_step(&belief, at(0), at(500)), Step::Sleep(at(988)));
+        assert_eq!(never.next_step(&belief, None, at(500)), Step::Sleep(at(988)));
     }
 }

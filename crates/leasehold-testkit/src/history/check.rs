@@ -67,10 +67,7 @@ impl History {
         for (name, holds) in self.holds() {
             let mut longest: Option<Hold> = None;
             // A guard that came back expired was never relied upon.
-            for hold in holds
-                .into_iter()
-                .filter(|hold| hold.until_ns > hold.granted_ns)
-            {
+            for hold in holds.into_iter().filter(|hold| hold.until_ns > hold.granted_ns) {
                 if let Some(first) = &longest
                     && first.until_ns > hold.granted_ns
                 {
@@ -81,10 +78,7 @@ impl History {
                         both_ns: first.until_ns.min(hold.until_ns) - hold.granted_ns,
                     });
                 }
-                if longest
-                    .as_ref()
-                    .is_none_or(|longest| longest.until_ns < hold.until_ns)
-                {
+                if longest.as_ref().is_none_or(|longest| longest.until_ns < hold.until_ns) {
                     longest = Some(hold);
                 }
             }
@@ -101,11 +95,7 @@ impl History {
             for hold in holds.into_iter().filter(|hold| hold.fence.is_some()) {
                 match &highest {
                     Some(before) if before.fence >= hold.fence => {
-                        found.push(FenceInversion {
-                            name: name.to_string(),
-                            before: before.clone(),
-                            after: hold,
-                        });
+                        found.push(FenceInversion { name: name.to_string(), before: before.clone(), after: hold });
                     }
                     _ => highest = Some(hold),
                 }
@@ -159,10 +149,7 @@ impl History {
 
     /// Per name, every hold in the order of the grants.
     pub fn holds(&self) -> Vec<(&str, Vec<Hold>)> {
-        self.by_name()
-            .into_iter()
-            .map(|(name, events)| (name, holds_in(&events)))
-            .collect()
+        self.by_name().into_iter().map(|(name, events)| (name, holds_in(&events))).collect()
     }
 
     /// Durations of the answered calls, and the starts of the unanswered.
@@ -214,9 +201,7 @@ fn holds_in(events: &[&Event]) -> Vec<Hold> {
                 });
             }
             Kind::Renewed => {
-                if let (Some(&hold), Some(valid_until_ns)) =
-                    (current.get(&who), event.valid_until_ns)
-                {
+                if let (Some(&hold), Some(valid_until_ns)) = (current.get(&who), event.valid_until_ns) {
                     holds[hold].until_ns = valid_until_ns;
                 }
             }
@@ -241,60 +226,31 @@ mod tests {
 
     /// An event of lock `a`, written as a test reads best.
     fn at(at_ns: u64, pid: u32, kind: Kind) -> Event {
-        Event {
-            at_ns,
-            pid,
-            task: 0,
-            name: "a".into(),
-            kind,
-            fence: None,
-            valid_until_ns: None,
-        }
+        Event { at_ns, pid, task: 0, name: "a".into(), kind, fence: None, valid_until_ns: None }
     }
 
     fn granted(at_ns: u64, pid: u32, fence: u64, valid_until_ns: u64) -> Event {
-        at(at_ns, pid, Kind::Granted)
-            .fence(fence)
-            .valid_until_ns(valid_until_ns)
+        at(at_ns, pid, Kind::Granted).fence(fence).valid_until_ns(valid_until_ns)
     }
 
     fn overlaps(events: &[Event]) -> Vec<(u32, u32, u64)> {
         let found = History::from_events(events.to_vec()).overlaps();
-        found
-            .into_iter()
-            .map(|overlap| (overlap.first.pid, overlap.second.pid, overlap.both_ns))
-            .collect()
+        found.into_iter().map(|overlap| (overlap.first.pid, overlap.second.pid, overlap.both_ns)).collect()
     }
 
     #[test]
     fn an_overlap_is_found_whichever_way_the_first_hold_ends() {
         let (first, second) = (granted(10, 1, 1, 100), granted(50, 2, 2, 200));
-        assert_eq!(
-            overlaps(&[first.clone(), second.clone()]),
-            [(1, 2, 50)],
-            "killed, still valid"
-        );
+        assert_eq!(overlaps(&[first.clone(), second.clone()]), [(1, 2, 50)], "killed, still valid");
         for end in [Kind::ReleaseCalled, Kind::Lost, Kind::Released] {
-            assert_eq!(
-                overlaps(&[first.clone(), second.clone(), at(60, 1, end)]),
-                [(1, 2, 10)],
-                "{end:?} too late"
-            );
-            assert_eq!(
-                overlaps(&[first.clone(), second.clone(), at(50, 1, end)]),
-                [],
-                "{end:?} in time"
-            );
+            assert_eq!(overlaps(&[first.clone(), second.clone(), at(60, 1, end)]), [(1, 2, 10)], "{end:?} too late");
+            assert_eq!(overlaps(&[first.clone(), second.clone(), at(50, 1, end)]), [], "{end:?} in time");
         }
     }
 
     #[test]
     fn validity_ends_a_hold_and_renewal_prolongs_it() {
-        let events = [
-            granted(10, 1, 1, 40),
-            granted(50, 2, 2, 200),
-            at(60, 1, Kind::Lost),
-        ];
+        let events = [granted(10, 1, 1, 40), granted(50, 2, 2, 200), at(60, 1, Kind::Lost)];
         assert_eq!(overlaps(&events), [], "expired before it was told");
         let renewed = at(30, 1, Kind::Renewed).valid_until_ns(70);
         assert_eq!(overlaps(&[&events[..], &[renewed]].concat()), [(1, 2, 10)]);
@@ -317,10 +273,7 @@ mod tests {
         let mut other = granted(50, 2, 2, 200);
         other.name = "b".into();
         assert_eq!(overlaps(&[granted(10, 1, 1, 100), other]), []);
-        assert_eq!(
-            overlaps(&[granted(10, 1, 1, 100), granted(50, 2, 2, 50)]),
-            []
-        );
+        assert_eq!(overlaps(&[granted(10, 1, 1, 100), granted(50, 2, 2, 50)]), []);
     }
 
     #[test]
@@ -333,22 +286,13 @@ mod tests {
     #[test]
     fn fences_that_repeat_or_fall_are_found() {
         let fences = |numbers: &[u64]| {
-            let events = (1..)
-                .zip(numbers)
-                .map(|(time, &fence)| granted(time * 10, 1, fence, time * 10 + 5));
+            let events = (1..).zip(numbers).map(|(time, &fence)| granted(time * 10, 1, fence, time * 10 + 5));
             let found = History::from_events(events.collect()).fence_inversions();
-            found
-                .into_iter()
-                .map(|one| (one.before.fence, one.after.fence))
-                .collect::<Vec<_>>()
+            found.into_iter().map(|one| (one.before.fence, one.after.fence)).collect::<Vec<_>>()
         };
         assert_eq!(fences(&[1, 2, 5, 6]), []);
         assert_eq!(fences(&[1, 2, 2]), [(Some(2), Some(2))]);
-        assert_eq!(
-            fences(&[1, 9, 2, 3]),
-            [(Some(9), Some(2)), (Some(9), Some(3))],
-            "below the highest"
-        );
+        assert_eq!(fences(&[1, 9, 2, 3]), [(Some(9), Some(2)), (Some(9), Some(3))], "below the highest");
     }
 
     #[test]
@@ -363,10 +307,7 @@ mod tests {
         ];
         let history = History::from_events(events);
         let found = history.fifo_inversions(Duration::ZERO);
-        let pairs: Vec<_> = found
-            .iter()
-            .map(|one| (one.overtaker.pid, one.overtaken.pid, one.by_ns))
-            .collect();
+        let pairs: Vec<_> = found.iter().map(|one| (one.overtaker.pid, one.overtaken.pid, one.by_ns)).collect();
         assert_eq!(pairs, [(3, 1, 20)]);
         assert_eq!(history.fifo_inversions(Duration::from_nanos(19)).len(), 1);
         assert_eq!(history.fifo_inversions(Duration::from_nanos(20)), []);
@@ -383,10 +324,7 @@ mod tests {
             at(40, 1, Kind::Asked),
             granted(50, 1, 2, 55),
         ];
-        assert_eq!(
-            History::from_events(events).fifo_inversions(Duration::ZERO),
-            []
-        );
+        assert_eq!(History::from_events(events).fifo_inversions(Duration::ZERO), []);
     }
 
     #[test]
@@ -401,14 +339,8 @@ mod tests {
             at(400, 3, Kind::Asked),
         ];
         let history = History::from_events(events);
-        assert_eq!(
-            history.latest_overrun(Duration::from_nanos(100)),
-            Duration::from_nanos(50)
-        );
-        assert_eq!(
-            history.latest_overrun(Duration::from_nanos(150)),
-            Duration::ZERO
-        );
+        assert_eq!(history.latest_overrun(Duration::from_nanos(100)), Duration::from_nanos(50));
+        assert_eq!(history.latest_overrun(Duration::from_nanos(150)), Duration::ZERO);
         assert_eq!(history.unanswered(), [at(400, 3, Kind::Asked)]);
     }
 }

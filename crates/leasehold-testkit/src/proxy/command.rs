@@ -31,19 +31,11 @@ impl Command {
     /// Takes the first whole command off `buffer`: itself, and its bytes to forward.
     pub(super) fn take_from(buffer: &mut Vec<u8>) -> io::Result<Option<(Self, Vec<u8>)>> {
         let inline = buffer.first().is_some_and(|&first| first != b'*');
-        let len = if inline {
-            resp::line_at(buffer, 0).map(|(_, len)| len)
-        } else {
-            resp::frame_len(buffer)?
-        };
+        let len = if inline { resp::line_at(buffer, 0).map(|(_, len)| len) } else { resp::frame_len(buffer)? };
         let Some(len) = len else { return Ok(None) };
         let frame: Vec<u8> = buffer.drain(..len).collect();
         let parts = if inline {
-            frame
-                .split(u8::is_ascii_whitespace)
-                .filter(|part| !part.is_empty())
-                .map(<[u8]>::to_vec)
-                .collect()
+            frame.split(u8::is_ascii_whitespace).filter(|part| !part.is_empty()).map(<[u8]>::to_vec).collect()
         } else {
             resp::command_parts(&frame)?
         };
@@ -53,19 +45,14 @@ impl Command {
     fn from_parts(parts: Vec<Vec<u8>>) -> Self {
         let mut parts = parts.into_iter();
         let name = parts.next().unwrap_or_default();
-        Self {
-            name: String::from_utf8_lossy(&name).to_ascii_uppercase(),
-            args: parts.collect(),
-        }
+        Self { name: String::from_utf8_lossy(&name).to_ascii_uppercase(), args: parts.collect() }
     }
 }
 
 impl fmt::Debug for Command {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.name)?;
-        self.args
-            .iter()
-            .try_for_each(|arg| write!(f, " {}", arg.escape_ascii()))
+        self.args.iter().try_for_each(|arg| write!(f, " {}", arg.escape_ascii()))
     }
 }
 
@@ -82,15 +69,11 @@ mod tests {
     #[test]
     fn pipelined_commands_come_off_one_by_one() {
         let mut buffer = b"*2\r\n$3\r\nget\r\n$1\r\nk\r\nping\r\n*1\r\n$4\r\nPI".to_vec();
-        let (get, bytes) = Command::take_from(&mut buffer)
-            .expect("well formed")
-            .expect("whole");
+        let (get, bytes) = Command::take_from(&mut buffer).expect("well formed").expect("whole");
         assert!(on("GET")(&get));
         assert_eq!(get.arg(0), Some(&b"k"[..]));
         assert_eq!(bytes, b"*2\r\n$3\r\nget\r\n$1\r\nk\r\n");
-        let (ping, _) = Command::take_from(&mut buffer)
-            .expect("well formed")
-            .expect("whole");
+        let (ping, _) = Command::take_from(&mut buffer).expect("well formed").expect("whole");
         assert_eq!(ping.name(), "PING");
         assert_eq!(Command::take_from(&mut buffer).expect("well formed"), None);
         assert_eq!(buffer, b"*1\r\n$4\r\nPI");

@@ -29,11 +29,7 @@ pub(super) async fn serve(
         // Nothing passes a blackhole, so neither does the news that there is no server.
         shared.passable().await;
         match TcpStream::connect(shared.upstream).await {
-            Ok(stream) => {
-                Connection::new(shared, pushing)
-                    .run(&mut client, upstream.insert(stream))
-                    .await
-            }
+            Ok(stream) => Connection::new(shared, pushing).run(&mut client, upstream.insert(stream)).await,
             Err(_) => End::Reset(None),
         }
     };
@@ -107,11 +103,7 @@ enum End {
 
 impl<'a> Connection<'a> {
     fn new(shared: &'a Shared, pushing: Arc<AtomicBool>) -> Self {
-        Self {
-            shared,
-            pushing,
-            talk: Mutex::default(),
-        }
+        Self { shared, pushing, talk: Mutex::default() }
     }
 
     async fn run(&self, client: &mut TcpStream, server: &mut TcpStream) -> End {
@@ -140,11 +132,7 @@ impl<'a> Connection<'a> {
             }
             loop {
                 match Command::take_from(&mut buffer) {
-                    Ok(Some((command, bytes))) => post(
-                        &to,
-                        self.shared.command_delay(),
-                        self.judge(&command, bytes),
-                    ),
+                    Ok(Some((command, bytes))) => post(&to, self.shared.command_delay(), self.judge(&command, bytes)),
                     Ok(None) => break,
                     Err(error) => return lost_our_place("a client", &error),
                 }
@@ -154,11 +142,7 @@ impl<'a> Connection<'a> {
         std::future::pending().await
     }
 
-    async fn write_to_server(
-        &self,
-        mut parcels: UnboundedReceiver<Parcel>,
-        mut to: WriteHalf<'_>,
-    ) -> End {
+    async fn write_to_server(&self, mut parcels: UnboundedReceiver<Parcel>, mut to: WriteHalf<'_>) -> End {
         while let Some(content) = self.next_due(&mut parcels).await {
             match content {
                 Content::Command(bytes, unanswered) => {
@@ -200,11 +184,7 @@ impl<'a> Connection<'a> {
         std::future::pending().await
     }
 
-    async fn write_to_client(
-        &self,
-        mut parcels: UnboundedReceiver<Parcel>,
-        mut to: WriteHalf<'_>,
-    ) -> End {
+    async fn write_to_client(&self, mut parcels: UnboundedReceiver<Parcel>, mut to: WriteHalf<'_>) -> End {
         while let Some(content) = self.next_due(&mut parcels).await {
             match content {
                 // A client that is gone is noticed by whoever reads from it; its last commands count.
@@ -302,14 +282,8 @@ impl Talk {
     }
 
     fn joins(&mut self, kind: &'static str, command: &Command) -> Answer {
-        self.channels
-            .entry(kind)
-            .or_default()
-            .extend(command.args().map(<[u8]>::to_vec));
-        Answer::Confirmations {
-            kind,
-            left: command.args().len(),
-        }
+        self.channels.entry(kind).or_default().extend(command.args().map(<[u8]>::to_vec));
+        Answer::Confirmations { kind, left: command.args().len() }
     }
 
     /// Each channel left is confirmed; leaving all when there are none is confirmed once.
@@ -335,11 +309,7 @@ impl Talk {
             return Kind::Answer;
         }
         match resp::first_element(frame) {
-            Some(b"message" | b"pmessage" | b"smessage")
-                if is_push || !self.channels.is_empty() =>
-            {
-                Kind::Message
-            }
+            Some(b"message" | b"pmessage" | b"smessage") if is_push || !self.channels.is_empty() => Kind::Message,
             Some(kind) if is_push && !self.awaits_confirmation(kind) => Kind::OtherPush,
             None if is_push => Kind::OtherPush,
             _ => Kind::Answer,
@@ -348,10 +318,7 @@ impl Talk {
 
     fn awaits_confirmation(&self, pushed: &[u8]) -> bool {
         match self.unanswered.front() {
-            Some(Unanswered {
-                answer: Answer::Confirmations { kind, .. },
-                ..
-            }) => kind.as_bytes() == pushed,
+            Some(Unanswered { answer: Answer::Confirmations { kind, .. }, .. }) => kind.as_bytes() == pushed,
             _ => false,
         }
     }
@@ -370,10 +337,7 @@ impl Talk {
 
 /// Sends it on its way. Fails only when the connection is ending, and then nobody waits for it.
 fn post(to: &UnboundedSender<Parcel>, delay: Duration, content: Content) {
-    let _ = to.send(Parcel {
-        due: Instant::now() + delay,
-        content,
-    });
+    let _ = to.send(Parcel { due: Instant::now() + delay, content });
 }
 
 fn lost_our_place(whose: &str, error: &io::Error) -> End {

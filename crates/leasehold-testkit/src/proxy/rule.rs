@@ -24,11 +24,7 @@ impl Rule {
     /// Waits until the fault has happened this often.
     pub async fn wait_for_hits(&self, hits: usize) {
         // Fails only without a sender, and `self` has one.
-        let _ = self
-            .hits
-            .subscribe()
-            .wait_for(|so_far| *so_far >= hits)
-            .await;
+        let _ = self.hits.subscribe().wait_for(|so_far| *so_far >= hits).await;
     }
 
     /// Lets commands pass from now on; one that is on its way already still meets its fault.
@@ -63,19 +59,8 @@ impl ActiveRule {
         fault: Fault,
         times: usize,
     ) -> (Self, Rule) {
-        let rule = Rule {
-            hits: watch::Sender::new(0),
-            removed: Arc::default(),
-        };
-        (
-            Self {
-                matches: Box::new(matches),
-                fault,
-                times_left: times,
-                rule: rule.clone(),
-            },
-            rule,
-        )
+        let rule = Rule { hits: watch::Sender::new(0), removed: Arc::default() };
+        (Self { matches: Box::new(matches), fault, times_left: times, rule: rule.clone() }, rule)
     }
 
     pub(super) fn is_live(&self) -> bool {

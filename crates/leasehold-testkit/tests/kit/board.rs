@@ -29,8 +29,7 @@ fn reports_a_row() {
     assert!(run_again(&[]).contains("board F00: 5 runs\n"));
     assert!(!path.exists());
     assert!(
-        run_again(&[("LEASEHOLD_BOARD", "full"), ("LEASEHOLD_BOARD_FILE", file)])
-            .contains("board F00: 500 runs\n")
+        run_again(&[("LEASEHOLD_BOARD", "full"), ("LEASEHOLD_BOARD_FILE", file)]).contains("board F00: 500 runs\n")
     );
     run_again(&[("LEASEHOLD_BOARD", "small"), ("LEASEHOLD_BOARD_FILE", file)]);
     let lines = std::fs::read_to_string(&path).expect("the board file");

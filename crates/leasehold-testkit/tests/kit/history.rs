@@ -14,11 +14,7 @@ fn lines_of_many_writers_come_back_in_order_of_time() {
             std::thread::spawn(move || {
                 for fence in 0..100 {
                     shared.record(&Event::now(task, "a", Kind::Asked));
-                    own.record(
-                        &Event::now(task, "a", Kind::Granted)
-                            .fence(fence)
-                            .valid_until_ns(u64::MAX),
-                    );
+                    own.record(&Event::now(task, "a", Kind::Granted).fence(fence).valid_until_ns(u64::MAX));
                 }
             })
         })
@@ -37,16 +33,11 @@ fn lines_of_many_writers_come_back_in_order_of_time() {
 
 #[test]
 fn a_line_has_the_agreed_fields() {
-    let event = Event::now(7, "a", Kind::ReleaseCalled)
-        .fence(3)
-        .valid_until_ns(9);
+    let event = Event::now(7, "a", Kind::ReleaseCalled).fence(3).valid_until_ns(9);
     let line = serde_json::to_value(&event).expect("plain data");
     assert_eq!(line["kind"], "release_called");
     assert_eq!(line["pid"], std::process::id());
-    assert_eq!(
-        (&line["task"], &line["fence"], &line["valid_until_ns"]),
-        (&7.into(), &3.into(), &9.into())
-    );
+    assert_eq!((&line["task"], &line["fence"], &line["valid_until_ns"]), (&7.into(), &3.into(), &9.into()));
     assert!(line["at_ns"].as_u64().is_some_and(|at_ns| at_ns > 0));
 }
 

@@ -9,24 +9,15 @@ use tokio::time::timeout;
 async fn answers_and_leaves_nothing_behind() {
     let server = RedisServer::start().await;
     assert_eq!(server.command(&["SET", "k", "v"]).await, Value::Okay);
-    assert_eq!(
-        server.command(&["GET", "k"]).await,
-        Value::BulkString(b"v".to_vec())
-    );
-    assert!(matches!(
-        server.command(&["NONSENSE"]).await,
-        Value::ServerError(_)
-    ));
+    assert_eq!(server.command(&["GET", "k"]).await, Value::BulkString(b"v".to_vec()));
+    assert!(matches!(server.command(&["NONSENSE"]).await, Value::ServerError(_)));
 
     let process = format!("/proc/{}", server.pid());
     let dir = server.dir().to_path_buf();
     assert!(Path::new(&process).exists());
     assert!(server.log_tail().contains("Ready to accept connections"));
     drop(server);
-    assert!(
-        !Path::new(&process).exists(),
-        "the server outlived its value"
-    );
+    assert!(!Path::new(&process).exists(), "the server outlived its value");
     assert!(!dir.exists(), "its directory was left behind");
 }
 
@@ -42,10 +33,7 @@ async fn forgets_on_kill_without_persistence_and_remembers_with_it() {
         assert_ne!(server.pid(), pid);
     }
     assert_eq!(forgetful.command(&["GET", "k"]).await, Value::Nil);
-    assert_eq!(
-        durable.command(&["GET", "k"]).await,
-        Value::BulkString(b"v".to_vec())
-    );
+    assert_eq!(durable.command(&["GET", "k"]).await, Value::BulkString(b"v".to_vec()));
 }
 
 #[tokio::test]
@@ -55,42 +43,23 @@ async fn a_paused_server_answers_only_when_resumed() {
     let ping = timeout(Duration::from_millis(100), server.command(&["PING"])).await;
     assert!(ping.is_err(), "a stopped process answered");
     server.resume();
-    assert_eq!(
-        server.command(&["PING"]).await,
-        Value::SimpleString("PONG".into())
-    );
+    assert_eq!(server.command(&["PING"]).await, Value::SimpleString("PONG".into()));
 
     server.pause();
     let started = Instant::now();
     drop(server);
-    assert!(
-        started.elapsed() < Duration::from_secs(1),
-        "a paused server is killed all the same"
-    );
+    assert!(started.elapsed() < Duration::from_secs(1), "a paused server is killed all the same");
 }
 
 #[tokio::test]
 async fn counts_commands_also_inside_scripts() {
     let server = RedisServer::start().await;
     server.command(&["CONFIG", "RESETSTAT"]).await;
-    server
-        .command(&[
-            "EVAL",
-            "redis.call('get', 'a') return redis.call('get', 'b')",
-            "0",
-        ])
-        .await;
+    server.command(&["EVAL", "redis.call('get', 'a') return redis.call('get', 'b')", "0"]).await;
     let stats = server.commandstats().await;
     assert_eq!(stats.get("eval"), Some(&1));
     assert_eq!(stats.get("get"), Some(&2));
-    assert_eq!(
-        stats
-            .keys()
-            .filter(|name| name.starts_with("client"))
-            .count(),
-        0,
-        "{stats:?}"
-    );
+    assert_eq!(stats.keys().filter(|name| name.starts_with("client")).count(), 0, "{stats:?}");
 }
 
 #[tokio::test]
@@ -99,9 +68,7 @@ async fn the_slowest_script_is_told_and_no_other_command() {
     server.command(&["SLOWLOG", "RESET"]).await;
     server.command(&["DEBUG", "SLEEP", "0.05"]).await;
     assert!(server.slowest_script_us().await < 50_000);
-    server
-        .command(&["EVAL", "for i = 1, 1000000 do end", "0"])
-        .await;
+    server.command(&["EVAL", "for i = 1, 1000000 do end", "0"]).await;
     assert!(server.slowest_script_us().await >= leasehold_testkit::server::SLOW_SCRIPT_US);
 }
 

@@ -22,16 +22,10 @@ async fn speaks_json_lines_both_ways_and_ends() {
     worker.send_line(r#"{"n": 1}"#);
     worker.send_line(r#"{"n": 2}"#);
     assert_eq!(worker.next_line(LONG).await, Some(json!("plain words")));
-    assert_eq!(
-        worker.wait_for_line(|line| line["n"] == 2, LONG).await,
-        Some(json!({ "n": 2 }))
-    );
+    assert_eq!(worker.wait_for_line(|line| line["n"] == 2, LONG).await, Some(json!({ "n": 2 })));
     assert!(worker.wait(SHORT).await.is_none(), "it still runs");
     worker.close_input();
-    assert_eq!(
-        worker.wait(LONG).await.and_then(|status| status.code()),
-        Some(3)
-    );
+    assert_eq!(worker.wait(LONG).await.and_then(|status| status.code()), Some(3));
     assert_eq!(worker.next_line(LONG).await, None);
     worker.pause();
     worker.kill9();

@@ -30,7 +30,7 @@ impl Ttl {
             "is shorter than 50 ms"
         } else if given.as_nanos() > Self::MAX.as_nanos() {
             "is longer than 24 h"
-        } else if given.subsec_nanos() % 1_000_000 != 0 {
+        } else if !given.subsec_nanos().is_multiple_of(1_000_000) {
             "is not a whole number of milliseconds"
         } else {
             return Ok(Self(given));

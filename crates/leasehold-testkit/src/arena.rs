@@ -1,0 +1,110 @@
+//! One store for a test, of any kind, and managers on it as separate processes would open them.
+
+use leasehold::store::SharedStore;
+use leasehold::store::memory::MemoryWorld;
+use leasehold::{LockManager, LockName, Options};
+use std::sync::Arc;
+use tempfile::TempDir;
+
+use crate::RedisServer;
+
+/// The kinds of stores every test of the battery runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Inside this process.
+    Memory,
+    /// A real redis-server (or Valkey) on loopback.
+    Redis,
+}
+
+/// A store of one kind with a life of its own.
+pub struct Arena {
+    kind: Kind,
+    world: MemoryWorld,
+    server: Option<RedisServer>,
+    dir: TempDir,
+}
+
+impl Arena {
+    /// Starts what the kind needs.
+    pub async fn new(kind: Kind) -> Self {
+        let server = match kind {
+            Kind::Redis => Some(RedisServer::start().await),
+            Kind::Memory => None,
+        };
+        Self { kind, world: MemoryWorld::new(), server, dir: tempfile::tempdir().expect("a directory") }
+    }
+
+    /// Which kind it is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The server behind it.
+    ///
+    /// # Panics
+    /// For a kind that has none.
+    pub fn server(&self) -> &RedisServer {
+        self.server.as_ref().expect("a store with a server")
+    }
+
+    /// What another process would pass to `connect`; `None` for the memory store, which no other
+    /// process can open.
+    pub fn url(&self) -> Option<String> {
+        match self.kind {
+            Kind::Memory => None,
+            Kind::Redis => Some(self.server().url()),
+        }
+    }
+
+    /// Default options, with the journal in this arena's directory.
+    pub fn options(&self) -> Options {
+        let mut options = Options::default();
+        options.journal = Some(self.dir.path().join("journal"));
+        options
+    }
+
+    /// A store of its own, as another process would open it.
+    pub async fn store(&self) -> SharedStore {
+        match self.kind {
+            Kind::Memory => Arc::new(self.world.open()),
+            Kind::Redis => panic!("not yet"),
+        }
+    }
+
+    /// A manager of its own, as another process would open it.
+    pub async fn manager(&self) -> LockManager {
+        self.manager_with(self.options()).await
+    }
+
+    /// The same with other options.
+    pub async fn manager_with(&self, options: Options) -> LockManager {
+        match self.url() {
+            Some(url) => LockManager::connect_with(&url, options).await.expect("a manager"),
+            None => LockManager::with_store(self.store().await, options),
+        }
+    }
+
+    /// Ends a lease as if its time had run out.
+    pub async fn expire(&self, name: &str) {
+        let name = LockName::new(name).expect("a name");
+        match self.kind {
+            Kind::Memory => self.world.expire(&name),
+            Kind::Redis => {
+                let key = leasehold::KeySpace::default().key(&name).expect("a key");
+                self.server().command(&["DEL", &key]).await;
+            }
+        }
+    }
+}
+
+/// Mounts async tests that take an [`Arena`] on every kind of store.
+#[macro_export]
+macro_rules! on_every_store {
+    ($($test:ident),* $(,)?) => {
+        mod memory { $( #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() { super::$test($crate::Arena::new($crate::Kind::Memory).await).await } )* }
+        #[cfg(any())] mod redis { $( #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() { super::$test($crate::Arena::new($crate::Kind::Redis).await).await } )* }
+    };
+}

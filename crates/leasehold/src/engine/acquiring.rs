@@ -1,0 +1,286 @@
+//! Acquiring: one try, and where that says "held" and the caller can wait, a seat in the room.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::lease_cell::{LeaseCell, NewLease};
+use super::rooms::{Room, Seat, Seen, jittered};
+use super::{Alive, Core, lock};
+use crate::clock::{Moment, sleep_until, wall_ms};
+use crate::error::{Error, Operation};
+use crate::event::Transition;
+use crate::facts::{LockName, Owner, Token, Ttl};
+use crate::guard::Guard;
+use crate::journal::JournalKind;
+use crate::lease::Belief;
+use crate::options::OnUnavailable;
+use crate::store::{Claim, StoreError, StoreErrorKind, Try};
+
+/// A call may overrun its deadline by this much to hear the answer to a question already asked.
+const GRACE: Duration = Duration::from_millis(150);
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+
+/// A request as the caller put it, checked.
+#[derive(Debug, Clone)]
+pub(crate) struct Wish {
+    pub(crate) name: LockName,
+    pub(crate) ttl: Ttl,
+    pub(crate) owner: Owner,
+    pub(crate) fenced: bool,
+    /// `None`: never renewed.
+    pub(crate) renew_every: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) wait: Wait,
+    pub(crate) retry_every: Option<Duration>,
+    /// The lease belongs to no process: only its ttl counts.
+    pub(crate) ownerless: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wait {
+    Not,
+    UpTo(Duration),
+    Forever,
+}
+
+/// Gives back, in the background, whatever an unanswered or cancelled request may have got.
+///
+/// Armed before the request leaves: if the future is dropped, or the reply is lost, the store may
+/// hold a grant that only this token can give back.
+struct Undo<'a> {
+    core: &'a Arc<Core>,
+    claim: Option<Claim>,
+}
+
+impl<'a> Undo<'a> {
+    fn arm(core: &'a Arc<Core>, claim: Claim) -> Self {
+        Self { core, claim: Some(claim) }
+    }
+
+    fn claim(&self) -> &Claim {
+        self.claim.as_ref().expect("armed until disarmed, which consumes it")
+    }
+
+    fn disarm(mut self) -> Claim {
+        self.claim.take().expect("armed until disarmed, which consumes it")
+    }
+}
+
+impl Drop for Undo<'_> {
+    fn drop(&mut self) {
+        if let Some(claim) = self.claim.take() {
+            self.core.leave_in_background(claim);
+        }
+    }
+}
+
+/// Takes a lock as wished.
+pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish) -> Result<Guard, Error> {
+    let core = &alive.0;
+    if core.closing.is_cancelled() {
+        return Err(Error::ShutDown { name: wish.name });
+    }
+    let began = Moment::now();
+    let seen = Mutex::new(Seen::default());
+    // The store may need as long as it is allowed for one answer, or as long as the caller waits.
+    let answer_by = match wish.wait {
+        Wait::Not => Some(began + core.options.answer_within),
+        Wait::UpTo(wait) => Some(began + wait + GRACE),
+        Wait::Forever => None,
+    };
+    let outcome = tokio::select! {
+        biased;
+        outcome = obtain(alive, &wish, began, &seen) => outcome,
+        () = sleep_until(answer_by) => Err(Ended::Late),
+    };
+    let waited = began.until(Moment::now());
+    let error = match outcome {
+        Ok((guard, handed_over)) => {
+            core.stats.total_locks.add_one();
+            tracing::debug!(name = %wish.name, ?waited, fence = ?guard.fence(), "acquired");
+            core.observe(&Transition::Acquired { name: wish.name.as_str(), waited, handed_over });
+            return Ok(guard);
+        }
+        Err(Ended::Error(error)) => error,
+        Err(Ended::Late) => {
+            let seen = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
+            match seen.failed {
+                None if seen.answered => not_acquired(core, &wish, waited, seen),
+                failed => {
+                    let source = failed.unwrap_or(StoreErrorKind::NoAnswer.into());
+                    core.store_error(Operation::Acquire, &wish.name, source)
+                }
+            }
+        }
+    };
+    match error {
+        Error::Store { source, .. } if core.options.on_unavailable == OnUnavailable::FailOpen => {
+            Ok(go_on_unprotected(alive, wish, source).await)
+        }
+        Error::NotAcquired { .. } => {
+            core.stats.not_acquired.add_one();
+            tracing::debug!(name = %wish.name, ?waited, "not acquired");
+            core.observe(&Transition::NotAcquired { name: wish.name.as_str(), waited });
+            Err(error)
+        }
+        error => Err(error),
+    }
+}
+
+enum Ended {
+    /// The time is over; what was seen until then says how to put it.
+    Late,
+    Error(Error),
+}
+
+/// The guard, and whether another holder handed the lock over.
+async fn obtain(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<Seen>) -> Result<(Guard, bool), Ended> {
+    let core = &alive.0;
+    // Whoever can wait does not overtake tasks of its own process that wait already.
+    if wish.wait == Wait::Not || !core.rooms.is_open(&wish.name) {
+        if let Some(guard) = try_once(alive, wish, began, seen).await? {
+            return Ok((guard, false));
+        }
+        if wish.wait == Wait::Not {
+            return Err(Ended::Late);
+        }
+    }
+    Ok((wait(alive, wish, began, seen).await?, true))
+}
+
+/// One try; `None` when somebody else holds the lock. Sent again where the store did not answer.
+async fn try_once(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<Seen>) -> Result<Option<Guard>, Ended> {
+    let core = &alive.0;
+    let mut undo = Undo::arm(core, claim(wish));
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let error = match core.store.try_acquire(undo.claim()).await {
+            Ok(Try::Granted(grant)) => {
+                if Belief::new(grant.asked_at, grant.lasts).is_valid(Moment::now()) {
+                    let lease = wish.lease(undo.disarm().token);
+                    return Ok(Some(Guard::begin(alive.clone(), lease, &grant, false)));
+                }
+                // The answer took as long as the lease: nobody may begin with that.
+                StoreErrorKind::NoAnswer.into()
+            }
+            Ok(Try::Held(holder)) => {
+                undo.disarm();
+                *lock(seen) = Seen { holder, answered: true, failed: None };
+                return Ok(None);
+            }
+            Ok(Try::Revoked) => {
+                // That token is used up; it is given back when its `undo` is dropped.
+                undo = Undo::arm(core, claim(wish));
+                StoreErrorKind::TryAgain.into()
+            }
+            Err(error) => error,
+        };
+        lock(seen).failed = Some(error.clone());
+        if !worth_asking_again(&error) || began.until(Moment::now()) >= core.options.patience {
+            let name = wish.name.clone();
+            if !error.may_have_happened() {
+                undo.disarm();
+            }
+            return Err(Ended::Error(core.store_error(Operation::Acquire, &name, error)));
+        }
+        // With the same token: should the lost request have been granted, it is ours.
+        tokio::time::sleep(jittered(pause)).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Waits for its turn in the room of the name.
+async fn wait(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<Seen>) -> Result<Guard, Ended> {
+    let core = &alive.0;
+    let (reply, mut answer) = oneshot::channel();
+    let seat = Seat { lease: wish.lease(Token::random()), retry_every: wish.retry_every, reply };
+    let room = core.rooms.sit(alive, seat);
+    let _gets_up = GetsUp(&room);
+    let deadline = match wish.wait {
+        Wait::UpTo(wait) => Some(began + wait),
+        Wait::Not | Wait::Forever => None,
+    };
+    tokio::select! {
+        biased;
+        answer = &mut answer => {
+            // A room always answers; one that went down with its runtime counts as shut down.
+            let closed = Err(Error::ShutDown { name: wish.name.clone() });
+            return answer.unwrap_or(closed).map_err(Ended::Error);
+        }
+        () = sleep_until(deadline) => {}
+    }
+    // Closed first, so that a grant either is here or stays with the room.
+    answer.close();
+    if let Ok(Ok(guard)) = answer.try_recv() {
+        return Ok(guard);
+    }
+    let last = room.seen();
+    if last.answered || last.failed.is_some() {
+        *lock(seen) = last;
+    }
+    Err(Ended::Late)
+}
+
+/// Tells the room that its task is gone, however it went.
+struct GetsUp<'a>(&'a Room);
+
+impl Drop for GetsUp<'_> {
+    fn drop(&mut self) {
+        self.0.got_up();
+    }
+}
+
+/// The store is unreachable and the policy is to go on: never silently.
+async fn go_on_unprotected(alive: &Arc<Alive>, wish: Wish, why: StoreError) -> Guard {
+    let core = &alive.0;
+    core.stats.unprotected_runs.add_one();
+    tracing::warn!(name = %wish.name, store = core.store.describe(), error = %why,
+        "going on WITHOUT the lock: the store is unreachable and the policy is fail_open");
+    core.observe(&Transition::Unprotected { name: wish.name.as_str() });
+    let cell = Arc::new(LeaseCell::unprotected(wish.lease(Token::random())));
+    core.write_journal(JournalKind::Unprotected, &cell, &why).await;
+    Guard::unprotected(alive.clone(), cell)
+}
+
+/// Failures that pass by themselves within a moment; others are the caller's to know at once.
+fn worth_asking_again(error: &StoreError) -> bool {
+    error.is_passing() && !matches!(error.kind(), StoreErrorKind::OutOfMemory | StoreErrorKind::DiskFull)
+}
+
+fn not_acquired(core: &Core, wish: &Wish, waited: Duration, seen: Seen) -> Error {
+    Error::NotAcquired {
+        name: wish.name.clone(),
+        waited: if wish.wait == Wait::Not { Duration::ZERO } else { waited },
+        holder: seen.holder.map(Box::new),
+        store: core.store.describe(),
+    }
+}
+
+fn claim(wish: &Wish) -> Claim {
+    Claim {
+        name: wish.name.clone(),
+        token: Token::random(),
+        ttl: wish.ttl,
+        owner: wish.owner.clone(),
+        fenced: wish.fenced,
+        listens: !wish.ownerless,
+        since_ms: wall_ms(),
+    }
+}
+
+impl Wish {
+    fn lease(&self, token: Token) -> NewLease {
+        NewLease {
+            name: self.name.clone(),
+            token,
+            ttl: self.ttl,
+            owner: self.owner.clone(),
+            fenced: self.fenced,
+            renew_every: self.renew_every,
+            max_hold: self.max_hold,
+        }
+    }
+}

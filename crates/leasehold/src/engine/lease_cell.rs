@@ -1,0 +1,117 @@
+//! One lease of this process: what the guard, the tending task and the releaser share.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::Moment;
+use crate::event::LossReason;
+use crate::facts::{Fence, LockName, Owner, Token, Ttl};
+use crate::lease::{Belief, Plan};
+use crate::store::{Grant, Renewal};
+
+pub(crate) struct LeaseCell {
+    pub(crate) name: LockName,
+    pub(crate) token: Token,
+    /// As the store knows it, also where the caller asked for none.
+    pub(crate) fence: Option<Fence>,
+    /// Whether the caller asked for a fence.
+    pub(crate) fenced: bool,
+    pub(crate) granted_at: Moment,
+    /// False when the store could not be asked and the policy is to go on all the same.
+    pub(crate) protected: bool,
+    state: Mutex<LeaseState>,
+    /// Set once, when the lease is lost.
+    pub(crate) lost: CancellationToken,
+    /// Set once, when somebody asks the holder to come to an end.
+    pub(crate) finish: CancellationToken,
+}
+
+pub(crate) struct LeaseState {
+    pub(crate) belief: Belief,
+    pub(crate) plan: Plan,
+    pub(crate) ttl: Ttl,
+    pub(crate) owner: Owner,
+    /// When to renew next.
+    pub(crate) renew_at: Option<Moment>,
+    /// A renewal is on its way.
+    pub(crate) renewing: bool,
+    /// The record in the store does not carry our ttl and owner yet.
+    pub(crate) rewrite: bool,
+    /// Entered in the index.
+    pub(crate) noted: bool,
+    pub(crate) lost: Option<LossReason>,
+    pub(crate) finish_reason: Option<String>,
+}
+
+/// What a lease begins with.
+pub(crate) struct NewLease {
+    pub(crate) name: LockName,
+    pub(crate) token: Token,
+    pub(crate) ttl: Ttl,
+    pub(crate) owner: Owner,
+    pub(crate) fenced: bool,
+    /// `None`: never renewed.
+    pub(crate) renew_every: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
+}
+
+impl LeaseCell {
+    /// `confirm`: the store's record is provisional or carries another's ttl and owner.
+    pub(crate) fn new(new: NewLease, grant: &Grant, confirm: bool) -> Self {
+        let granted_at = Moment::now();
+        let plan = Plan { every: new.renew_every, at_most_until: new.max_hold.map(|hold| granted_at + hold) };
+        let renew_at = match plan.every {
+            _ if confirm => Some(granted_at),
+            Some(every) => Some(grant.asked_at + every),
+            None => None,
+        };
+        Self {
+            name: new.name,
+            token: new.token,
+            fence: grant.fence,
+            fenced: new.fenced,
+            granted_at,
+            protected: true,
+            state: Mutex::new(LeaseState {
+                belief: Belief::new(grant.asked_at, grant.lasts),
+                plan,
+                ttl: new.ttl,
+                owner: new.owner,
+                renew_at,
+                renewing: false,
+                rewrite: confirm,
+                noted: false,
+                lost: None,
+                finish_reason: None,
+            }),
+            lost: CancellationToken::new(),
+            finish: CancellationToken::new(),
+        }
+    }
+
+    /// Stands for a lease that could not be asked for.
+    pub(crate) fn unprotected(new: NewLease) -> Self {
+        let grant = Grant { fence: None, asked_at: Moment::now(), lasts: new.ttl.duration() };
+        Self { protected: false, ..Self::new(new, &grant, false) }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, LeaseState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn is_valid(&self, now: Moment) -> bool {
+        self.state().belief.is_valid(now)
+    }
+
+    pub(crate) fn renewal(&self, state: &LeaseState) -> Renewal {
+        Renewal {
+            name: self.name.clone(),
+            token: self.token.clone(),
+            fence: self.fence,
+            ttl: state.ttl,
+            rewrite: state.rewrite.then(|| state.owner.clone()),
+        }
+    }
+}

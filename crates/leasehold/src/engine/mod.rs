@@ -1,0 +1,180 @@
+//! The engines: waiting ([`rooms`]), renewing ([`tending`]), releasing ([`releasing`]). Policy is
+//! pure ([`lease`](crate::lease)), awaiting is thin, and [`Core::spawn`] is the one place that
+//! spawns tasks.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::error::{Error, Operation};
+use crate::event::Transition;
+use crate::facts::LockName;
+use crate::journal::Journal;
+use crate::options::Options;
+use crate::stats::Stats;
+use crate::store::{Note, Push, SharedStore, StoreError};
+
+pub(crate) mod acquiring;
+pub(crate) mod lease_cell;
+pub(crate) mod releasing;
+pub(crate) mod rooms;
+pub(crate) mod tending;
+
+use rooms::Rooms;
+use tending::Leases;
+
+/// What all handles of one manager share.
+pub(crate) struct Core {
+    pub(crate) store: SharedStore,
+    pub(crate) options: Options,
+    pub(crate) leases: Leases,
+    pub(crate) rooms: Rooms,
+    pub(crate) stats: Stats,
+    pub(crate) journal: Option<Journal>,
+    replaying: AtomicBool,
+    runtime: Handle,
+    tasks: TaskTracker,
+    /// Set when nothing new may begin.
+    pub(crate) closing: CancellationToken,
+    /// Set when the background tasks are to end: nobody is left who could need them.
+    ended: CancellationToken,
+}
+
+/// Held by every manager and guard; when the last one is gone the background tasks end.
+pub(crate) struct Alive(pub(crate) Arc<Core>);
+
+impl Drop for Alive {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+impl Core {
+    /// Starts the background tasks on the current runtime.
+    pub(crate) fn start(store: SharedStore, options: Options) -> Arc<Alive> {
+        let pushes = store.pushes();
+        let journal = options.journal.clone().map(Journal::new);
+        let core = Arc::new(Self {
+            store,
+            options,
+            leases: Leases::default(),
+            rooms: Rooms::default(),
+            stats: Stats::default(),
+            journal,
+            replaying: AtomicBool::new(false),
+            runtime: Handle::current(),
+            tasks: TaskTracker::new(),
+            closing: CancellationToken::new(),
+            ended: CancellationToken::new(),
+        });
+        // Not tracked: these end with the core, whereas `drain` waits for work that ends by itself.
+        drop(core.runtime.spawn(tending::tend(core.clone(), core.ended.clone())));
+        drop(core.runtime.spawn(listen(core.clone(), pushes, core.ended.clone())));
+        core.replay_journal_in_background();
+        Arc::new(Alive(core))
+    }
+
+    /// Runs work in the background. After the runtime is gone this does nothing, quietly: there is
+    /// nobody left to do it, and the lease's end takes care of the lock.
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        drop(self.tasks.spawn_on(work, &self.runtime));
+    }
+
+    /// Lets nothing new begin and waits for background work, at most so long.
+    pub(crate) async fn drain(&self, at_most: Duration) {
+        self.closing.cancel();
+        self.rooms.close_all();
+        self.leases.lose_all(self);
+        let all_done = async {
+            self.leases.wait_until_empty().await;
+            self.tasks.close();
+            self.tasks.wait().await;
+        };
+        // Whoever is late is taken care of by the end of its lease.
+        let _ = tokio::time::timeout(at_most, all_done).await;
+        self.flush().await;
+        self.end();
+        self.store.close().await;
+    }
+
+    fn end(&self) {
+        self.closing.cancel();
+        if self.ended.is_cancelled() {
+            return;
+        }
+        if self.tasks.is_empty() {
+            self.ended.cancel();
+            return;
+        }
+        // Releases are still on their way: the tasks that carry them out end the rest.
+        self.tasks.close();
+        let (tasks, ended) = (self.tasks.clone(), self.ended.clone());
+        drop(self.runtime.spawn(async move {
+            tasks.wait().await;
+            ended.cancel();
+        }));
+    }
+
+    /// Writes what was counted and noted.
+    pub(crate) async fn flush(&self) {
+        let notes = self.leases.take_notes();
+        if !notes.is_empty()
+            && let Err(error) = self.store.note(notes).await
+        {
+            tracing::debug!(%error, "notes were not written");
+        }
+        let deltas = self.stats.take_deltas();
+        if !deltas.is_empty()
+            && let Err(error) = self.store.count(&deltas).await
+        {
+            tracing::debug!(%error, "counters were not written");
+            self.stats.put_back(&deltas);
+        }
+    }
+
+    pub(crate) fn observe(&self, transition: &Transition<'_>) {
+        if let Some(observer) = &self.options.observer {
+            observer.observe(transition);
+        }
+    }
+
+    pub(crate) fn store_error(&self, operation: Operation, name: &LockName, source: StoreError) -> Error {
+        self.observe(&Transition::StoreFailed { operation, kind: source.kind() });
+        Error::Store { operation, name: name.clone(), store: self.store.describe(), source }
+    }
+
+    /// Notes that are written together with the next pass.
+    pub(crate) fn note(&self, note: Note) {
+        self.leases.note(note);
+    }
+}
+
+/// Takes every message of the store to the room or lease it is for.
+async fn listen(core: Arc<Core>, mut pushes: tokio::sync::mpsc::UnboundedReceiver<Push>, ended: CancellationToken) {
+    loop {
+        let push = tokio::select! {
+            push = pushes.recv() => push,
+            () = ended.cancelled() => return,
+        };
+        match push {
+            None => return,
+            Some(Push::Revoked { token }) => core.leases.revoked(&core, &token),
+            Some(Push::Finish { token, reason }) => core.leases.asked_to_finish(&token, &reason),
+            Some(Push::Resync) => {
+                core.rooms.resync();
+                core.leases.look_at_all();
+                core.replay_journal_in_background();
+            }
+            Some(for_rooms) => core.rooms.deliver(for_rooms),
+        }
+    }
+}
+
+/// A mutex held by a task that panicked is used all the same: no state here is left half-changed.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,243 @@
+//! Releasing, in layers: the script, retries of it, other means, and at last the journal. Each layer
+//! compares the token: an unconditional delete would free somebody else's lock.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::Core;
+use super::lease_cell::LeaseCell;
+use super::rooms::jittered;
+use super::tending::lock_event;
+use crate::clock::Moment;
+use crate::error::{Error, Operation};
+use crate::event::{EventKind, ReleaseLayer, Transition};
+use crate::facts::LockName;
+use crate::journal::{JournalEntry, JournalKind};
+use crate::store::{Claim, Note, Release, StoreError, StoreErrorKind};
+
+/// The first pause between two tries; each one is twice the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// A release that has been sent and not answered. Dropped before the answer, it goes on in the
+/// background.
+struct Pending {
+    core: Arc<Core>,
+    cell: Option<Arc<LeaseCell>>,
+    error: StoreError,
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if let Some(cell) = self.cell.take() {
+            let (core, error) = (self.core.clone(), self.error.clone());
+            self.core.spawn(async move { core.release_by_other_layers(&cell, error).await });
+        }
+    }
+}
+
+impl Core {
+    /// Gives a lock back. `Ok(false)`: it was not ours any more.
+    pub(crate) async fn release(self: &Arc<Self>, id: u64, cell: Arc<LeaseCell>) -> Result<bool, Error> {
+        self.give_up(id, &cell);
+        if !cell.protected {
+            return Ok(true);
+        }
+        let error = StoreErrorKind::NoAnswer.into();
+        let mut pending = Pending { core: self.clone(), cell: Some(cell.clone()), error };
+        match self.try_release(&cell).await {
+            Ok(answer) => {
+                pending.cell = None;
+                Ok(self.released(&cell, answer, ReleaseLayer::Normal))
+            }
+            Err(error) => {
+                pending.error = error.clone();
+                Err(self.store_error(Operation::Release, &cell.name, error))
+            }
+        }
+    }
+
+    /// For a guard that is dropped: `drop` cannot await.
+    pub(crate) fn release_in_background(self: &Arc<Self>, id: u64, cell: Arc<LeaseCell>) {
+        self.give_up(id, &cell);
+        if !cell.protected {
+            return;
+        }
+        let core = self.clone();
+        self.spawn(async move {
+            match core.try_release(&cell).await {
+                Ok(answer) => drop(core.released(&cell, answer, ReleaseLayer::Normal)),
+                Err(error) => core.release_by_other_layers(&cell, error).await,
+            }
+        });
+    }
+
+    /// Gives up an attempt wherever it stands, until the store has said so or must have forgotten it.
+    pub(crate) fn leave_in_background(self: &Arc<Self>, claim: Claim) {
+        let core = self.clone();
+        self.spawn(async move {
+            let forgotten_at = Moment::now() + claim.ttl.duration() + core.options.patience;
+            let mut pause = FIRST_PAUSE;
+            while let Err(error) = core.within(core.store.leave(&claim)).await {
+                tracing::debug!(name = %claim.name, %error, "an attempt is not given up yet");
+                if Moment::now() >= forgotten_at || error.kind() == StoreErrorKind::Closed {
+                    return;
+                }
+                tokio::time::sleep(jittered(pause)).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        });
+    }
+
+    /// The belief ends before the release is sent: nobody may act on a lease that is being given up.
+    fn give_up(&self, id: u64, cell: &LeaseCell) {
+        cell.state().belief.give_up();
+        self.leases.remove(id);
+    }
+
+    async fn try_release(&self, cell: &LeaseCell) -> Result<Release, StoreError> {
+        self.within(self.store.release(&cell.name, &cell.token)).await
+    }
+
+    async fn release_by_other_layers(self: &Arc<Self>, cell: &LeaseCell, mut error: StoreError) {
+        self.stats.normal_release_failures.add_one();
+        self.release_failed(cell, &error);
+        let mut pause = FIRST_PAUSE;
+        for _ in 0..self.options.max_release_retries {
+            tokio::time::sleep(jittered(pause)).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+            match self.try_release(cell).await {
+                Ok(answer) => {
+                    self.released(cell, answer, ReleaseLayer::Retried);
+                    return;
+                }
+                Err(again) => error = again,
+            }
+        }
+        if self.options.emergency_release {
+            tokio::time::sleep(self.options.emergency_release_delay).await;
+            match self.within(self.store.release_emergency(&cell.name, &cell.token)).await {
+                Ok(answer) => {
+                    self.stats.emergency_releases.add_one();
+                    self.alert("gpu_lock_emergency_release", cell, &error.to_string());
+                    self.released(cell, answer, ReleaseLayer::Emergency);
+                    return;
+                }
+                Err(again) => error = again,
+            }
+        }
+        self.journal_release(cell, &error).await;
+    }
+
+    fn release_failed(&self, cell: &LeaseCell, error: &StoreError) {
+        tracing::error!(name = %cell.name, holder = %cell.token.holder_id(), %error, "a release failed; trying again");
+        self.observe(&Transition::StoreFailed { operation: Operation::Release, kind: error.kind() });
+        if matches!(error.kind(), StoreErrorKind::Script | StoreErrorKind::NotPermitted) {
+            self.stats.release_script_errors.add_one();
+            self.alert("lua_script_error", cell, &error.to_string());
+        }
+    }
+
+    fn alert(&self, kind: &'static str, cell: &LeaseCell, detail: &str) {
+        let owner = cell.state().owner.to_string();
+        tracing::error!(alert = kind, name = %cell.name, owner, detail, "alert");
+        self.observe(&Transition::Alert { kind, name: cell.name.as_str(), owner: &owner, detail });
+    }
+
+    /// The store has answered: says so to whoever watches.
+    fn released(&self, cell: &LeaseCell, answer: Release, layer: ReleaseLayer) -> bool {
+        let held = cell.granted_at.until(Moment::now());
+        let ours = answer == Release::Released;
+        // After an unanswered release "not ours" means released before, or expired.
+        let violation = !ours && layer == ReleaseLayer::Normal;
+        if violation {
+            self.stats.ownership_violations.add_one();
+            tracing::warn!(name = %cell.name, holder = %cell.token.holder_id(), "released a lock that was not ours any more; nothing was touched");
+        } else {
+            tracing::debug!(name = %cell.name, ?held, ?layer, "released");
+        }
+        let layer = if violation { ReleaseLayer::NotOwner } else { layer };
+        self.observe(&Transition::Released { name: cell.name.as_str(), held, layer });
+        let state = cell.state();
+        let (noted, owner) = (state.noted, &state.owner);
+        if ours && (noted || self.options.keys.is_raw(&cell.name)) {
+            let reason = if layer == ReleaseLayer::Emergency { "emergency" } else { "normal" };
+            self.note(Note::Tell(lock_event(cell, &owner.to_string(), EventKind::Released, reason)));
+        }
+        if noted {
+            self.note(Note::Remove { name: cell.name.clone(), holder: cell.token.holder_id() });
+        }
+        ours
+    }
+
+    async fn journal_release(&self, cell: &LeaseCell, error: &StoreError) {
+        self.stats.journalled_releases.add_one();
+        self.alert("release_journalled", cell, &error.to_string());
+        let held = cell.granted_at.until(Moment::now());
+        self.observe(&Transition::Released { name: cell.name.as_str(), held, layer: ReleaseLayer::Journalled });
+        self.write_journal(JournalKind::Unreleased, cell, error).await;
+    }
+
+    /// Writes down what a person may have to look at. Never fails the caller: there is nobody left
+    /// who could do better.
+    pub(crate) async fn write_journal(&self, kind: JournalKind, cell: &LeaseCell, error: &StoreError) {
+        let Some(journal) = self.journal.clone() else { return };
+        let mut entry = JournalEntry::new(kind, &cell.token);
+        entry.name = cell.name.to_string();
+        entry.store = self.store.describe();
+        self.options.keys.namespace().as_str().clone_into(&mut entry.namespace);
+        entry.owner = cell.state().owner.to_string();
+        entry.fence = cell.fence.map(crate::Fence::get);
+        entry.ttl_ms = cell.state().ttl.as_millis();
+        entry.why = error.to_string();
+        let written = self.runtime.spawn_blocking(move || journal.write(&entry).map_err(|e| (journal, e))).await;
+        if let Ok(Err((journal, error))) = written {
+            tracing::error!(dir = %journal.dir().display(), %error, "the journal cannot be written");
+        }
+    }
+
+    /// The store is (back) there: does what the journal says is still to be done.
+    pub(crate) fn replay_journal_in_background(self: &Arc<Self>) {
+        if self.journal.is_some() && !self.replaying.swap(true, Ordering::AcqRel) {
+            let core = self.clone();
+            self.spawn(async move {
+                core.replay_journal().await;
+                core.replaying.store(false, Ordering::Release);
+            });
+        }
+    }
+
+    /// How many entries were settled. Stops at the first that the store does not answer.
+    pub(crate) async fn replay_journal(&self) -> usize {
+        let Some(journal) = self.journal.clone() else { return 0 };
+        let reader = journal.clone();
+        let Ok(Ok(entries)) = self.runtime.spawn_blocking(move || reader.entries()).await else { return 0 };
+        let (store, namespace) = (self.store.describe(), self.options.keys.namespace().as_str());
+        let mut settled = 0;
+        for entry in entries {
+            let (Some(token), Ok(name)) = (entry.token(), LockName::new(&entry.name)) else { continue };
+            if entry.store != store || entry.namespace != namespace {
+                continue;
+            }
+            if let Err(error) = self.within(self.store.release(&name, &token)).await {
+                tracing::warn!(%name, %error, "a journal entry could not be replayed");
+                return settled;
+            }
+            tracing::info!(%name, id = entry.id, "a journal entry was replayed");
+            if let Err(error) = journal.settle(&entry.id) {
+                tracing::error!(id = entry.id, %error, "a journal entry cannot be settled");
+            }
+            settled += 1;
+        }
+        settled
+    }
+
+    /// No question to the store goes unanswered for longer than the options allow.
+    pub(crate) async fn within<T>(&self, ask: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+        match tokio::time::timeout(self.options.answer_within, ask).await {
+            Ok(answer) => answer,
+            Err(_) => Err(StoreErrorKind::NoAnswer.into()),
+        }
+    }
+}

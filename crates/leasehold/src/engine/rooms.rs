@@ -1,0 +1,423 @@
+//! Waiting: one room per name in which this process's tasks wait. The room, not the task, stands in
+//! the store's queue: it has one token and one ticket however many tasks wait, and only it asks and
+//! leaves. A task that gives up just gets up.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::lease_cell::NewLease;
+use super::{Alive, Core, lock};
+use crate::clock::{Moment, sleep_until, wall_ms};
+use crate::error::Error;
+use crate::facts::{LockName, Token, Ttl};
+use crate::guard::Guard;
+use crate::lease::Belief;
+use crate::store::{Acquire, Claim, Grant, Holder, Place, Push, StoreError, StoreErrorKind, Ticket};
+
+/// However sure the messages are: ask again this often.
+const ASK_EVERY: Duration = Duration::from_secs(5);
+/// Those further back ask a little later after a lease has ended, so that they do not all come at once.
+const PER_POSITION: Duration = Duration::from_millis(20);
+/// Behind a holder that sends no message when it is done, the head of the queue asks this often.
+const BEHIND_FOREIGN: Duration = Duration::from_millis(100);
+
+/// A task that waits.
+pub(crate) struct Seat {
+    pub(crate) lease: NewLease,
+    /// The pause between two polls that the task asked for.
+    pub(crate) retry_every: Option<Duration>,
+    /// The guard itself travels: should the task be gone when it arrives, dropping it gives the
+    /// lock back.
+    pub(crate) reply: oneshot::Sender<Result<Guard, Error>>,
+}
+
+/// What a waiting task can say about its wait.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Seen {
+    pub(crate) holder: Option<Holder>,
+    /// Whether the store has answered at all.
+    pub(crate) answered: bool,
+    /// The last failure, if the store failed last.
+    pub(crate) failed: Option<StoreError>,
+}
+
+#[derive(Default)]
+pub(crate) struct Rooms {
+    rooms: Mutex<HashMap<LockName, Arc<Room>>>,
+    /// Which room a message is for.
+    by_token: Mutex<HashMap<Token, Arc<Room>>>,
+    /// Messages do not arrive: rooms have to poll.
+    deaf: AtomicBool,
+}
+
+pub(crate) struct Room {
+    name: LockName,
+    seats: Mutex<VecDeque<Seat>>,
+    seen: Mutex<Seen>,
+    knock: mpsc::UnboundedSender<Knock>,
+    /// The position in the queue, and the ttl of who waits there.
+    place: Mutex<(usize, Option<Ttl>)>,
+}
+
+/// What wakes a room.
+enum Knock {
+    Push(Push),
+    /// Somebody sat down or got up.
+    Seats,
+    Resync,
+    Close,
+}
+
+impl Rooms {
+    /// Sits down in the room of a name; the first one opens it.
+    pub(crate) fn sit(&self, alive: &Arc<Alive>, seat: Seat) -> Arc<Room> {
+        let name = seat.lease.name.clone();
+        let mut rooms = self.lock();
+        if let Some(room) = rooms.get(&name) {
+            lock(&room.seats).push_back(seat);
+            let _ = room.knock.send(Knock::Seats);
+            return room.clone();
+        }
+        let (knock, knocks) = mpsc::unbounded_channel();
+        let room = Arc::new(Room {
+            name: name.clone(),
+            seats: Mutex::new(VecDeque::from([seat])),
+            seen: Mutex::default(),
+            knock,
+            place: Mutex::new((0, None)),
+        });
+        rooms.insert(name, room.clone());
+        drop(rooms);
+        alive.0.spawn(run(alive.clone(), room.clone(), knocks));
+        room
+    }
+
+    /// Whether tasks of this process wait for a name.
+    pub(crate) fn is_open(&self, name: &LockName) -> bool {
+        self.lock().contains_key(name)
+    }
+
+    pub(crate) fn deliver(&self, push: Push) {
+        let token = match &push {
+            Push::Granted { token, .. } | Push::LookAgain { token, .. } => token,
+            Push::Hearing(hears) => {
+                self.deaf.store(!hears, Ordering::Relaxed);
+                return self.knock_all(|| Knock::Seats);
+            }
+            _ => return,
+        };
+        if let Some(room) = lock(&self.by_token).get(token) {
+            let _ = room.knock.send(Knock::Push(push));
+        }
+    }
+
+    pub(crate) fn resync(&self) {
+        self.knock_all(|| Knock::Resync);
+    }
+
+    pub(crate) fn close_all(&self) {
+        self.knock_all(|| Knock::Close);
+    }
+
+    fn knock_all(&self, knock: impl Fn() -> Knock) {
+        for room in self.lock().values() {
+            let _ = room.knock.send(knock());
+        }
+    }
+
+    /// Tells the store how many rooms wait, so that it proves its messages only while they do.
+    fn tell_store(&self, core: &Core) {
+        let rooms = self.lock();
+        let nearest = rooms.values().map(|room| lock(&room.place).0).min().unwrap_or(0);
+        let shortest = rooms.values().filter_map(|room| lock(&room.place).1).min();
+        core.store.waiting(rooms.len(), nearest, shortest);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<LockName, Arc<Room>>> {
+        lock(&self.rooms)
+    }
+}
+
+impl Room {
+    /// A task got up (its reply is closed): the room may be empty now.
+    pub(crate) fn got_up(&self) {
+        let _ = self.knock.send(Knock::Seats);
+    }
+
+    pub(crate) fn seen(&self) -> Seen {
+        lock(&self.seen).clone()
+    }
+}
+
+/// How one attempt of a room ended.
+enum Attempt {
+    /// The lock is ours. `confirm`: provisionally, by a message.
+    Granted {
+        grant: Grant,
+        confirm: bool,
+    },
+    /// Everybody got up.
+    Deserted,
+    /// The token is used up: try with another.
+    UsedUp,
+    /// The store failed for longer than our patience, or in a way that waiting does not mend.
+    Failed(StoreError),
+    Closed,
+}
+
+/// The life of a room: one lap per token, until nobody sits there.
+async fn run(alive: Arc<Alive>, room: Arc<Room>, mut knocks: mpsc::UnboundedReceiver<Knock>) {
+    let core = &alive.0;
+    while let Some(claim) = room.next_claim(core) {
+        lock(&core.rooms.by_token).insert(claim.token.clone(), room.clone());
+        core.rooms.tell_store(core);
+        let attempt = Waiting::new(core, &room, &claim).wait(&mut knocks).await;
+        lock(&core.rooms.by_token).remove(&claim.token);
+        match attempt {
+            Attempt::Granted { grant, confirm } => room.give(&alive, &claim, &grant, confirm),
+            Attempt::Deserted | Attempt::UsedUp => core.leave_in_background(claim),
+            Attempt::Failed(error) => {
+                core.leave_in_background(claim);
+                room.fail(core, &error);
+            }
+            Attempt::Closed => {
+                core.leave_in_background(claim);
+                for seat in lock(&room.seats).drain(..) {
+                    let _ = seat.reply.send(Err(Error::ShutDown { name: room.name.clone() }));
+                }
+            }
+        }
+    }
+    core.rooms.tell_store(core);
+}
+
+impl Room {
+    /// The claim of the next attempt, in the name of the first task; `None`, and the room is gone,
+    /// when nobody waits.
+    fn next_claim(&self, core: &Core) -> Option<Claim> {
+        let mut rooms = core.rooms.lock();
+        let mut seats = lock(&self.seats);
+        seats.retain(|seat| !seat.reply.is_closed());
+        let Some(first) = seats.front() else {
+            rooms.remove(&self.name);
+            return None;
+        };
+        *lock(&self.place) = (0, Some(first.lease.ttl));
+        Some(Claim {
+            name: self.name.clone(),
+            token: Token::random(),
+            ttl: first.lease.ttl,
+            owner: first.lease.owner.clone(),
+            // A queued grant always has a fence: the hand-off writes it anyway.
+            fenced: true,
+            listens: core.options.events,
+            since_ms: wall_ms(),
+        })
+    }
+
+    /// Gives the lock to the first task that still waits.
+    fn give(&self, alive: &Arc<Alive>, claim: &Claim, grant: &Grant, confirm: bool) {
+        loop {
+            let Some(seat) = lock(&self.seats).pop_front() else {
+                // Everybody got up while the grant was on its way.
+                return alive.0.leave_in_background(claim.clone());
+            };
+            if seat.reply.is_closed() {
+                continue;
+            }
+            let mine = seat.lease.ttl == claim.ttl && seat.lease.owner == claim.owner;
+            let lease = NewLease { token: claim.token.clone(), ..seat.lease };
+            let guard = Guard::begin(alive.clone(), lease, grant, confirm || !mine);
+            // Should the task have gone this very moment, the guard comes back and is dropped,
+            // which releases.
+            drop(seat.reply.send(Ok(guard)));
+            return;
+        }
+    }
+
+    fn fail(&self, core: &Core, error: &StoreError) {
+        for seat in lock(&self.seats).drain(..) {
+            let answer = core.store_error(crate::Operation::Acquire, &self.name, error.clone());
+            let _ = seat.reply.send(Err(answer));
+        }
+    }
+
+    fn deserted(&self) -> bool {
+        lock(&self.seats).iter().all(|seat| seat.reply.is_closed())
+    }
+
+    /// The shortest pause between polls that anybody here asked for.
+    fn retry_every(&self) -> Option<Duration> {
+        lock(&self.seats).iter().filter_map(|seat| seat.retry_every).min()
+    }
+}
+
+/// One attempt of a room: asks, waits for its turn, asks again.
+struct Waiting<'a> {
+    core: &'a Core,
+    room: &'a Room,
+    claim: &'a Claim,
+    ticket: Option<Ticket>,
+    ask_at: Moment,
+    /// Consecutive polls, for the backoff.
+    polls: u32,
+    /// Since when the store has failed.
+    failing_since: Option<Moment>,
+}
+
+impl<'a> Waiting<'a> {
+    fn new(core: &'a Core, room: &'a Room, claim: &'a Claim) -> Self {
+        let ask_at = Moment::now();
+        Self { core, room, claim, ticket: None, ask_at, polls: 0, failing_since: None }
+    }
+
+    async fn wait(mut self, knocks: &mut mpsc::UnboundedReceiver<Knock>) -> Attempt {
+        loop {
+            let asked = if Moment::now() >= self.ask_at {
+                // A push may overtake the answer, so both are listened to.
+                let asking = tokio::time::timeout(
+                    self.core.options.answer_within,
+                    self.core.store.acquire(self.claim, self.ticket),
+                );
+                tokio::pin!(asking);
+                loop {
+                    tokio::select! {
+                        biased;
+                        Some(knock) = knocks.recv() => if let Some(end) = self.knocked(knock) { return end },
+                        answer = &mut asking => {
+                            let no_answer = |_| Err(StoreError::from(StoreErrorKind::NoAnswer));
+                            break Some(answer.unwrap_or_else(no_answer));
+                        }
+                    }
+                }
+            } else {
+                tokio::select! {
+                    biased;
+                    Some(knock) = knocks.recv() => if let Some(end) = self.knocked(knock) { return end },
+                    () = sleep_until(Some(self.ask_at)) => {}
+                }
+                None
+            };
+            if let Some(answer) = asked
+                && let Some(end) = self.answered(answer)
+            {
+                return end;
+            }
+        }
+    }
+
+    /// A knock at the door. `Some` ends the attempt.
+    fn knocked(&mut self, knock: Knock) -> Option<Attempt> {
+        match knock {
+            Knock::Push(Push::Granted { token, grant }) if token == self.claim.token => {
+                if believable(&grant) {
+                    return Some(Attempt::Granted { grant, confirm: true });
+                }
+                // Read too late: asked for again, which proves it anew, or hands it on.
+                self.ask_at = Moment::now();
+            }
+            Knock::Push(Push::LookAgain { token, after }) if token == self.claim.token => {
+                self.ask_at = self.ask_at.min(Moment::now() + after);
+            }
+            Knock::Push(_) => {}
+            Knock::Seats => {
+                if self.room.deserted() {
+                    return Some(Attempt::Deserted);
+                }
+                if self.polling() {
+                    self.ask_at = self.ask_at.min(Moment::now() + self.poll_pause());
+                }
+            }
+            Knock::Resync => self.ask_at = Moment::now(),
+            Knock::Close => return Some(Attempt::Closed),
+        }
+        None
+    }
+
+    /// The store answered an acquire. `Some` ends the attempt.
+    fn answered(&mut self, answer: Result<Acquire, StoreError>) -> Option<Attempt> {
+        let now = Moment::now();
+        match answer {
+            Ok(Acquire::Granted(grant)) if believable(&grant) => {
+                return Some(Attempt::Granted { grant, confirm: false });
+            }
+            // Too slow an answer: ask again, which starts the lease anew.
+            Ok(Acquire::Granted(_)) => self.ask_at = now,
+            Ok(Acquire::Revoked) => return Some(Attempt::UsedUp),
+            Ok(Acquire::Queued(place)) => {
+                self.failing_since = None;
+                self.ticket = Some(place.ticket);
+                let moved = {
+                    let mut known = lock(&self.room.place);
+                    let moved = known.0 != place.position;
+                    known.0 = place.position;
+                    moved
+                };
+                if moved {
+                    self.core.rooms.tell_store(self.core);
+                }
+                self.ask_at = now + self.pause(&place);
+                *lock(&self.room.seen) = Seen { holder: place.holder, answered: true, failed: None };
+            }
+            Err(error) => {
+                lock(&self.room.seen).failed = Some(error.clone());
+                let since = *self.failing_since.get_or_insert(now);
+                if !error.is_passing() || since.until(now) >= self.core.options.patience {
+                    return Some(Attempt::Failed(error));
+                }
+                tracing::debug!(name = %self.room.name, %error, "waiting goes on");
+                self.ask_at = now + self.poll_pause();
+            }
+        }
+        None
+    }
+
+    /// How long until the next question.
+    fn pause(&mut self, place: &Place) -> Duration {
+        if self.polling() {
+            // At the head of the queue the lock can be free any moment.
+            return self.poll_pause();
+        }
+        self.polls = 0;
+        let behind_foreign = place.holder.as_ref().is_some_and(|h| h.foreign || h.ttl_left.is_none());
+        if behind_foreign && place.position == 0 {
+            return BEHIND_FOREIGN;
+        }
+        let position = u32::try_from(place.position).unwrap_or(u32::MAX);
+        let left = place.holder.as_ref().and_then(|h| h.ttl_left).unwrap_or_default();
+        let after_end =
+            left.saturating_add(Duration::from_millis(1)).saturating_add(PER_POSITION.saturating_mul(position));
+        after_end.min(ASK_EVERY)
+    }
+
+    fn polling(&self) -> bool {
+        !self.claim.listens || self.core.rooms.deaf.load(Ordering::Relaxed)
+    }
+
+    /// Exponential backoff with jitter, never a busy loop.
+    fn poll_pause(&mut self) -> Duration {
+        let options = &self.core.options;
+        let pause = match self.room.retry_every() {
+            Some(fixed) => fixed,
+            None => options.poll_interval.saturating_mul(1 << self.polls.min(16)).min(options.max_poll_interval),
+        };
+        self.polls = self.polls.saturating_add(1);
+        // A waiter that has not asked for three seconds is passed over.
+        jittered(pause.clamp(Duration::from_millis(1), Duration::from_secs(1)))
+    }
+}
+
+/// Enough of the lease is left to begin with it.
+fn believable(grant: &Grant) -> bool {
+    Belief::new(grant.asked_at, grant.lasts).is_valid(Moment::now() + grant.lasts / 4)
+}
+
+/// Between three quarters and the whole of a pause, so that many do not march in step.
+pub(crate) fn jittered(pause: Duration) -> Duration {
+    let random = getrandom::u32().unwrap_or(0) % 256;
+    pause - pause / 4 * random / 256
+}

@@ -1,0 +1,377 @@
+//! Renewing: one task tends all leases of a process. It renews those that are due in one batched
+//! pass, earliest deadline first, and tells a holder the moment its lease can no longer be proven.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use super::lease_cell::LeaseCell;
+use super::{Core, lock};
+use crate::clock::{Moment, sleep_until, wall_ms};
+use crate::event::{EventKind, LockEvent, LossReason, Transition};
+use crate::facts::Token;
+use crate::lease::Step;
+use crate::store::{Note, Renewal, Renewed, StoreError, StoreErrorKind};
+
+/// A lease held for longer than this is entered in the index and its grant is told: shorter ones
+/// cost nothing.
+const NOTED_AFTER: Duration = Duration::from_millis(500);
+/// Leases due within this are renewed in the same pass.
+const PASS: Duration = Duration::from_millis(10);
+/// Renewals in one request.
+const PASS_SIZE: usize = 1_000;
+/// The fleet's counters are at most this old.
+const COUNTED_EVERY: Duration = Duration::from_secs(5);
+
+/// The leases of a process, by when they need to be looked at.
+#[derive(Default)]
+pub(crate) struct Leases {
+    schedule: Mutex<Schedule>,
+    woken: Notify,
+    emptied: Notify,
+}
+
+#[derive(Default)]
+struct Schedule {
+    due: BTreeSet<(Moment, u64)>,
+    cells: HashMap<u64, (Moment, Arc<LeaseCell>)>,
+    next_id: u64,
+    /// When the tending task looks next; `None`: when it is woken.
+    looks_at: Option<Moment>,
+    notes: Vec<Note>,
+}
+
+impl Leases {
+    /// Begins to tend a lease.
+    pub(crate) fn insert(&self, cell: &Arc<LeaseCell>) -> u64 {
+        let mut schedule = self.lock();
+        let id = schedule.next_id;
+        schedule.next_id += 1;
+        let due = first_look(cell);
+        schedule.due.insert((due, id));
+        schedule.cells.insert(id, (due, cell.clone()));
+        let too_late = schedule.looks_at.is_none_or(|at| at > due);
+        drop(schedule);
+        if too_late {
+            self.woken.notify_one();
+        }
+        id
+    }
+
+    /// Stops tending a lease.
+    pub(crate) fn remove(&self, id: u64) {
+        let mut schedule = self.lock();
+        if let Some((due, _)) = schedule.cells.remove(&id) {
+            schedule.due.remove(&(due, id));
+        }
+        if schedule.cells.is_empty() {
+            self.emptied.notify_waiters();
+        }
+    }
+
+    /// Looks at a lease again now, because something about it changed.
+    pub(crate) fn touch(&self, id: u64) {
+        let mut schedule = self.lock();
+        schedule.put(id, Moment::from_boot(Duration::ZERO));
+        drop(schedule);
+        self.woken.notify_one();
+    }
+
+    /// The connection was lost and is back: the store may have forgotten everything, so every lease
+    /// is proven now rather than at its next renewal.
+    pub(crate) fn look_at_all(&self) {
+        let now = Moment::now();
+        let mut schedule = self.lock();
+        let ids: Vec<u64> = schedule.cells.keys().copied().collect();
+        for id in ids {
+            let cell = schedule.cells[&id].1.clone();
+            let mut state = cell.state();
+            if state.renew_at.is_some() {
+                state.renew_at = Some(now);
+            }
+            drop(state);
+            schedule.put(id, now);
+        }
+        drop(schedule);
+        self.woken.notify_one();
+    }
+
+    pub(crate) fn note(&self, note: Note) {
+        self.lock().notes.push(note);
+        self.woken.notify_one();
+    }
+
+    pub(crate) fn take_notes(&self) -> Vec<Note> {
+        std::mem::take(&mut self.lock().notes)
+    }
+
+    pub(crate) fn revoked(&self, core: &Core, token: &Token) {
+        if let Some((id, cell)) = self.find(token) {
+            core.lose(id, &cell, LossReason::Revoked);
+        }
+    }
+
+    pub(crate) fn asked_to_finish(&self, token: &Token, reason: &str) {
+        if let Some((_, cell)) = self.find(token) {
+            tracing::info!(name = %cell.name, reason, "asked to finish");
+            cell.state().finish_reason = Some(reason.to_owned());
+            cell.finish.cancel();
+        }
+    }
+
+    /// The manager shuts down: whoever holds something is told.
+    pub(crate) fn lose_all(&self, core: &Core) {
+        let all: Vec<_> = self.lock().cells.iter().map(|(id, (_, cell))| (*id, cell.clone())).collect();
+        for (id, cell) in all {
+            core.lose(id, &cell, LossReason::Shutdown);
+        }
+    }
+
+    pub(crate) async fn wait_until_empty(&self) {
+        loop {
+            let emptied = self.emptied.notified();
+            if self.lock().cells.is_empty() {
+                return;
+            }
+            emptied.await;
+        }
+    }
+
+    /// A rare look-up, so a walk is good enough.
+    fn find(&self, token: &Token) -> Option<(u64, Arc<LeaseCell>)> {
+        let schedule = self.lock();
+        let found = schedule.cells.iter().find(|(_, (_, cell))| cell.token == *token);
+        found.map(|(id, (_, cell))| (*id, cell.clone()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Schedule> {
+        lock(&self.schedule)
+    }
+}
+
+impl Schedule {
+    fn put(&mut self, id: u64, due: Moment) {
+        if let Some((old, _)) = self.cells.get_mut(&id) {
+            self.due.remove(&(*old, id));
+            *old = due;
+            self.due.insert((due, id));
+        }
+    }
+
+    /// Everything to be looked at now.
+    fn take_due(&mut self, now: Moment) -> Vec<(u64, Arc<LeaseCell>)> {
+        let ids: Vec<u64> = self.due.range(..=(now, u64::MAX)).map(|(_, id)| *id).collect();
+        ids.into_iter().map(|id| (id, self.cells[&id].1.clone())).collect()
+    }
+}
+
+/// When a new lease needs attention for the first time.
+fn first_look(cell: &LeaseCell) -> Moment {
+    let state = cell.state();
+    let noted = cell.granted_at + NOTED_AFTER;
+    let ends = state.belief.valid_until();
+    state.renew_at.into_iter().chain(state.plan.at_most_until).fold(noted.min(ends), Moment::min)
+}
+
+/// One renewal on its way.
+struct Sent {
+    id: u64,
+    cell: Arc<LeaseCell>,
+    renewal: Renewal,
+}
+
+/// The tending task.
+pub(crate) async fn tend(core: Arc<Core>, ended: CancellationToken) {
+    let mut passes = FuturesUnordered::new();
+    let mut writing_notes = FuturesUnordered::new();
+    let mut count_at = Moment::now() + COUNTED_EVERY;
+    loop {
+        let now = Moment::now();
+        let mut due = look(&core, now);
+        while !due.is_empty() {
+            let rest = due.split_off(due.len().min(PASS_SIZE));
+            passes.push(renew(&core, std::mem::replace(&mut due, rest)));
+        }
+        let counting = now >= count_at;
+        if writing_notes.is_empty() && (counting || !core.leases.lock().notes.is_empty()) {
+            writing_notes.push(core.flush());
+            count_at = now + COUNTED_EVERY;
+        }
+        let next = {
+            let mut schedule = core.leases.lock();
+            let next = schedule.due.first().map_or(count_at, |(due, _)| (*due).min(count_at));
+            schedule.looks_at = Some(next);
+            next
+        };
+        tokio::select! {
+            Some((asked_at, sent, answers)) = passes.next(), if !passes.is_empty() => {
+                for (sent, answer) in sent.into_iter().zip(answers) {
+                    take_answer(&core, &sent, asked_at, answer);
+                }
+            }
+            Some(()) = writing_notes.next(), if !writing_notes.is_empty() => {}
+            () = sleep_until(Some(next)) => {}
+            () = core.leases.woken.notified() => {}
+            () = ended.cancelled() => {
+                core.flush().await;
+                return;
+            }
+        }
+    }
+}
+
+/// Looks at every lease that is due. Returns those to renew, earliest deadline first.
+fn look(core: &Core, now: Moment) -> Vec<Sent> {
+    let due = core.leases.lock().take_due(now + PASS);
+    let mut to_renew = Vec::new();
+    for (id, cell) in due {
+        let mut state = cell.state();
+        if !state.noted && now >= cell.granted_at + NOTED_AFTER {
+            state.noted = true;
+            core.note(Note::Tell(lock_event(&cell, &state.owner.to_string(), EventKind::Granted, "")));
+            core.note(Note::Enter {
+                name: cell.name.clone(),
+                holder: cell.token.holder_id(),
+                lasts: state.ttl.duration(),
+            });
+        }
+        let renew_at = state.renew_at.filter(|_| !state.renewing);
+        let step = state.plan.next_step(&state.belief, renew_at, now + PASS);
+        let look_again = match step {
+            Step::Renew => {
+                state.renewing = true;
+                let renewal = cell.renewal(&state);
+                to_renew.push((state.belief.valid_until(), Sent { id, cell: cell.clone(), renewal }));
+                state.belief.valid_until()
+            }
+            Step::Sleep(until) => until,
+            // The pass looks a little ahead; the end itself is never told early.
+            Step::Lost | Step::MaxHold if !over_by(&state, now) => {
+                state.belief.valid_until().min(state.plan.at_most_until.unwrap_or(state.belief.valid_until()))
+            }
+            Step::Lost | Step::MaxHold => {
+                let why = if step == Step::Lost { LossReason::Expired } else { LossReason::MaxHold };
+                drop(state);
+                core.lose(id, &cell, why);
+                continue;
+            }
+        };
+        let unnoted = (!state.noted).then_some(cell.granted_at + NOTED_AFTER);
+        drop(state);
+        core.leases.lock().put(id, unnoted.map_or(look_again, |at| at.min(look_again)));
+    }
+    to_renew.sort_by_key(|(deadline, _)| *deadline);
+    to_renew.into_iter().map(|(_, sent)| sent).collect()
+}
+
+fn over_by(state: &super::lease_cell::LeaseState, now: Moment) -> bool {
+    !state.belief.is_valid(now) || state.plan.at_most_until.is_some_and(|end| now >= end)
+}
+
+async fn renew(core: &Core, sent: Vec<Sent>) -> (Moment, Vec<Sent>, Vec<Renewed>) {
+    let renewals: Vec<Renewal> = sent.iter().map(|s| s.renewal.clone()).collect();
+    let asked_at = Moment::now();
+    let answered = tokio::time::timeout(core.options.answer_within, core.store.renew(&renewals)).await;
+    let answers =
+        answered.unwrap_or_else(|_| vec![Renewed::Unknown(StoreError::from(StoreErrorKind::NoAnswer)); renewals.len()]);
+    (asked_at, sent, answers)
+}
+
+fn take_answer(core: &Core, sent: &Sent, asked_at: Moment, answer: Renewed) {
+    let (id, cell) = (sent.id, &sent.cell);
+    let now = Moment::now();
+    let mut state = cell.state();
+    state.renewing = false;
+    match answer {
+        Renewed::Renewed => {
+            if !state.belief.renewed(now, asked_at, sent.renewal.ttl.duration()) {
+                drop(state);
+                return core.lose(id, cell, LossReason::Expired);
+            }
+            if sent.renewal.rewrite.as_ref() == Some(&state.owner) && sent.renewal.ttl == state.ttl {
+                state.rewrite = false;
+            }
+            state.renew_at = state.plan.every.map(|every| asked_at + every);
+            if state.rewrite {
+                state.renew_at = Some(now);
+            }
+            let slack = now.until(state.belief.valid_until());
+            if state.noted {
+                let lasts = state.ttl.duration();
+                core.note(Note::Enter { name: cell.name.clone(), holder: cell.token.holder_id(), lasts });
+            }
+            drop(state);
+            tracing::trace!(name = %cell.name, ?slack, "renewed");
+            core.observe(&Transition::Renewed { name: cell.name.as_str(), slack });
+        }
+        Renewed::Lost => {
+            drop(state);
+            return core.lose(id, cell, LossReason::Gone);
+        }
+        Renewed::Revoked => {
+            drop(state);
+            return core.lose(id, cell, LossReason::Revoked);
+        }
+        Renewed::Unknown(error) => {
+            // Neither renewed nor lost: ask again soon, until the deadline.
+            let pause = state.ttl.duration() / 20;
+            state.renew_at = Some(now + pause.clamp(Duration::from_millis(5), Duration::from_secs(1)));
+            drop(state);
+            tracing::warn!(name = %cell.name, %error, "a renewal was not answered");
+            core.observe(&Transition::StoreFailed { operation: crate::Operation::Renew, kind: error.kind() });
+        }
+    }
+    core.leases.touch(id);
+}
+
+impl Core {
+    /// Tells the holder that its lease is over. The lock itself is given back when the holder has
+    /// stopped, that is, when its guard is dropped: before that, work may still be going on.
+    pub(crate) fn lose(&self, id: u64, cell: &LeaseCell, why: LossReason) {
+        let mut state = cell.state();
+        state.belief.give_up();
+        if state.lost.is_some() {
+            return;
+        }
+        state.lost = Some(why);
+        let (noted, owner) = (state.noted, state.owner.to_string());
+        drop(state);
+        cell.lost.cancel();
+        self.leases.remove_from_schedule(id);
+        self.stats.lost_leases.add_one();
+        tracing::warn!(name = %cell.name, holder = %cell.token.holder_id(), %why, "lease lost");
+        self.observe(&Transition::Lost { name: cell.name.as_str(), why });
+        if noted {
+            self.note(Note::Tell(lock_event(cell, &owner, EventKind::Lost, &why.to_string())));
+        }
+    }
+}
+
+impl Leases {
+    /// A lost lease needs no more looks, but its guard lives.
+    fn remove_from_schedule(&self, id: u64) {
+        let mut schedule = self.lock();
+        if let Some((due, _)) = schedule.cells.get(&id) {
+            let key = (*due, id);
+            schedule.due.remove(&key);
+        }
+    }
+}
+
+/// What the fleet is told of a lease.
+pub(crate) fn lock_event(cell: &LeaseCell, owner: &str, kind: EventKind, reason: &str) -> LockEvent {
+    LockEvent {
+        kind,
+        name: cell.name.to_string(),
+        owner: owner.to_owned(),
+        holder_id: cell.token.holder_id().to_string(),
+        fence: cell.fence.map(crate::Fence::get),
+        at_ms: wall_ms(),
+        reason: reason.to_owned(),
+    }
+}

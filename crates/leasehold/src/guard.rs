@@ -1,0 +1,245 @@
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::Moment;
+use crate::engine::Alive;
+use crate::engine::lease_cell::{LeaseCell, NewLease};
+use crate::error::{Error, Operation};
+use crate::event::LossReason;
+use crate::facts::{Fence, HolderId, LockName, Token, Ttl};
+use crate::lease;
+use crate::store::{Grant, Renewed};
+
+/// Holds a lock. Dropping it gives the lock up, in the background; [`Guard::release`] waits until
+/// that is done.
+///
+/// While it lives the lease is renewed (unless that was switched off). Should the lease be lost all
+/// the same, [`Guard::lost`] tells at once: the work must stop then, because somebody else may hold
+/// the lock soon.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// let locks = leasehold::LockManager::connect("memory:").await?;
+/// let guard = locks.lock("order:42").await?;
+/// tokio::select! {
+///     why = guard.lost() => return Err(leasehold::Error::Lost { name: guard.name().clone(), why }),
+///     () = pay(guard.fence()) => {}
+/// }
+/// guard.release().await?;
+/// # Ok(()) }
+/// # async fn pay(_: Option<leasehold::Fence>) {}
+/// ```
+#[must_use = "dropping the guard gives the lock up"]
+pub struct Guard {
+    held: Option<Tended>,
+}
+
+struct Tended {
+    alive: Arc<Alive>,
+    cell: Arc<LeaseCell>,
+    id: u64,
+}
+
+impl Guard {
+    pub(crate) fn begin(alive: Arc<Alive>, lease: NewLease, grant: &Grant, confirm: bool) -> Self {
+        let cell = Arc::new(LeaseCell::new(lease, grant, confirm));
+        let id = alive.0.leases.insert(&cell);
+        Self { held: Some(Tended { alive, cell, id }) }
+    }
+
+    pub(crate) fn unprotected(alive: Arc<Alive>, cell: Arc<LeaseCell>) -> Self {
+        Self { held: Some(Tended { alive, cell, id: u64::MAX }) }
+    }
+
+    /// The lock.
+    pub fn name(&self) -> &LockName {
+        &self.cell().name
+    }
+
+    /// The secret that renews and releases it.
+    pub fn token(&self) -> &Token {
+        &self.cell().token
+    }
+
+    /// This holder's public id.
+    pub fn holder_id(&self) -> HolderId {
+        self.cell().token.holder_id()
+    }
+
+    /// The fence of this grant: higher than that of every grant of this name before. `None` when it
+    /// was asked for [`unfenced`](crate::LockRequest::unfenced), or is unprotected.
+    pub fn fence(&self) -> Option<Fence> {
+        self.cell().fence.filter(|_| self.cell().fenced)
+    }
+
+    /// Until when the lease is proven; every renewal moves it.
+    pub fn valid_until(&self) -> Moment {
+        self.cell().state().belief.valid_until()
+    }
+
+    /// Whether the lease is proven at this moment.
+    pub fn is_valid(&self) -> bool {
+        !self.cell().protected || self.cell().is_valid(Moment::now())
+    }
+
+    /// `false`: the store was unreachable and the policy is to go on without a lock. Somebody else
+    /// may be at work too.
+    pub fn is_protected(&self) -> bool {
+        self.cell().protected
+    }
+
+    /// Waits until the lease is lost, and says why.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: the loss stays told.
+    pub async fn lost(&self) -> LossReason {
+        self.cell().lost.cancelled().await;
+        self.cell().state().lost.unwrap_or(LossReason::Expired)
+    }
+
+    /// Why the lease was lost, if it was.
+    pub fn loss(&self) -> Option<LossReason> {
+        self.cell().state().lost
+    }
+
+    /// Is cancelled when the lease is lost: for work that already listens to such a token.
+    pub fn lost_token(&self) -> CancellationToken {
+        self.cell().lost.clone()
+    }
+
+    /// Waits until somebody asks this holder to come to an end soon, and says why. The lease stays
+    /// valid.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: the request stays told.
+    pub async fn asked_to_finish(&self) -> String {
+        self.cell().finish.cancelled().await;
+        self.cell().state().finish_reason.clone().unwrap_or_default()
+    }
+
+    /// Prolongs the lease to `ttl` from now, and keeps renewing to that. It never shortens the
+    /// present lease.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] when the lease is over, [`Error::Store`] when the store did not answer (the
+    /// lease is as valid as before), [`Error::Invalid`] for a ttl out of bounds.
+    ///
+    /// # Cancel safety
+    /// Dropped before the answer, the lease may have been prolonged or not; both are safe.
+    pub async fn extend(&self, ttl: Duration) -> Result<(), Error> {
+        let ttl = Ttl::new(ttl)?;
+        let Tended { alive, cell, id } = self.tended();
+        let (core, id) = (&alive.0, *id);
+        let lost = |why| Error::Lost { name: cell.name.clone(), why };
+        if !cell.protected {
+            return Ok(());
+        }
+        let renewal = {
+            let mut state = cell.state();
+            if let Some(why) = state.lost {
+                return Err(lost(why));
+            }
+            state.ttl = ttl;
+            state.rewrite = true;
+            state.plan.every = state.plan.every.map(|_| core.options.renew_every(ttl));
+            cell.renewal(&state)
+        };
+        let asked_at = Moment::now();
+        let answer = core.within(async { Ok(core.store.renew(&[renewal]).await.pop()) }).await;
+        let now = Moment::now();
+        match answer {
+            Ok(Some(Renewed::Renewed)) => {
+                let mut state = cell.state();
+                let believed = state.belief.renewed(now, asked_at, ttl.duration());
+                state.rewrite = false;
+                state.renew_at = state.plan.every.map(|every| asked_at + every);
+                drop(state);
+                if !believed {
+                    core.lose(id, cell, LossReason::Expired);
+                    return Err(lost(LossReason::Expired));
+                }
+                core.leases.touch(id);
+                Ok(())
+            }
+            Ok(Some(Renewed::Lost)) => {
+                core.lose(id, cell, LossReason::Gone);
+                Err(lost(LossReason::Gone))
+            }
+            Ok(Some(Renewed::Revoked)) => {
+                core.lose(id, cell, LossReason::Revoked);
+                Err(lost(LossReason::Revoked))
+            }
+            Ok(Some(Renewed::Unknown(error))) | Err(error) => {
+                core.leases.touch(id);
+                Err(core.store_error(Operation::Renew, &cell.name, error))
+            }
+            Ok(None) => Err(core.store_error(Operation::Renew, &cell.name, crate::store::StoreErrorKind::Other.into())),
+        }
+    }
+
+    /// Gives the lock back. `true`: it was ours until now. `false`: it was not ours any more, and
+    /// nothing was touched.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer; the release goes on in the background, and
+    /// if everything fails, in the journal.
+    ///
+    /// # Cancel safety
+    /// Dropped before the answer, the release goes on in the background.
+    pub async fn release(mut self) -> Result<bool, Error> {
+        let Tended { alive, cell, id } = self.held.take().expect("a guard holds until it is released");
+        alive.0.release(id, cell).await
+    }
+
+    /// Lets go of the guard and keeps the lease: it is renewed no more and ends by its ttl, unless
+    /// whoever has its token renews or releases it. For handing a lock to another process.
+    pub fn into_token(mut self) -> Token {
+        let Tended { alive, cell, id } = self.held.take().expect("a guard holds until it is released");
+        alive.0.leases.remove(id);
+        cell.token.clone()
+    }
+
+    /// How long the lease is still proven.
+    pub fn remaining(&self) -> Duration {
+        Moment::now().until(self.valid_until())
+    }
+
+    fn tended(&self) -> &Tended {
+        self.held.as_ref().expect("a guard holds until it is released")
+    }
+
+    fn cell(&self) -> &LeaseCell {
+        &self.tended().cell
+    }
+}
+
+impl Drop for Guard {
+    /// Hands the release to the background: `drop` cannot await, and blocking here could stall the
+    /// very runtime that has to answer.
+    fn drop(&mut self) {
+        if let Some(Tended { alive, cell, id }) = self.held.take() {
+            alive.0.release_in_background(id, cell);
+        }
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard")
+            .field("name", self.name())
+            .field("holder", &self.holder_id())
+            .field("fence", &self.fence())
+            .field("remaining", &self.remaining())
+            .finish_non_exhaustive()
+    }
+}
+
+impl crate::options::Options {
+    /// A third of the ttl: two renewals can fail before the lease is in danger.
+    pub(crate) fn renew_every(&self, ttl: Ttl) -> Duration {
+        (ttl.duration() / 3).min(self.heartbeat).max(lease::drift(ttl.duration()))
+    }
+}

@@ -1,0 +1,205 @@
+//! What could not be done is written down: releases that failed by all means, and work that ran
+//! without protection. One small file per entry, synced to disk, readable by its owner alone
+//! (an entry carries the token, or it could not be replayed).
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::facts::Token;
+
+/// The journal of one directory. Several processes may share it.
+#[derive(Debug, Clone)]
+pub struct Journal {
+    dir: PathBuf,
+}
+
+/// Something that somebody may have to look at.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct JournalEntry {
+    /// Names the entry.
+    pub id: String,
+    /// What happened.
+    pub kind: JournalKind,
+    /// To which lock.
+    pub name: String,
+    /// In which store, without its secrets.
+    pub store: String,
+    /// In which namespace.
+    pub namespace: String,
+    /// Who held it.
+    pub owner: String,
+    /// The holder's public id.
+    pub holder_id: String,
+    /// Its fence, if it had one.
+    pub fence: Option<u64>,
+    /// Its lease, in milliseconds: after that the store has forgotten it by itself.
+    pub ttl_ms: u64,
+    /// When, in wall-clock milliseconds.
+    pub at_ms: u64,
+    /// Why.
+    pub why: String,
+    token: Option<String>,
+}
+
+/// The kinds of [`JournalEntry`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum JournalKind {
+    /// A lock could not be released; it is when the entry is replayed, or when its lease ends.
+    Unreleased,
+    /// Work ran without protection.
+    Unprotected,
+}
+
+impl JournalEntry {
+    pub(crate) fn new(kind: JournalKind, token: &Token) -> Self {
+        let at_ms = crate::clock::wall_ms();
+        Self {
+            id: format!("{at_ms}-{}", token.holder_id()),
+            kind,
+            name: String::new(),
+            store: String::new(),
+            namespace: String::new(),
+            owner: String::new(),
+            holder_id: token.holder_id().to_string(),
+            fence: None,
+            ttl_ms: 0,
+            at_ms,
+            why: String::new(),
+            token: (kind == JournalKind::Unreleased).then(|| token.reveal().to_owned()),
+        }
+    }
+
+    pub(crate) fn token(&self) -> Option<Token> {
+        Token::parse(self.token.as_deref()?).ok()
+    }
+}
+
+impl std::fmt::Debug for JournalEntry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("JournalEntry")
+            .field("id", &self.id)
+            .field("kind", &self.kind)
+            .field("name", &self.name)
+            .field("owner", &self.owner)
+            .field("why", &self.why)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Journal {
+    /// A journal in this directory, which is made when the first entry is written.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self { dir: dir.into() }
+    }
+
+    /// Where it is.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Every entry that has not been settled, oldest first. A file that cannot be read is passed
+    /// over with a warning.
+    ///
+    /// # Errors
+    /// When the directory exists and cannot be read.
+    pub fn entries(&self) -> io::Result<Vec<JournalEntry>> {
+        let listing = match fs::read_dir(&self.dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            listing => listing?,
+        };
+        let mut entries = Vec::new();
+        for file in listing {
+            let path = file?.path();
+            if path.extension().is_none_or(|ext| ext != "json") {
+                continue;
+            }
+            match fs::read(&path).map(|text| serde_json::from_slice(&text)) {
+                Ok(Ok(entry)) => entries.push(entry),
+                // Settled by another process meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Ok(Err(error)) => tracing::warn!(path = %path.display(), %error, "unreadable journal entry"),
+                Err(error) => tracing::warn!(path = %path.display(), %error, "unreadable journal entry"),
+            }
+        }
+        entries.sort_by(|a: &JournalEntry, b| (a.at_ms, &a.id).cmp(&(b.at_ms, &b.id)));
+        Ok(entries)
+    }
+
+    /// Takes an entry out. `false`: there is no such entry (any more).
+    ///
+    /// # Errors
+    /// When the file cannot be removed.
+    pub fn settle(&self, id: &str) -> io::Result<bool> {
+        if id.contains(['/', '.']) {
+            return Ok(false);
+        }
+        match fs::remove_file(self.path(id)) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Written whole and synced, or not at all.
+    pub(crate) fn write(&self, entry: &JournalEntry) -> io::Result<()> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
+        let partial = self.dir.join(format!("{}.partial", entry.id));
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
+        file.write_all(&serde_json::to_vec(entry)?)?;
+        file.sync_all()?;
+        fs::rename(&partial, self.path(&entry.id))?;
+        File::open(&self.dir)?.sync_all()
+    }
+
+    fn path(&self, id: &str) -> PathBuf {
+        self.dir.join(format!("{id}.json"))
+    }
+}
+
+/// `$XDG_STATE_HOME/leasehold/journal`, else below the home directory; `None` without either.
+pub(crate) fn default_dir() -> Option<PathBuf> {
+    let from = |var: &str| std::env::var_os(var).map(PathBuf::from).filter(|p| p.is_absolute());
+    let state = from("XDG_STATE_HOME").or_else(|| Some(from("HOME")?.join(".local/state")))?;
+    Some(state.join("leasehold/journal"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn entries_survive_and_are_settled_once() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let journal = Journal::new(dir.path().join("deep/journal"));
+        assert_eq!(journal.entries().expect("none yet"), []);
+        let token = Token::random();
+        let entry = JournalEntry { name: "a".into(), ..JournalEntry::new(JournalKind::Unreleased, &token) };
+        journal.write(&entry).expect("written");
+        let mode = fs::metadata(journal.path(&entry.id)).expect("a file").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "nobody else may read the token");
+        assert_eq!(journal.entries().expect("one"), std::slice::from_ref(&entry));
+        assert_eq!(entry.token(), Some(token.clone()));
+        assert!(!format!("{entry:?}").contains(token.reveal()));
+        assert!(!journal.settle("../escape").expect("refused"));
+        assert!(journal.settle(&entry.id).expect("settled"));
+        assert!(!journal.settle(&entry.id).expect("settled before"));
+    }
+
+    #[test]
+    fn a_broken_file_hides_no_other() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let journal = Journal::new(dir.path());
+        fs::write(dir.path().join("broken.json"), "{").expect("written");
+        journal.write(&JournalEntry::new(JournalKind::Unprotected, &Token::random())).expect("written");
+        assert_eq!(journal.entries().expect("one").len(), 1);
+    }
+}

@@ -1,0 +1,353 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use crate::clock::{Moment, wall_ms};
+use crate::engine::{Alive, Core};
+use crate::error::{Error, Operation};
+use crate::event::{EventKind, LockEvent};
+use crate::facts::{HolderId, Invalid, LockName, Token, Ttl};
+use crate::guard::Guard;
+use crate::journal::Journal;
+use crate::options::Options;
+use crate::request::LockRequest;
+use crate::stats::Statistics;
+use crate::store::memory::MemoryStore;
+use crate::store::{
+    Asked, Cursor, EvictMode, Evicted, Holder, Note, Page, Release, Renewal, Renewed, SharedStore, StoreError,
+    StoreErrorKind, Waiter,
+};
+
+/// The way to locks in one store. Cheap to clone; all clones share one connection, one renewal
+/// pass and one place in every queue.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// use leasehold::LockManager;
+///
+/// let locks = LockManager::connect("memory:").await?;
+/// let guard = locks.lock("nightly-report").await?;
+/// assert!(locks.is_locked("nightly-report").await?);
+/// assert!(locks.try_lock("nightly-report").await?.is_none(), "one at a time");
+/// guard.release().await?;
+/// locks.shutdown().await;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct LockManager {
+    alive: Arc<Alive>,
+}
+
+/// What a store knows of one lock: the answer to "why can I not have it?".
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LockInfo {
+    /// The lock.
+    pub name: LockName,
+    /// Who holds it; `None` when it is free.
+    pub holder: Option<Holder>,
+    /// Who waits, in order.
+    pub waiters: Vec<Waiter>,
+}
+
+impl LockManager {
+    /// Opens the store that a URL names, with the default options:
+    /// `sqlite:` (the default file) or `sqlite:PATH`, `redis://[user:password@]host[:port][/db]`,
+    /// or `memory:`.
+    ///
+    /// # Errors
+    /// [`Error::Connect`] when the URL makes no sense or the store cannot be used.
+    pub async fn connect(url: &str) -> Result<Self, Error> {
+        Self::connect_with(url, Options::default()).await
+    }
+
+    /// Opens the store that a URL names.
+    ///
+    /// # Errors
+    /// [`Error::Connect`] when the URL makes no sense or the store cannot be used.
+    pub async fn connect_with(url: &str, options: Options) -> Result<Self, Error> {
+        let connect = |source| Error::Connect { store: without_secrets(url), source };
+        let (scheme, _rest) = url.split_once(':').unwrap_or((url, ""));
+        let store: SharedStore = match scheme {
+            "memory" => Arc::new(MemoryStore::new()),
+            _ => {
+                let known = "use sqlite:, sqlite:PATH, redis://HOST:PORT or memory:";
+                return Err(connect(StoreError::new(StoreErrorKind::Refused, known)));
+            }
+        };
+        Ok(Self::with_store(store, options))
+    }
+
+    /// On a store that is open already. Must be called inside a tokio runtime, which runs the
+    /// background tasks.
+    pub fn with_store(store: SharedStore, options: Options) -> Self {
+        Self { alive: Core::start(store, options) }
+    }
+
+    /// Asks for a lock: await the request, or first say more about it. By default it waits without
+    /// limit, has a fence, and is renewed while the guard lives.
+    pub fn lock<N>(&self, name: N) -> LockRequest
+    where
+        N: TryInto<LockName, Error = Invalid>,
+    {
+        LockRequest::new(self.alive.clone(), name.try_into())
+    }
+
+    /// Takes the lock if it is free: `None` when somebody else holds it.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer, which is not the same as "held".
+    pub async fn try_lock<N>(&self, name: N) -> Result<Option<Guard>, Error>
+    where
+        N: TryInto<LockName, Error = Invalid>,
+    {
+        self.lock(name).no_wait().optional().await
+    }
+
+    /// Runs work under a lock; see [`LockRequest::run`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let locks = leasehold::LockManager::connect("memory:").await?;
+    /// let paid = locks.with_lock("order:42", async |guard| {
+    ///     println!("paying under fence {:?}", guard.fence());
+    ///     17
+    /// }).await?;
+    /// assert_eq!(paid, 17);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Whatever kept the lock from being acquired, or [`Error::Lost`].
+    pub async fn with_lock<N, T>(&self, name: N, work: impl AsyncFnOnce(&Guard) -> T) -> Result<T, Error>
+    where
+        N: TryInto<LockName, Error = Invalid>,
+    {
+        self.lock(name).run(work).await
+    }
+
+    /// Whether anybody holds a lock.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub async fn is_locked<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<bool, Error> {
+        Ok(self.holder(name).await?.is_some())
+    }
+
+    /// Who holds a lock.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub async fn holder<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<Option<Holder>, Error> {
+        let name = name.try_into()?;
+        self.look(&name, self.core().store.holder(&name)).await
+    }
+
+    /// How long a lock's lease still runs; `None` when it is free or has no end.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub async fn ttl_left<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<Option<Duration>, Error> {
+        Ok(self.holder(name).await?.and_then(|holder| holder.ttl_left))
+    }
+
+    /// Who holds a lock and who waits for it.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub async fn info<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<LockInfo, Error> {
+        let name = name.try_into()?;
+        let holder = self.look(&name, self.core().store.holder(&name)).await?;
+        let waiters = self.look(&name, self.core().store.queue(&name)).await?;
+        Ok(LockInfo { name, holder, waiters })
+    }
+
+    /// A page of the locks whose names begin with `prefix`, at most about `limit` of them; go on
+    /// with the cursor of the page before.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer, or does not know the cursor.
+    pub async fn list(&self, prefix: &str, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
+        let name = LockName::new(if prefix.is_empty() { "*" } else { prefix })?;
+        self.look(&name, self.core().store.list(prefix, after, limit.clamp(1, 10_000))).await
+    }
+
+    /// Locks held for longer than half a second, from the store's index: cheap however many keys
+    /// the store holds, and complete for holders that are leasehold's.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub async fn long_held(&self) -> Result<Vec<(LockName, Holder)>, Error> {
+        let name = LockName::new("*")?;
+        self.look(&name, self.core().store.long_held()).await
+    }
+
+    /// Takes a lock away from the holder that was looked at ([`Holder::id`]), and from nobody else.
+    /// The reason goes to whoever follows the events.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub async fn evict<N>(&self, name: N, holder: HolderId, mode: EvictMode, reason: &str) -> Result<Evicted, Error>
+    where
+        N: TryInto<LockName, Error = Invalid>,
+    {
+        let (core, name) = (self.core(), name.try_into()?);
+        let outcome = core.within(core.store.evict(&name, holder, mode)).await;
+        let outcome = outcome.map_err(|e| core.store_error(Operation::Evict, &name, e))?;
+        match &outcome {
+            Evicted::Done(old) => {
+                core.stats.evictions.add_one();
+                tracing::warn!(%name, %holder, owner = %old.owner, ?mode, reason, "evicted");
+                let kind = if mode == EvictMode::Force { EventKind::Forced } else { EventKind::Revoked };
+                core.note(Note::Tell(LockEvent {
+                    kind,
+                    name: name.to_string(),
+                    owner: old.owner.to_string(),
+                    holder_id: holder.to_string(),
+                    fence: old.fence.map(crate::Fence::get),
+                    at_ms: wall_ms(),
+                    reason: reason.to_owned(),
+                }));
+            }
+            Evicted::ChangedHands(now) => {
+                tracing::info!(%name, %holder, now = %now.id, "not evicted: it has changed hands");
+            }
+            Evicted::Free | Evicted::Foreign(_) => {}
+        }
+        Ok(outcome)
+    }
+
+    /// Asks the holder that was looked at to come to an end soon. It keeps the lock until it does.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub async fn ask_to_finish<N>(&self, name: N, holder: HolderId, reason: &str) -> Result<Asked, Error>
+    where
+        N: TryInto<LockName, Error = Invalid>,
+    {
+        let (core, name) = (self.core(), name.try_into()?);
+        let outcome = core.within(core.store.ask_to_finish(&name, holder, reason)).await;
+        outcome.map_err(|e| core.store_error(Operation::AskToFinish, &name, e))
+    }
+
+    /// Releases a lock by its token, without a guard: for a lease that was handed on with
+    /// [`Guard::into_token`]. `false`: it is not that token's (any more), and nothing was touched.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub async fn release_token<N>(&self, name: N, token: &Token) -> Result<bool, Error>
+    where
+        N: TryInto<LockName, Error = Invalid>,
+    {
+        let (core, name) = (self.core(), name.try_into()?);
+        let answer = core.within(core.store.release(&name, token)).await;
+        let answer = answer.map_err(|e| core.store_error(Operation::Release, &name, e))?;
+        if answer == Release::NotOwner {
+            core.stats.ownership_violations.add_one();
+            tracing::warn!(%name, holder = %token.holder_id(), "released a lock that was not ours; nothing was touched");
+        }
+        Ok(answer == Release::Released)
+    }
+
+    /// Renews a lease by its token, without a guard.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] when it is not that token's (any more) or was revoked, [`Error::Store`] when
+    /// the store did not answer.
+    pub async fn renew_token<N>(&self, name: N, token: &Token, ttl: Ttl) -> Result<Moment, Error>
+    where
+        N: TryInto<LockName, Error = Invalid>,
+    {
+        use crate::event::LossReason;
+        let (core, name) = (self.core(), name.try_into()?);
+        let renewal = Renewal { name: name.clone(), token: token.clone(), fence: None, ttl, rewrite: None };
+        let asked_at = Moment::now();
+        let answer = core.within(async { Ok(core.store.renew(&[renewal]).await.pop()) }).await;
+        match answer {
+            Ok(Some(Renewed::Renewed)) => Ok(asked_at + ttl.duration()),
+            Ok(Some(Renewed::Lost)) => Err(Error::Lost { name, why: LossReason::Gone }),
+            Ok(Some(Renewed::Revoked)) => Err(Error::Lost { name, why: LossReason::Revoked }),
+            Ok(Some(Renewed::Unknown(error))) | Err(error) => Err(core.store_error(Operation::Renew, &name, error)),
+            Ok(None) => Err(core.store_error(Operation::Renew, &name, StoreErrorKind::Other.into())),
+        }
+    }
+
+    /// Events of the whole fleet from now on. A follower that does not keep up misses some.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub async fn events(&self) -> Result<mpsc::Receiver<LockEvent>, Error> {
+        let name = LockName::new("*")?;
+        self.look(&name, self.core().store.follow()).await
+    }
+
+    /// What this manager counted.
+    pub fn statistics(&self) -> Statistics {
+        self.core().stats.snapshot()
+    }
+
+    /// What the whole fleet counted, at most some seconds old.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub async fn fleet_counters(&self) -> Result<Vec<(String, u64)>, Error> {
+        let name = LockName::new("*")?;
+        self.look(&name, self.core().store.counters()).await
+    }
+
+    /// The journal of what could not be done, if one is kept.
+    pub fn journal(&self) -> Option<&Journal> {
+        self.core().journal.as_ref()
+    }
+
+    /// Does now what the journal says is still to be done; it also happens by itself whenever the
+    /// store comes back. Returns how many entries were settled.
+    pub async fn replay_journal(&self) -> usize {
+        self.core().replay_journal().await
+    }
+
+    /// Which store this is, without its secrets.
+    pub fn store(&self) -> String {
+        self.core().store.describe()
+    }
+
+    /// Lets nothing new begin, tells every holder that its lease is over, and waits until all locks
+    /// are given back, at most one ttl.
+    pub async fn shutdown(&self) {
+        self.core().drain(self.core().options.ttl.duration()).await;
+    }
+
+    async fn look<T>(&self, name: &LockName, ask: impl Future<Output = Result<T, StoreError>>) -> Result<T, Error> {
+        let core = self.core();
+        core.within(ask).await.map_err(|e| core.store_error(Operation::Inspect, name, e))
+    }
+
+    fn core(&self) -> &Arc<Core> {
+        &self.alive.0
+    }
+}
+
+impl std::fmt::Debug for LockManager {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LockManager").field("store", &self.store()).finish_non_exhaustive()
+    }
+}
+
+/// A URL as it may be shown: without user and password, and without query.
+fn without_secrets(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let rest = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    let rest = rest.split_once('?').map_or(rest, |(path, _)| path);
+    format!("{scheme}://{rest}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_is_shown_without_its_secrets() {
+        assert_eq!(without_secrets("redis://u:p@ss@h:1/0?password=x"), "redis://h:1/0");
+        assert_eq!(without_secrets("sqlite:a/b.db"), "sqlite:a/b.db");
+    }
+}

@@ -1,0 +1,180 @@
+use std::future::IntoFuture;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::Alive;
+use crate::engine::acquiring::{self, Wait, Wish};
+use crate::error::Error;
+use crate::facts::{Invalid, LockName, Owner, Ttl};
+use crate::guard::Guard;
+
+/// A request for a lock, read like a sentence and sent by awaiting it.
+///
+/// ```
+/// # use std::time::Duration;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// let locks = leasehold::LockManager::connect("memory:").await?;
+/// let guard = locks.lock("billing/invoice-42").ttl(Duration::from_secs(10)).wait_up_to(Duration::from_secs(5)).await?;
+/// # drop(guard); Ok(()) }
+/// ```
+#[must_use = "a request does nothing until it is awaited"]
+pub struct LockRequest {
+    alive: Arc<Alive>,
+    wish: Result<Wish, Invalid>,
+    renew: bool,
+}
+
+impl LockRequest {
+    pub(crate) fn new(alive: Arc<Alive>, name: Result<LockName, Invalid>) -> Self {
+        let options = &alive.0.options;
+        // A name that has no key is refused here, like one that is malformed.
+        let name = name.and_then(|name| options.keys.key(&name).map(|_| name));
+        let wish = name.map(|name| Wish {
+            name,
+            ttl: options.ttl,
+            owner: options.owner.clone(),
+            fenced: true,
+            renew_every: None,
+            max_hold: None,
+            wait: Wait::Forever,
+            retry_every: None,
+            ownerless: false,
+        });
+        Self { alive, wish, renew: true }
+    }
+
+    /// How long the store keeps the lease when nobody renews it. 30 s unless the manager was told
+    /// otherwise.
+    pub fn ttl(self, ttl: Duration) -> Self {
+        self.with(|wish| {
+            wish.ttl = Ttl::new(ttl)?;
+            Ok(())
+        })
+    }
+
+    /// Waits at most so long, then answers [`Error::NotAcquired`]. Without this it waits without
+    /// limit.
+    pub fn wait_up_to(self, wait: Duration) -> Self {
+        self.with(|wish| {
+            wish.wait = if wait.is_zero() { Wait::Not } else { Wait::UpTo(wait) };
+            Ok(())
+        })
+    }
+
+    /// Does not wait: [`Error::NotAcquired`] at once when somebody else holds the lock.
+    pub fn no_wait(self) -> Self {
+        self.wait_up_to(Duration::ZERO)
+    }
+
+    /// What people read who ask for the holder: a task name. Host and process id are added.
+    pub fn owner(self, task: impl AsRef<str>) -> Self {
+        self.with(|wish| {
+            wish.owner = Owner::named(task)?;
+            Ok(())
+        })
+    }
+
+    /// Whether the lease is renewed for as long as the guard lives (the default), or ends after its
+    /// ttl.
+    pub fn renew(mut self, renew: bool) -> Self {
+        self.renew = renew;
+        self
+    }
+
+    /// The longest time the lock may be held, renewals included: after that it counts as lost.
+    pub fn max_hold(self, hold: Duration) -> Self {
+        self.with(|wish| {
+            wish.max_hold = Some(hold);
+            Ok(())
+        })
+    }
+
+    /// Without a fence: a little cheaper, for work whose result nobody could check a fence against.
+    pub fn unfenced(self) -> Self {
+        self.with(|wish| {
+            wish.fenced = false;
+            Ok(())
+        })
+    }
+
+    /// The pause between two looks where a waiter has to poll. Without this it grows from the
+    /// manager's `poll_interval` to its `max_poll_interval`.
+    pub fn retry_every(self, pause: Duration) -> Self {
+        self.with(|wish| {
+            wish.retry_every = Some(pause);
+            Ok(())
+        })
+    }
+
+    /// A lease that belongs to no process: no death of ours ends it, only its ttl. For a token that
+    /// is handed to somebody else; see [`Guard::into_token`].
+    pub fn ownerless(self) -> Self {
+        self.with(|wish| {
+            wish.ownerless = true;
+            Ok(())
+        })
+    }
+
+    /// The guard, or `None` when somebody else holds the lock (and the time to wait is over).
+    ///
+    /// # Errors
+    /// As awaiting the request, but for [`Error::NotAcquired`].
+    pub async fn optional(self) -> Result<Option<Guard>, Error> {
+        match self.await {
+            Ok(guard) => Ok(Some(guard)),
+            Err(Error::NotAcquired { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Runs work under the lock: released afterwards in any case; cancelled, with [`Error::Lost`],
+    /// when the lease is lost.
+    ///
+    /// # Errors
+    /// Whatever kept the lock from being acquired, or [`Error::Lost`]. A release that fails does not
+    /// hide the work's result: it goes on in the background.
+    ///
+    /// # Cancel safety
+    /// Dropped, the work is dropped first and the lock is released in the background.
+    pub async fn run<T>(self, work: impl AsyncFnOnce(&Guard) -> T) -> Result<T, Error> {
+        let guard = self.await?;
+        let done = tokio::select! {
+            // Lost first: work must not take another step once the lease is over.
+            biased;
+            why = guard.lost() => Err(Error::Lost { name: guard.name().clone(), why }),
+            result = work(&guard) => Ok(result),
+        };
+        if let Err(error) = guard.release().await {
+            tracing::warn!(%error, "the work is done; its lock is released in the background");
+        }
+        done
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Wish) -> Result<(), Invalid>) -> Self {
+        if let Ok(wish) = &mut self.wish
+            && let Err(invalid) = change(wish)
+        {
+            self.wish = Err(invalid);
+        }
+        self
+    }
+}
+
+impl IntoFuture for LockRequest {
+    type Output = Result<Guard, Error>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    /// Sends the request.
+    ///
+    /// # Cancel safety
+    /// Dropped at any point, it keeps no lock: what the store may have granted is given back in the
+    /// background.
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let mut wish = self.wish?;
+            wish.renew_every = self.renew.then(|| self.alive.0.options.renew_every(wish.ttl));
+            acquiring::acquire(&self.alive, wish).await
+        })
+    }
+}
