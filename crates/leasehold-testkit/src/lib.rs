@@ -7,6 +7,7 @@
 mod arena;
 pub mod board;
 pub mod history;
+pub mod job;
 pub mod proxy;
 mod random;
 mod resp;

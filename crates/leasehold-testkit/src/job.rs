@@ -1,0 +1,51 @@
+//! What a worker process is told to do.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// The worker's one argument.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Job {
+    /// Which store.
+    pub url: String,
+    /// Which lock.
+    pub name: String,
+    /// How long a lease lasts without renewal.
+    pub ttl_ms: u64,
+    /// How long to wait for the lock, each time.
+    pub wait_ms: u64,
+    /// Managers (each its own connection and place in the queue).
+    pub managers: usize,
+    /// Tasks on each manager.
+    pub tasks: usize,
+    /// Grants each task is after.
+    pub cycles: usize,
+    /// Time inside, in microseconds.
+    pub inside_us: u64,
+    /// A file of its own for the history.
+    pub history: PathBuf,
+    /// Whether to wait for the line `go` before the first request.
+    pub on_go: bool,
+    /// Whether to hold on to the first grant until told `release` (or killed).
+    pub hold: bool,
+}
+
+impl Job {
+    /// One task that takes the lock once.
+    pub fn new(url: impl Into<String>, name: &str, history: PathBuf) -> Self {
+        Self {
+            url: url.into(),
+            name: name.to_owned(),
+            ttl_ms: 2_000,
+            wait_ms: 60_000,
+            managers: 1,
+            tasks: 1,
+            cycles: 1,
+            inside_us: 0,
+            history,
+            on_go: false,
+            hold: false,
+        }
+    }
+}
