@@ -1,2 +1,262 @@
-//! placeholder
-fn main() {}
+//! The project's commands. `cargo xtask` prints them; `CONTRIBUTING.md` and `.ci/run` only point here.
+
+mod board;
+mod steps;
+mod tools;
+mod workspace;
+
+use std::process::ExitCode;
+
+use steps::Step;
+use tools::Tools;
+use workspace::{Failure, Workspace};
+
+/// One command: its line in the list, and what it runs.
+struct Entry {
+    name: &'static str,
+    arguments: &'static str,
+    summary: &'static str,
+    run: fn(&Workspace, &[String]) -> Result<(), Failure>,
+}
+
+const ENTRIES: &[Entry] = &[
+    Entry {
+        name: "test",
+        arguments: "[--quick]",
+        summary: "install what is missing, then format, lint, docs and tests, on Redis and on Valkey",
+        run: test,
+    },
+    Entry {
+        name: "board",
+        arguments: "[ROW...]",
+        summary: "run the fault board in full (or the rows named, such as F01) and print its figures",
+        run: board,
+    },
+    Entry { name: "bench", arguments: "[--quick]", summary: "measure our speed against the peers'", run: bench },
+    Entry {
+        name: "coverage",
+        arguments: "",
+        summary: "fail when the tests reach less than 90 % of the library's lines",
+        run: coverage,
+    },
+    Entry {
+        name: "explore",
+        arguments: "",
+        summary: "walk every reachable state of the lock's state machine",
+        run: explore,
+    },
+    Entry {
+        name: "deny",
+        arguments: "[--advisories]",
+        summary: "check the dependencies' licences and sources (and, with network, advisories)",
+        run: deny,
+    },
+    Entry {
+        name: "valkey",
+        arguments: "",
+        summary: "print the path of a Valkey server, installing it when needed",
+        run: valkey,
+    },
+];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let Some((name, rest)) = arguments.split_first() else {
+        print!("{}", list());
+        return ExitCode::SUCCESS;
+    };
+    if matches!(name.as_str(), "help" | "--help" | "-h") {
+        print!("{}", list());
+        return ExitCode::SUCCESS;
+    }
+    let Some(entry) = ENTRIES.iter().find(|entry| entry.name == name) else {
+        eprint!("there is no command `{name}`\n\n{}", list());
+        return ExitCode::from(2);
+    };
+    match Workspace::from_env().and_then(|workspace| (entry.run)(&workspace, rest)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Usage(reason)) => {
+            eprintln!("{reason}\n\nusage: cargo xtask {} {}", entry.name, entry.arguments);
+            ExitCode::from(2)
+        }
+        Err(Failure::Failed(reason)) => {
+            eprintln!("xtask: {reason}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The list of commands, one line each.
+fn list() -> String {
+    let mut text = String::from("cargo xtask COMMAND\n\n");
+    for Entry { name, arguments, summary, .. } in ENTRIES {
+        let call = format!("{name} {arguments}");
+        text.push_str(&format!("  {call:<22}  {summary}\n"));
+    }
+    text
+}
+
+fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    let quick = flag(arguments, "--quick")?;
+    let tools = Tools::new(workspace);
+    tools.cargo_components()?;
+    tools.c_compiler()?;
+    tools.redis_server()?;
+    // Python and Valkey come from a package index that not every machine reaches. What cannot run
+    // without them is listed as skipped, with the reason, instead of failing code that is in order.
+    let python = tools.python();
+    let valkey = if quick { Err(by_request()) } else { tools.valkey() };
+
+    let mut docs = workspace.cargo(&["doc", "--workspace", "--no-deps"]);
+    docs.env("RUSTDOCFLAGS", "-D warnings");
+    let mut tests = workspace.cargo(&["test", "--workspace"]);
+    let mut tests_on_valkey = workspace.cargo(&["test", "-p", "leasehold-testkit"]);
+    if let Ok(python) = &python {
+        tests.env("LEASEHOLD_TEST_PYTHON", python);
+        tests_on_valkey.env("LEASEHOLD_TEST_PYTHON", python);
+    }
+    let mut plan = vec![
+        Step::run("format", workspace.cargo(&["fmt", "--all", "--check"])),
+        Step::run("lint", workspace.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
+        if quick { Step::skip("docs", by_request()) } else { Step::run("docs", docs) },
+        Step::run("tests", tests),
+        match valkey {
+            Ok(server) => {
+                tests_on_valkey.env("LEASEHOLD_TEST_SERVER", server);
+                Step::run("tests on Valkey", tests_on_valkey)
+            }
+            Err(reason) => Step::skip("tests on Valkey", reason),
+        },
+    ];
+    if let Err(reason) = python {
+        plan.push(Step::skip("tests with Python", reason));
+    }
+    steps::run_all(workspace, plan)
+}
+
+fn by_request() -> Failure {
+    Failure::Failed(String::from("--quick"))
+}
+
+fn board(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    let rows = board::parse_rows(arguments)?;
+    let tools = Tools::new(workspace);
+    tools.c_compiler()?;
+    tools.redis_server()?;
+
+    let file = workspace.target.join("board.txt");
+    board::start_afresh(&file)?;
+    let mut command = workspace.cargo(&["test", "--release", "-p", "leasehold-testkit", "--"]);
+    command.args(["--nocapture", "--test-threads=1"]);
+    command.args(rows.iter().map(|row| board::test_filter(row)));
+    command.env("LEASEHOLD_BOARD", "full").env("LEASEHOLD_BOARD_FILE", &file);
+    if let Ok(python) = tools.python() {
+        command.env("LEASEHOLD_TEST_PYTHON", python);
+    }
+    let ran = steps::run_one(workspace, command);
+    // A row that failed has often said why in its line, so the table comes before the verdict.
+    let missing = board::print(&file, &rows)?;
+    ran?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::Failed(format!("no figure was printed for {}", missing.join(", "))))
+}
+
+fn bench(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    let quick = flag(arguments, "--quick")?;
+    let tools = Tools::new(workspace);
+    tools.c_compiler()?;
+    tools.redis_server()?;
+    let mut command = workspace.cargo(&["run", "--release", "-p", "leasehold-bench", "--"]);
+    if quick {
+        command.arg("--quick");
+    }
+    steps::run_one(workspace, command)
+}
+
+fn coverage(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    none(arguments)?;
+    let tools = Tools::new(workspace);
+    tools.c_compiler()?;
+    tools.redis_server()?;
+    let mut command = workspace.command(&tools.cargo_tool("cargo-tarpaulin")?);
+    command.args(["tarpaulin", "--workspace", "--skip-clean", "--target-dir"]);
+    // A directory of its own: other compiler flags would rebuild everything in the usual one.
+    command.arg(workspace.target.join("coverage"));
+    command.args(["--include-files", "crates/leasehold/src/*", "--fail-under", "90"]);
+    // Counters in the code, not a debugger: tests that stop and kill workers would confuse one.
+    command.args(["--engine", "llvm"]);
+    // Worker processes count too, and a test may be silent for longer than the minute allowed.
+    command.args(["--follow-exec", "--timeout", "600"]);
+    if let Ok(python) = tools.python() {
+        command.env("LEASEHOLD_TEST_PYTHON", python);
+    }
+    steps::run_one(workspace, command)
+}
+
+fn explore(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    none(arguments)?;
+    let mut command = workspace.cargo(&["test", "--release", "-p", "leasehold", "--lib"]);
+    command.args(["explore", "--", "--nocapture"]);
+    steps::run_one(workspace, command)
+}
+
+fn deny(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    let advisories = flag(arguments, "--advisories")?;
+    let mut command = workspace.command(&Tools::new(workspace).cargo_tool("cargo-deny")?);
+    command.args(["deny", "check", "bans", "licenses", "sources"]);
+    if advisories {
+        command.arg("advisories");
+    }
+    steps::run_one(workspace, command)
+}
+
+fn valkey(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    none(arguments)?;
+    println!("{}", Tools::new(workspace).valkey()?.display());
+    Ok(())
+}
+
+/// Whether the one flag a command knows was given; anything else is refused.
+fn flag(arguments: &[String], known: &str) -> Result<bool, Failure> {
+    match arguments.iter().find(|argument| *argument != known) {
+        Some(other) => Err(Failure::Usage(format!("`{other}` is not known here"))),
+        None => Ok(!arguments.is_empty()),
+    }
+}
+
+/// Refuses arguments where a command takes none.
+fn none(arguments: &[String]) -> Result<(), Failure> {
+    match arguments.first() {
+        Some(other) => Err(Failure::Usage(format!("`{other}` is not known here"))),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contributing_lists_exactly_these_commands() {
+        let page = include_str!("../../CONTRIBUTING.md");
+        let listed: Vec<&str> = page.lines().filter(|line| line.starts_with("| `cargo xtask ")).collect();
+        let expected: Vec<String> = ENTRIES
+            .iter()
+            .map(|Entry { name, arguments, summary, .. }| {
+                let call = format!("{name} {arguments}");
+                format!("| `cargo xtask {}` | {summary} |", call.trim_end())
+            })
+            .collect();
+        assert_eq!(listed, expected);
+    }
+
+    #[test]
+    fn a_flag_is_the_known_one_or_refused() {
+        assert!(matches!(flag(&[], "--quick"), Ok(false)));
+        assert!(matches!(flag(&["--quick".into()], "--quick"), Ok(true)));
+        assert!(matches!(flag(&["--quik".into()], "--quick"), Err(Failure::Usage(_))));
+        assert!(matches!(none(&["x".into()]), Err(Failure::Usage(_))));
+    }
+}

