@@ -1,2 +1,48 @@
-//! placeholder
-fn main() {}
+//! Our speed against the peers', in one run and one table. Every figure is a ratio to a peer that
+//! was measured in the same round; rounds are interleaved, and the median is given.
+
+mod handoff;
+mod release_loop;
+mod throughput;
+
+use leasehold_testkit::RedisServer;
+
+/// How much is measured.
+#[derive(Clone, Copy)]
+struct Size {
+    rounds: usize,
+    /// Seconds one contender runs in one round.
+    seconds: f64,
+    handoffs: usize,
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let size = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["--quick"] => Size { rounds: 5, seconds: 0.5, handoffs: 1_000 },
+        [] => Size { rounds: 15, seconds: 2.0, handoffs: 10_000 },
+        _ => {
+            eprintln!("usage: leasehold-bench [--quick]");
+            std::process::exit(2);
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let server = RedisServer::start().await;
+        println!("{} rounds, interleaved; medians of ratios within a round\n", size.rounds);
+        throughput::run(&server, size).await;
+        release_loop::run(&server, size).await;
+        handoff::run(size).await;
+    });
+}
+
+/// The middle one.
+fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers[numbers.len() / 2]
+}
+
+/// A line of the table: what it is, the figure, the bound, and whether it holds.
+fn row(what: &str, figure: f64, bound: &str, holds: bool) {
+    println!("{:<52} {figure:>8.2}   {bound:<10} {}", what, if holds { "ok" } else { "MISSED" });
+}

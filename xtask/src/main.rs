@@ -168,7 +168,8 @@ fn bench(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let tools = Tools::new(workspace);
     tools.c_compiler()?;
     tools.redis_server()?;
-    let mut command = workspace.cargo(&["run", "--release", "-p", "leasehold-bench", "--"]);
+    let mut command =
+        workspace.cargo(&["run", "--release", "--manifest-path", "bench/Cargo.toml", "--target-dir", "target", "--"]);
     if quick {
         command.arg("--quick");
     }
