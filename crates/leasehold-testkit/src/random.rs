@@ -1,0 +1,27 @@
+//! Numbers that differ, and numbers that can be had again.
+
+use std::hash::{BuildHasher, RandomState};
+
+/// A number nobody can foresee.
+pub(crate) fn random_u64() -> u64 {
+    // The standard library seeds every `RandomState` differently.
+    RandomState::new().hash_one(0)
+}
+
+/// SplitMix64: the same seed gives the same numbers.
+#[derive(Debug)]
+pub(crate) struct Sequence(u64);
+
+impl Sequence {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}

@@ -1,0 +1,12 @@
+//! Signals to processes the kit started.
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Signals a child that was not waited for yet, so that its id cannot be somebody else's.
+pub(crate) fn send_signal(pid: u32, signal: Signal) {
+    let pid = i32::try_from(pid)
+        .ok()
+        .and_then(Pid::from_raw)
+        .expect("a child's id is positive");
+    kill_process(pid, signal).expect("a child of ours takes signals");
+}
