@@ -16,6 +16,7 @@ use crate::facts::{Fence, HolderId, LockName, Owner, Token, Ttl};
 
 pub mod error;
 pub mod memory;
+pub mod redis;
 
 pub use error::{StoreError, StoreErrorKind};
 
@@ -344,9 +345,9 @@ pub trait Store: Inspect + Send + Sync + 'static {
     /// The messages for this process. To be taken once, by whoever runs the waiting rooms.
     fn pushes(&self) -> mpsc::UnboundedReceiver<Push>;
 
-    /// How many claims of this process stand in line, and the shortest ttl among them: a store
-    /// that has to prove that its messages arrive does so only while somebody waits.
-    fn waiting(&self, _claims: usize, _shortest: Option<Ttl>) {}
+    /// How many claims of this process stand in line, the best position and the shortest ttl among
+    /// them: a store that has to prove that its messages arrive does so only while somebody waits.
+    fn waiting(&self, _claims: usize, _nearest: usize, _shortest: Option<Ttl>) {}
 
     /// Notes for people who look: never needed by the lock path, whose calls never fail by it.
     async fn note(&self, _notes: Vec<Note>) -> Result<(), StoreError> {
