@@ -16,6 +16,7 @@ use crate::facts::{Fence, HolderId, LockName, Owner, Token, Ttl};
 
 mod error;
 pub mod memory;
+pub mod redis;
 
 pub use error::{StoreError, StoreErrorKind};
 

@@ -1,0 +1,202 @@
+//! Keeps one connection up: notices that it broke, makes another, says that messages may have been
+//! missed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use super::RedisOptions;
+use super::conn::{Conn, Identity};
+use super::ear::Ear;
+use crate::facts::Fence;
+use crate::store::{Push, StoreError, StoreErrorKind};
+
+/// The first pause between two attempts, and the longest.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// A connection that broke sooner than this is not replaced at once.
+const SHORT_LIFE: Duration = Duration::from_secs(1);
+
+/// The way to the server.
+pub(super) struct Link {
+    client: redis::Client,
+    pub(super) options: RedisOptions,
+    pub(super) inbox: String,
+    state: watch::Sender<State>,
+    pub(super) tell: mpsc::UnboundedSender<Push>,
+    /// The highest fence this process saw.
+    seen: Arc<AtomicU64>,
+    pub(super) stop: CancellationToken,
+    pid: u32,
+}
+
+#[derive(Clone)]
+pub(super) enum State {
+    Up(Arc<Conn>),
+    /// With what the last attempt came to.
+    Down(StoreError),
+    Closed,
+}
+
+impl Link {
+    /// Makes the first connection, and keeps one up from then on.
+    pub(super) async fn connect(
+        client: redis::Client,
+        options: RedisOptions,
+        inbox: String,
+        tell: mpsc::UnboundedSender<Push>,
+    ) -> Result<Arc<Self>, StoreError> {
+        let link = Arc::new(Self {
+            client,
+            options,
+            inbox,
+            state: watch::Sender::new(State::Down(StoreErrorKind::Unreachable.into())),
+            tell,
+            seen: Arc::default(),
+            stop: CancellationToken::new(),
+            pid: std::process::id(),
+        });
+        let conn = link.open(None).await?;
+        link.state.send_replace(State::Up(conn.clone()));
+        tokio::spawn(link.clone().keep_up(conn));
+        Ok(link)
+    }
+
+    /// The connection; while there is none, waits for one as long as for an answer.
+    pub(super) async fn conn(&self) -> Result<Arc<Conn>, StoreError> {
+        // Before anything else: a lock held by the parent at the fork is held for ever here.
+        if std::process::id() != self.pid {
+            return Err(StoreErrorKind::Forked.into());
+        }
+        match &*self.state.borrow() {
+            State::Up(conn) => return Ok(conn.clone()),
+            State::Closed => return Err(StoreErrorKind::Closed.into()),
+            State::Down(_) => {}
+        }
+        let deadline = Instant::now() + self.options.response_timeout;
+        let mut state = self.state.subscribe();
+        let up = state.wait_for(|state| !matches!(state, State::Down(_)));
+        match timeout_at(deadline, up).await.map(|state| state.map(|s| s.clone())) {
+            Ok(Ok(State::Up(conn))) => Ok(conn),
+            Ok(_) => Err(StoreErrorKind::Closed.into()),
+            Err(_) => match &*self.state.borrow() {
+                State::Up(conn) => Ok(conn.clone()),
+                State::Down(error) => Err(error.clone()),
+                State::Closed => Err(StoreErrorKind::Closed.into()),
+            },
+        }
+    }
+
+    /// Follows the connection as it breaks and comes back.
+    pub(super) fn watch(&self) -> watch::Receiver<State> {
+        self.state.subscribe()
+    }
+
+    /// A connection of its own beside the shared one.
+    pub(super) fn client(&self) -> &redis::Client {
+        &self.client
+    }
+
+    /// The highest fence this process saw.
+    pub(super) fn seen(&self) -> u64 {
+        self.seen.load(Ordering::Acquire)
+    }
+
+    pub(super) fn saw(&self, fence: Fence) {
+        self.seen.fetch_max(fence.get(), Ordering::AcqRel);
+    }
+
+    /// Whether this is still the process that connected.
+    pub(super) fn is_forked(&self) -> bool {
+        std::process::id() != self.pid
+    }
+
+    /// Ends every task, and the connection with its last request.
+    pub(super) fn close(&self) {
+        self.stop.cancel();
+        self.state.send_replace(State::Closed);
+    }
+
+    async fn open(&self, previous: Option<&Identity>) -> Result<Arc<Conn>, StoreError> {
+        let ear = Ear::new(self.seen.clone(), self.tell.clone());
+        let conn = Conn::open(&self.client, &self.options, &self.inbox, ear, self.seen(), previous).await?;
+        Ok(Arc::new(conn))
+    }
+
+    async fn keep_up(self: Arc<Self>, mut conn: Arc<Conn>) {
+        // Kept over attempts: what must not run on is the last connection that was used.
+        loop {
+            let born = Instant::now();
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                () = conn.ear.broken.cancelled() => {}
+            }
+            let previous = conn.identity.clone();
+            tracing::warn!(inbox = %self.inbox, "the connection broke");
+            if !self.set(State::Down(StoreErrorKind::Unreachable.into())) {
+                return;
+            }
+            let short = born.elapsed() < SHORT_LIFE;
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                next = self.reopen(previous.as_ref(), short) => conn = next,
+            }
+            if !self.set(State::Up(conn.clone())) {
+                return;
+            }
+            // Nobody takes the messages: then nobody waits.
+            let _ = self.tell.send(Push::Resync);
+        }
+    }
+
+    /// Tries until a connection stands.
+    async fn reopen(&self, previous: Option<&Identity>, pause_first: bool) -> Arc<Conn> {
+        let mut pause = PAUSE_MIN;
+        if pause_first {
+            sleep(pause).await;
+        }
+        loop {
+            match self.open(previous).await {
+                Ok(conn) => return conn,
+                Err(error) => {
+                    let wait = pause_after(error.kind(), pause);
+                    self.set(State::Down(error));
+                    sleep(wait + wait.mul_f64(random_part())).await;
+                    pause = (pause * 2).min(PAUSE_MAX);
+                }
+            }
+        }
+    }
+
+    /// Changes the state, unless the store was closed meanwhile.
+    fn set(&self, new: State) -> bool {
+        self.state.send_if_modified(|state| {
+            let open = !matches!(state, State::Closed);
+            if open {
+                *state = new;
+            }
+            open
+        })
+    }
+}
+
+/// A server that answers with a refusal is not asked more than about once a second.
+fn pause_after(kind: StoreErrorKind, pause: Duration) -> Duration {
+    use StoreErrorKind as K;
+    match kind {
+        K::NotAuthenticated | K::NotPermitted | K::TooManyClients | K::Refused => PAUSE_MAX,
+        _ => pause,
+    }
+}
+
+/// 0 to 0.25, so that a fleet does not come back in step.
+fn random_part() -> f64 {
+    let mut byte = [0_u8];
+    // Without randomness, without jitter.
+    let _ = getrandom::fill(&mut byte);
+    f64::from(byte[0]) / 1_024.0
+}

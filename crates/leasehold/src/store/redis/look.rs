@@ -1,0 +1,225 @@
+//! The look path: plain commands, never KEYS.
+
+use std::collections::HashSet;
+
+use async_trait::async_trait;
+use redis::{Pipeline, Value};
+use tokio::sync::mpsc;
+
+use super::conn::{Conn, items, number, text};
+use super::errors::{from_server, strange};
+use super::{RedisStore, value};
+use crate::event::LockEvent;
+use crate::facts::{LockName, Owner};
+use crate::store::{Cursor, Holder, Inspect, Page, StoreError, StoreErrorKind, Ticket, Waiter};
+
+/// Keys the server looks at in one SCAN call.
+const SCAN_COUNT: usize = 500;
+/// SCAN calls for one page: a page may come back empty, but it comes back.
+const SCANS_PER_PAGE: usize = 20;
+/// Locks looked at in one write.
+const CHUNK: usize = 500;
+
+#[async_trait]
+impl Inspect for RedisStore {
+    fn describe(&self) -> String {
+        self.described.clone()
+    }
+
+    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, StoreError> {
+        let keys = self.lock_keys(name)?;
+        let conn = self.link.conn().await?;
+        self.look_at(&conn, keys.lock()).await
+    }
+
+    async fn list(&self, prefix: &str, after: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
+        let prefixes = self.keys.key_prefixes(prefix);
+        let (mut which, mut cursor) = match &after {
+            None => (0, 0),
+            Some(after) => read_cursor(after.as_str(), prefixes.len())
+                .ok_or_else(|| StoreError::new(StoreErrorKind::Refused, "a cursor that no page gave"))?,
+        };
+        let conn = self.link.conn().await?;
+        let mut seen = HashSet::new();
+        let mut locks = Vec::new();
+        let mut next = None;
+        let mut count = limit.clamp(10, SCAN_COUNT);
+        for _ in 0..SCANS_PER_PAGE {
+            let (cursor_after, mut found) = scan(&conn, &prefixes[which], cursor, count).await?;
+            found.retain(|key| seen.insert(key.clone()));
+            let found = self.names(found).filter(|(name, _)| name.as_str().starts_with(prefix)).collect();
+            locks.extend(self.check(&conn, found).await?);
+            if locks.is_empty() {
+                count = SCAN_COUNT;
+            }
+            cursor = cursor_after;
+            if cursor == 0 {
+                which += 1;
+            }
+            next = (which < prefixes.len()).then(|| Cursor(format!("{which}.{cursor}")));
+            if next.is_none() || locks.len() >= limit {
+                break;
+            }
+        }
+        Ok(Page { locks, next })
+    }
+
+    async fn queue(&self, name: &LockName) -> Result<Vec<Waiter>, StoreError> {
+        let keys = self.lock_keys(name)?;
+        let conn = self.link.conn().await?;
+        let mut cmd = redis::cmd("ZRANGE");
+        cmd.arg(keys.queue()).arg(0).arg(-1).arg("WITHSCORES");
+        let entries = items(conn.ask(&cmd).await?.reply, "ZRANGE")?;
+        Ok(entries.iter().filter_map(waiter).collect())
+    }
+
+    async fn long_held(&self) -> Result<Vec<(LockName, Holder)>, StoreError> {
+        let conn = self.link.conn().await?;
+        let indexed = self.indexed(&conn).await?;
+        let mut seen = HashSet::new();
+        let keyed = indexed.iter().filter(|(name, _)| seen.insert(name)).filter_map(|(name, _)| {
+            let key = self.keys.key(name).ok()?;
+            Some((name.clone(), key))
+        });
+        let found = self.check(&conn, keyed.collect()).await?;
+        // The index is a hint: a lock that changed hands since is its new holder's to enter.
+        let entered: HashSet<_> = indexed.into_iter().collect();
+        Ok(found.into_iter().filter(|(name, holder)| entered.contains(&(name.clone(), holder.id))).collect())
+    }
+
+    async fn counters(&self) -> Result<Vec<(String, u64)>, StoreError> {
+        let conn = self.link.conn().await?;
+        let mut cmd = redis::cmd("HGETALL");
+        cmd.arg(&self.shared.stats);
+        let Value::Map(fields) = conn.ask(&cmd).await?.reply else { return Err(strange("HGETALL")) };
+        let mut counters: Vec<_> =
+            fields.iter().filter_map(|(name, count)| Some((text(name)?, number(count)?))).collect();
+        counters.sort();
+        Ok(counters)
+    }
+
+    async fn follow(&self) -> Result<mpsc::Receiver<LockEvent>, StoreError> {
+        self.follow_events().await
+    }
+}
+
+impl RedisStore {
+    /// Who holds the lock at a key.
+    pub(super) async fn look_at(&self, conn: &Conn, key: &str) -> Result<Option<Holder>, StoreError> {
+        let replies = look(conn, &[key]).await?;
+        replies.into_iter().next().ok_or_else(|| strange("GET"))?
+    }
+
+    /// Looks at each lock itself; those that are free by now are left out.
+    async fn check(&self, conn: &Conn, locks: Vec<(LockName, String)>) -> Result<Vec<(LockName, Holder)>, StoreError> {
+        let mut held = Vec::with_capacity(locks.len());
+        for chunk in locks.chunks(CHUNK) {
+            let keys: Vec<&str> = chunk.iter().map(|(_, key)| key.as_str()).collect();
+            for ((name, _), holder) in chunk.iter().zip(look(conn, &keys).await?) {
+                if let Some(holder) = holder? {
+                    held.push((name.clone(), holder));
+                }
+            }
+        }
+        Ok(held)
+    }
+
+    /// Names of the keys that are locks of this key space.
+    fn names(&self, keys: Vec<String>) -> impl Iterator<Item = (LockName, String)> {
+        keys.into_iter().filter_map(|key| Some((self.keys.name(&key)?, key)))
+    }
+}
+
+/// GET, PTTL and TYPE of each key in one write.
+async fn look(conn: &Conn, keys: &[&str]) -> Result<Vec<Result<Option<Holder>, StoreError>>, StoreError> {
+    let mut pipe = Pipeline::with_capacity(keys.len() * 3);
+    for key in keys {
+        pipe.cmd("GET").arg(key);
+        pipe.cmd("PTTL").arg(key);
+        pipe.cmd("TYPE").arg(key);
+    }
+    let replies = conn.ask_all(&pipe).await?.reply;
+    Ok(replies.chunks_exact(3).map(|found| seen(&found[0], &found[1], &found[2])).collect())
+}
+
+fn seen(value: &Value, left: &Value, kind: &Value) -> Result<Option<Holder>, StoreError> {
+    let left = match left {
+        Value::Int(-2) => return Ok(None),
+        Value::Int(ms) => *ms,
+        Value::ServerError(error) => return Err(from_server(error)),
+        _ => return Err(strange("PTTL")),
+    };
+    match value {
+        Value::Nil => Ok(None),
+        Value::BulkString(value) => Ok(Some(value::holder(value, left))),
+        // Not a string: foreign, and all there is to say of it is its type.
+        Value::ServerError(error) if from_server(error).kind() == StoreErrorKind::WrongType => {
+            Ok(text(kind).map(|kind| value::holder(kind.as_bytes(), left)))
+        }
+        Value::ServerError(error) => Err(from_server(error)),
+        _ => Err(strange("GET")),
+    }
+}
+
+async fn scan(conn: &Conn, prefix: &str, cursor: u64, count: usize) -> Result<(u64, Vec<String>), StoreError> {
+    let mut cmd = redis::cmd("SCAN");
+    cmd.arg(cursor).arg("MATCH").arg(escape(prefix) + "*").arg("COUNT").arg(count).arg("TYPE").arg("string");
+    let reply = items(conn.ask(&cmd).await?.reply, "SCAN")?;
+    match <[Value; 2]>::try_from(reply) {
+        Ok([next, Value::Array(keys)]) => {
+            let next = number(&next).ok_or_else(|| strange("SCAN"))?;
+            Ok((next, keys.iter().filter_map(text).collect()))
+        }
+        _ => Err(strange("SCAN")),
+    }
+}
+
+/// A text that matches itself only, as a pattern.
+fn escape(text: &str) -> String {
+    let mut pattern = String::with_capacity(text.len());
+    for c in text.chars() {
+        if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^') {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    pattern
+}
+
+/// `<which beginning of keys>.<the server's cursor>`
+fn read_cursor(text: &str, prefixes: usize) -> Option<(usize, u64)> {
+    let (which, cursor) = text.split_once('.')?;
+    Some((which.parse().ok().filter(|w| *w < prefixes)?, cursor.parse().ok()?))
+}
+
+/// Reads `[entry, ticket]`, the entry being `token inbox ttl since owner…`.
+fn waiter(pair: &Value) -> Option<Waiter> {
+    let Value::Array(pair) = pair else { return None };
+    let [entry, Value::Double(ticket)] = pair.as_slice() else { return None };
+    let entry = text(entry)?;
+    let mut fields = entry.splitn(5, ' ').skip(1);
+    let inbox = fields.next()?;
+    let since_ms = fields.nth(1)?.parse().ok()?;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a whole number below 2^53")]
+    let ticket = Ticket(*ticket as u64);
+    Some(Waiter { ticket, owner: Owner::from_wire(fields.next()?), since_ms, listens: inbox != value::NO_INBOX })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_is_not_a_pattern() {
+        assert_eq!(escape("a*b?[c]\\^"), "a\\*b\\?\\[c\\]\\\\\\^");
+        assert_eq!(escape("order:42"), "order:42");
+    }
+
+    #[test]
+    fn only_cursors_that_a_page_gave_are_read() {
+        assert_eq!(read_cursor("1.77", 2), Some((1, 77)));
+        for bad in ["", "1", "2.0", "x.1", "1.x", "1.-1"] {
+            assert_eq!(read_cursor(bad, 2), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,66 @@
+-- Takes the lock or stands in line for it. Idempotent on the token.
+-- KEYS lock queue fence polls
+-- ARGV token inbox ttl_ms since_ms owner ticket(0: none yet) provisional_ms queue_ttl_ms seen_fence
+-- replies {"granted", fence}                             for ttl_ms from this call on
+--         {"queued", ticket, position, ms_left, value}   value: the holder's, or nothing
+--         {"again", ticket}
+--         {"revoked"}                                    it was granted and revoked since: release it
+-- errors  OOM, FENCE: nothing was granted
+--#head
+local token, inbox, ttl, provisional = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[7])
+local value = redis.pcall('GET', lock)
+if type(value) == 'table' then value = redis.call('TYPE', lock).ok end -- not even a string: foreign
+
+if value and value:sub(7, 38) == token then
+  -- Sent twice, or granted by a push that was lost: confirm.
+  if value:sub(5, 5) == 'R' then return {'revoked'} end
+  if redis.call('PEXPIRE', lock, ttl, 'GT') == 0 and redis.call('PTTL', lock) == -1 then
+    redis.call('PEXPIRE', lock, ttl)
+  end
+  local fence, err = value:sub(40, 55), nil
+  if fence == '0000000000000000' then
+    fence, err = next_fence(ARGV[9])
+    if not fence then return err end
+    redis.call('SETRANGE', lock, 39, fence)
+  end
+  return {'granted', fence}
+end
+
+if not value and redis.call('EXISTS', queue) == 0 then
+  local fence, err = next_fence(ARGV[9])
+  if not fence then return err end
+  hold(fence, token, inbox, ttl, ARGV[5], ttl)
+  return {'granted', fence}
+end
+
+local me = token .. ' ' .. inbox .. ' ' .. ttl .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
+local ticket, err = redis.call('ZSCORE', queue, me), nil
+if ticket then
+  ticket = string.format('%.0f', ticket)
+else
+  ticket = ARGV[6]
+  if ticket == '0' then ticket, err = next_fence(ARGV[9]) end
+  if not ticket then return err end
+  redis.call('ZADD', queue, ticket, me) -- refused with nothing done when memory is full
+end
+redis.call('PEXPIRE', queue, ARGV[8])
+if inbox == '-' then
+  redis.call('HSET', polls, token, now_ms())
+  redis.call('PEXPIRE', polls, ARGV[8])
+end
+
+if not value then
+  local outcome, extra = hand_off(provisional, me)
+  if outcome == 'me' then return {'granted', extra} end
+  if outcome == 'again' then return {'again', ticket} end
+  if outcome == 'unusable' then return extra end
+  value = redis.call('GET', lock)
+elseif value:sub(1, 4) == 'lh1 ' then
+  if value:sub(5, 5) == '0' then redis.call('SETRANGE', lock, 4, '1') end -- never over R
+  if redis.call('PTTL', lock) == -1 then
+    -- Somebody removed the expiry: a full ttl from now outlasts any belief.
+    local full = value:match('^lh1 . %S+ %d+ %S+ %d+ (%d+)')
+    if full then redis.call('PEXPIRE', lock, full) end
+  end
+end
+return {'queued', ticket, redis.call('ZRANK', queue, me), redis.call('PTTL', lock), value}

@@ -1,0 +1,116 @@
+-- The shared part of the scripts that hand a lock on. Spliced in where a script says `--#head`, after
+-- its fast path: these functions are built anew on every call.
+--
+-- KEYS   lock · queue (sorted set, ticket -> entry) · fence counter · poll marks (hash, token -> server ms)
+-- value  `lh1 <flag> <token> <fence16> <inbox> <since_ms> <ttl_ms> <owner…>`, the token 32 characters
+--        SETRANGE / sub:  flag 4 / 5,5 · token 6 / 7,38 · fence 39 / 40,55 · the rest 56 / 57
+-- entry  `<token> <inbox> <ttl_ms> <since_ms> <owner…>`, fixed for one attempt; inbox `-`: it polls
+-- push   `G <token> <fence> <ms>` granted for so long, confirm · `N <token> <ms>` look again then
+--        `R <token>` revoked · `F <token> <reason…>` please finish
+-- "again"  many dead waiters were passed over, more may follow: send the very same call again
+--
+-- No script deletes, shortens, flags or rewrites a value whose token (of a foreign value: whose hash)
+-- it was not given, but that a waiter turns flag 0 of one of our values into 1.
+--#limits
+local lock, queue, counter, polls = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+
+local function now_us()
+  local t = redis.call('TIME')
+  return t[1] * 1000000 + t[2]
+end
+
+local function now_ms()
+  return string.format('%.0f', math.floor(now_us() / 1000))
+end
+
+-- The next fence, 16 digits; or nil and the error: nothing may be granted.
+local function next_fence(seen)
+  local f = redis.pcall('INCR', counter)
+  if type(f) ~= 'number' then
+    if f.err:find('^ERR') or f.err:find('^WRONGTYPE') then f = {err = 'FENCE the counter is not a number'} end
+    return nil, f
+  end
+  if f < FENCE_SANE_MIN then
+    -- The counter was lost: start above everything anybody can have seen.
+    f = math.max(now_us(), (tonumber(seen) or 0) + 1)
+    redis.call('SET', counter, string.format('%.0f', f))
+  end
+  if f > FENCE_MAX then return nil, {err = 'FENCE the counter is above 2^52'} end
+  return string.format('%016.0f', f)
+end
+
+-- How many heard it. An error (not permitted) counts as "perhaps somebody".
+local function say(inbox, text)
+  local heard = redis.pcall('SPUBLISH', inbox, text)
+  return type(heard) == 'number' and heard or 1
+end
+
+-- Tells the waiter at a rank when to look again.
+local function hint(rank, ms)
+  local waiter = redis.call('ZRANGE', queue, rank, rank)[1]
+  if not waiter then return end
+  local token, inbox = waiter:match('^(%S+) (%S+)')
+  if inbox ~= '-' then say(inbox, 'N ' .. token .. ' ' .. ms) end
+end
+
+-- Writes the holder, for `ms`.
+local function hold(fence, token, inbox, ttl, owner, ms)
+  redis.call('SET', lock, 'lh1 ' .. redis.call('EXISTS', queue) .. ' ' .. token .. ' ' .. fence .. ' ' ..
+    inbox .. ' ' .. now_ms() .. ' ' .. ttl .. ' ' .. owner, 'PX', ms)
+end
+
+-- Gives the lock to the first waiter that is there: take it out and tell it first, write the holder
+-- once. The entry `me` is served by the reply, in full; with `before`, only tickets below it are served.
+-- -> 'me', fence | 'gave' | 'nobody' is left to serve | 'again' | 'unusable', error
+-- Only 'me' and 'gave' touch the lock. A waiter taken out is never put back: ZADD into an emptied queue
+-- would make one that never ends.
+local function hand_off(provisional, me, before)
+  if redis.call('EXISTS', queue) == 0 then return 'nobody' end
+  -- A write that is allowed when memory is full: after it nothing in the script is refused for memory.
+  redis.call('ZREM', queue, '')
+  local fence, err = next_fence()
+  if not fence then return 'unusable', err end
+  for _ = 1, SWEEP do
+    if before then
+      local first = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')[2]
+      if not first or tonumber(first) > before then return 'nobody' end
+    end
+    local waiter = redis.call('ZPOPMIN', queue)[1]
+    if not waiter then return 'nobody' end
+    local token, inbox, ttl, owner = waiter:match('^(%S+) (%S+) (%d+) %d+ (.*)$')
+    local ms, there = math.min(tonumber(ttl), provisional), true
+    if inbox == '-' then
+      local polled = redis.call('HGET', polls, token)
+      redis.call('HDEL', polls, token)
+      there = polled and now_us() / 1000 - polled < POLL_GRACE_MS
+    end
+    if waiter == me then
+      hold(fence, token, inbox, ttl, owner, ttl)
+      return 'me', fence
+    end
+    if inbox ~= '-' then there = say(inbox, 'G ' .. token .. ' ' .. fence .. ' ' .. ms) > 0 end
+    if there then
+      hold(fence, token, inbox, ttl, owner, ms)
+      hint(0, ms)
+      return 'gave'
+    end
+  end
+  return 'again'
+end
+
+-- The holder of the lock is done with it. -> true: handed on, or free
+-- false: again. It stays under its token, but as R, so that no renewal can prolong it, and for a moment
+-- only. The dead stand in front: the first and the last are told, should the caller die now.
+local function pass_on(provisional)
+  local outcome = hand_off(provisional)
+  if outcome == 'gave' then return true end
+  if outcome ~= 'again' then
+    redis.call('DEL', lock)
+    return true
+  end
+  redis.call('SETRANGE', lock, 4, 'R')
+  redis.call('PEXPIRE', lock, provisional, 'LT')
+  hint(0, provisional)
+  hint(-1, provisional)
+  return false
+end

@@ -1,0 +1,16 @@
+-- A try took the lock and found a queue: those who came before it go first.
+-- KEYS lock queue fence polls   ARGV token fence provisional_ms
+-- replies {"ours"}             nobody with an earlier ticket listens
+--         {"held", value|""}   handed on, or it had lapsed
+--         {"revoked"}          release it
+--         {"again"}
+--#head
+local value = redis.pcall('GET', lock)
+if type(value) ~= 'string' or value:sub(7, 38) ~= ARGV[1] then
+  return {'held', type(value) == 'string' and value or ''}
+end
+if value:sub(5, 5) == 'R' then return {'revoked'} end
+local outcome = hand_off(tonumber(ARGV[3]), nil, tonumber(ARGV[2]))
+if outcome == 'gave' then return {'held', redis.call('GET', lock)} end
+if redis.call('EXISTS', queue) == 1 then redis.call('SETRANGE', lock, 4, '1') end
+return {outcome == 'again' and 'again' or 'ours'}

@@ -1,0 +1,281 @@
+//! Locks on a Redis or Valkey server: plain commands while nobody waits, scripts when somebody does.
+//!
+//! One connection carries commands and messages. Each script states its contract in its own file
+//! under `lua/`; what they mean is [`machine`](crate::machine), in Lua.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
+use tokio::sync::{mpsc, watch};
+
+use crate::facts::{HolderId, KeySpace, LockName, Token, Ttl};
+use crate::machine::Limits;
+use crate::store::{
+    Acquire, Asked, Claim, EvictMode, Evicted, Left, Note, Push, Release, Renewal, Renewed, Store, StoreError,
+    StoreErrorKind, Ticket, Try,
+};
+
+mod conn;
+mod ear;
+mod echo;
+mod emergency;
+mod errors;
+mod follow;
+mod keys;
+mod link;
+mod look;
+mod notes;
+mod scripts;
+mod tries;
+mod value;
+mod verbs;
+
+use echo::Waiting;
+use keys::LockKeys;
+use link::Link;
+
+/// How to talk to the server.
+#[derive(Debug, Clone)]
+pub struct RedisOptions {
+    connect_timeout: Duration,
+    response_timeout: Duration,
+    events: bool,
+    limits: Limits,
+}
+
+impl Default for RedisOptions {
+    /// 2 s to connect, 2 s for an answer: longer than a server is usually busy, and short enough for
+    /// a 30 s lease to be renewed by another attempt. Events are published.
+    fn default() -> Self {
+        Self {
+            connect_timeout: Duration::from_secs(2),
+            response_timeout: Duration::from_secs(2),
+            events: true,
+            limits: Limits::DEFAULT,
+        }
+    }
+}
+
+impl RedisOptions {
+    /// How long one attempt to connect may take.
+    pub fn connect_timeout(mut self, limit: Duration) -> Self {
+        self.connect_timeout = limit;
+        self
+    }
+
+    /// How long an answer may take; also how long a request waits for a connection that is down.
+    pub fn response_timeout(mut self, limit: Duration) -> Self {
+        self.response_timeout = limit;
+        self
+    }
+
+    /// Whether to publish what happens to locks, for those who follow.
+    pub fn events(mut self, publish: bool) -> Self {
+        self.events = publish;
+        self
+    }
+
+    /// What a waiter that does not confirm costs, and how long a queue outlives its last waiter.
+    #[doc(hidden)]
+    pub fn limits(mut self, provisional: Duration, queue_ttl: Duration) -> Self {
+        let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
+        self.limits.provisional_ms = ms(provisional);
+        self.limits.queue_ttl_ms = ms(queue_ttl);
+        self
+    }
+}
+
+/// A store on one Redis or Valkey server.
+///
+/// It belongs to the runtime it was connected in, and to the process: after a fork every verb says
+/// so. Dropping it ends its tasks and its connection.
+pub struct RedisStore {
+    link: Arc<Link>,
+    keys: KeySpace,
+    shared: keys::Shared,
+    described: String,
+    waiting: watch::Sender<Waiting>,
+    pushes: Mutex<Option<mpsc::UnboundedReceiver<Push>>>,
+}
+
+impl RedisStore {
+    /// Connects to `redis://[user:password@]host[:port][/database]`.
+    ///
+    /// # Errors
+    /// `Refused` for a URL that cannot be used; otherwise why the server could not be reached or did
+    /// not let us in. Nothing is retried: a store that stands is reconnected, one that never stood is
+    /// not.
+    pub async fn connect(url: &str, keys: KeySpace, options: RedisOptions) -> Result<Self, StoreError> {
+        let info = connection_info(url, &options)?;
+        let described = describe(&info);
+        // Its error texts are about the address only.
+        let client = redis::Client::open(info).map_err(|e| errors::from_redis(&e))?;
+        let (tell, pushes) = mpsc::unbounded_channel();
+        let link = Link::connect(client, options, keys::random_inbox(), tell).await?;
+        let (waiting, watched) = watch::channel(Waiting::default());
+        tokio::spawn(echo::run(link.clone(), watched));
+        let shared = keys::Shared::new(&keys);
+        Ok(Self { link, keys, shared, described, waiting, pushes: Mutex::new(Some(pushes)) })
+    }
+
+    fn lock_keys(&self, name: &LockName) -> Result<LockKeys, StoreError> {
+        LockKeys::new(&self.keys, name)
+    }
+
+    fn limits(&self) -> Limits {
+        self.link.options.limits
+    }
+
+    /// Where this claim's process can be told something.
+    fn inbox(&self, claim: &Claim) -> &str {
+        if claim.listens { &self.link.inbox } else { value::NO_INBOX }
+    }
+}
+
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStore").field("server", &self.described).finish_non_exhaustive()
+    }
+}
+
+impl Drop for RedisStore {
+    fn drop(&mut self) {
+        // A fork's copy ends nothing: the tasks are the parent's.
+        if !self.link.is_forked() {
+            self.link.close();
+        }
+    }
+}
+
+#[async_trait]
+impl Store for RedisStore {
+    async fn try_acquire(&self, claim: &Claim) -> Result<Try, StoreError> {
+        self.ask_try(claim).await
+    }
+
+    async fn acquire(&self, claim: &Claim, ticket: Option<Ticket>) -> Result<Acquire, StoreError> {
+        self.ask_acquire(claim, ticket).await
+    }
+
+    async fn release(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
+        self.ask_release(name, token).await
+    }
+
+    async fn release_emergency(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
+        self.release_without_scripts(name, token).await
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Renewed> {
+        match self.ask_renew(renewals).await {
+            Ok(answers) => answers,
+            Err(error) => renewals.iter().map(|_| Renewed::Unknown(error.clone())).collect(),
+        }
+    }
+
+    async fn leave(&self, claim: &Claim) -> Result<Left, StoreError> {
+        self.ask_leave(claim).await
+    }
+
+    async fn evict(&self, name: &LockName, holder: HolderId, mode: EvictMode) -> Result<Evicted, StoreError> {
+        self.ask_evict(name, holder, mode).await
+    }
+
+    async fn ask_to_finish(&self, name: &LockName, holder: HolderId, reason: &str) -> Result<Asked, StoreError> {
+        self.ask_finish(name, holder, reason).await
+    }
+
+    fn pushes(&self) -> mpsc::UnboundedReceiver<Push> {
+        let taken = self.pushes.lock().unwrap_or_else(PoisonError::into_inner).take();
+        taken.unwrap_or_else(|| mpsc::unbounded_channel().1)
+    }
+
+    fn waiting(&self, claims: usize, nearest: usize, shortest: Option<Ttl>) {
+        self.waiting.send_replace(Waiting { claims, nearest, shortest });
+    }
+
+    async fn note(&self, notes: Vec<Note>) -> Result<(), StoreError> {
+        self.write_notes(&notes).await
+    }
+
+    async fn count(&self, deltas: &[(&'static str, u64)]) -> Result<(), StoreError> {
+        self.add_counts(deltas).await
+    }
+
+    async fn close(&self) {
+        if let Ok(conn) = self.link.conn().await {
+            let mut cmd = redis::cmd("SUNSUBSCRIBE");
+            cmd.arg(&self.link.inbox);
+            // The link is stopped first: the end of our subscription must not make it reconnect.
+            self.link.close();
+            let _ = conn.ask(&cmd).await;
+        }
+        if !self.link.is_forked() {
+            self.link.close();
+        }
+    }
+}
+
+fn connection_info(url: &str, options: &RedisOptions) -> Result<ConnectionInfo, StoreError> {
+    // The parser's own messages can repeat the URL, and with it a password.
+    let refused = |why: &'static str| StoreError::new(StoreErrorKind::Refused, why);
+    if !url.starts_with("redis://") && !url.starts_with("rediss://") {
+        return Err(refused("the URL of a Redis store begins with redis://"));
+    }
+    let info =
+        url.into_connection_info().map_err(|_| refused("not a URL such as redis://user:password@host:6379/0"))?;
+    if !info.addr().is_supported() {
+        return Err(refused("rediss:// needs TLS, which this build does not have"));
+    }
+    let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3).set_skip_set_lib_name();
+    // A peer that vanished without a word is noticed within these even when nothing is asked.
+    let keepalive =
+        TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(2)).with_retries(3);
+    let tcp = TcpSettings::default()
+        .set_nodelay(true)
+        .set_keepalive(keepalive)
+        .set_user_timeout(options.response_timeout.max(Duration::from_secs(1)) * 2);
+    Ok(info.set_redis_settings(settings).set_tcp_settings(tcp))
+}
+
+fn describe(info: &ConnectionInfo) -> String {
+    let host = |host: &str| if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+    let mut text = match info.addr() {
+        ConnectionAddr::Tcp(name, port) => format!("redis://{}:{port}", host(name)),
+        ConnectionAddr::TcpTls { host: name, port, .. } => format!("rediss://{}:{port}", host(name)),
+        _ => "redis:".to_owned(),
+    };
+    if info.redis_settings().db() != 0 {
+        text += &format!("/{}", info.redis_settings().db());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_description_has_no_secret() {
+        for (url, text) in [
+            ("redis://localhost", "redis://localhost:6379"),
+            ("redis://user:hunter2@db.internal:7000/3", "redis://db.internal:7000/3"),
+            ("redis://:hunter2@[::1]:7000", "redis://[::1]:7000"),
+        ] {
+            let info = connection_info(url, &RedisOptions::default()).expect("valid");
+            assert_eq!(describe(&info), text);
+        }
+    }
+
+    #[test]
+    fn urls_that_cannot_be_used_are_refused_without_repeating_them() {
+        for url in ["", "hunter2", "http://hunter2", "redis://", "redis://:hunter2@:x", "rediss://:hunter2@host"] {
+            let error = connection_info(url, &RedisOptions::default()).map(|i| describe(&i)).expect_err(url);
+            assert_eq!(error.kind(), StoreErrorKind::Refused, "{url}");
+            assert!(!error.to_string().contains("hunter2"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! The scripts: one file per verb under `lua/`, each with its contract at its head.
+
+use std::sync::LazyLock;
+
+use redis::Cmd;
+
+use crate::facts::Fence;
+use crate::machine::Limits;
+
+/// A script as the server gets it.
+pub(super) struct Script {
+    text: String,
+    sha: String,
+}
+
+macro_rules! scripts {
+    ($($name:ident $file:literal)*) => {
+        $(pub(super) static $name: LazyLock<Script> = LazyLock::new(|| Script::compose(include_str!($file)));)*
+
+        /// Every script, to be loaded when a connection is made.
+        pub(super) fn all() -> impl Iterator<Item = &'static Script> {
+            [$(&*$name),*].into_iter()
+        }
+    };
+}
+
+scripts! {
+    ACQUIRE "lua/acquire.lua"
+    EVICT "lua/evict.lua"
+    FENCE "lua/fence.lua"
+    FINISH "lua/finish.lua"
+    LEAVE "lua/leave.lua"
+    RAISE "lua/raise.lua"
+    RELEASE "lua/release.lua"
+    RENEW "lua/renew.lua"
+    YIELD "lua/yield.lua"
+}
+
+impl Script {
+    fn compose(verb: &str) -> Self {
+        let Limits { sweep, poll_grace_ms, .. } = Limits::DEFAULT;
+        let limits = format!(
+            "local SWEEP, POLL_GRACE_MS, FENCE_SANE_MIN, FENCE_MAX = {sweep}, {poll_grace_ms}, {}, {}\n",
+            Fence::SANE_MIN,
+            Fence::MAX
+        );
+        let text = verb.replace("--#head\n", include_str!("lua/head.lua")).replace("--#limits\n", &limits);
+        // The server keeps the text for ever: without what only people read.
+        let kept = text.lines().filter(|line| !line.trim_start().starts_with("--"));
+        let text = kept.fold(String::new(), |all, line| all + line + "\n");
+        let sha = sha1_smol::Sha1::from(&text).digest().to_string();
+        Self { text, sha }
+    }
+
+    /// Runs the script the server has under this name.
+    pub(super) fn evalsha(&self) -> Cmd {
+        let mut cmd = Cmd::with_capacity(12, 512);
+        cmd.arg("EVALSHA").arg(&self.sha);
+        cmd
+    }
+
+    /// Runs the script, and leaves it with the server.
+    pub(super) fn eval(&self) -> Cmd {
+        let mut cmd = Cmd::with_capacity(12, self.text.len() + 512);
+        cmd.arg("EVAL").arg(&self.text);
+        cmd
+    }
+
+    pub(super) fn load(&self) -> Cmd {
+        let mut cmd = redis::cmd("SCRIPT");
+        cmd.arg("LOAD").arg(&self.text);
+        cmd
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_script_is_whole() {
+        for script in all() {
+            assert!(!script.text.contains("--#"), "{}", script.text);
+            assert_eq!(script.sha.len(), 40);
+        }
+        assert!(RELEASE.text.contains("local function pass_on"));
+        assert!(RELEASE.text.find("return 'not ours'") < RELEASE.text.find("local function"), "fast path first");
+        assert!(RAISE.text.contains("FENCE_MAX = 200,"));
+    }
+}

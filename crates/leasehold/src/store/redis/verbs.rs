@@ -1,0 +1,224 @@
+//! The other verbs of the lock path: one script each.
+
+use redis::{Cmd, Pipeline, ServerErrorKind, Value};
+
+use super::conn::{Answer, Conn, fence, items, number, text};
+use super::errors::{from_server, strange};
+use super::scripts::{self, Script};
+use super::{RedisStore, value};
+use crate::facts::{HolderId, LockName, Token};
+use crate::store::{
+    Acquire, Asked, Claim, EvictMode, Evicted, Grant, Holder, Left, Place, Release, Renewal, Renewed, StoreError,
+    Ticket,
+};
+
+impl RedisStore {
+    pub(super) async fn ask_acquire(&self, claim: &Claim, ticket: Option<Ticket>) -> Result<Acquire, StoreError> {
+        let keys = self.lock_keys(&claim.name)?;
+        let conn = self.link.conn().await?;
+        let limits = self.limits();
+        let mut ticket = ticket.map_or(0, |t| t.0);
+        loop {
+            let args = |cmd: &mut Cmd| {
+                self.entry(cmd, claim);
+                cmd.arg(ticket).arg(limits.provisional_ms).arg(limits.queue_ttl_ms).arg(self.link.seen());
+            };
+            let Answer { asked_at, reply } = conn.run(&scripts::ACQUIRE, &keys.all(), args).await?;
+            let reply = items(reply, "acquire")?;
+            let given = reply.get(1).and_then(number);
+            match (word(&reply).as_deref(), given) {
+                (Some("granted"), Some(_)) => {
+                    let fence = fence(&reply[1]).ok_or_else(|| strange("acquire"))?;
+                    self.link.saw(fence);
+                    let fence = claim.fenced.then_some(fence);
+                    return Ok(Acquire::Granted(Grant { fence, asked_at, lasts: claim.ttl.duration() }));
+                }
+                (Some("queued"), Some(ticket)) => {
+                    let position = reply.get(2).and_then(number).unwrap_or(0);
+                    let position = usize::try_from(position).unwrap_or(usize::MAX);
+                    let holder = holder_at(&reply, 4, 3);
+                    return Ok(Acquire::Queued(Place { ticket: Ticket(ticket), position, holder }));
+                }
+                (Some("again"), Some(mine)) => ticket = mine,
+                (Some("revoked"), None) => return Ok(Acquire::Revoked),
+                _ => return Err(strange("acquire")),
+            }
+        }
+    }
+
+    pub(super) async fn ask_release(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
+        let keys = self.lock_keys(name)?;
+        let conn = self.link.conn().await?;
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(token.reveal()).arg(self.limits().provisional_ms);
+        };
+        loop {
+            return match text(&conn.run(&scripts::RELEASE, &keys.all(), args).await?.reply).as_deref() {
+                Some("released") => Ok(Release::Released),
+                Some("not ours") => Ok(Release::NotOwner),
+                Some("again") => continue,
+                _ => Err(strange("release")),
+            };
+        }
+    }
+
+    pub(super) async fn ask_leave(&self, claim: &Claim) -> Result<Left, StoreError> {
+        let keys = self.lock_keys(&claim.name)?;
+        let conn = self.link.conn().await?;
+        let args = |cmd: &mut Cmd| {
+            self.entry(cmd, claim);
+            cmd.arg(self.limits().provisional_ms);
+        };
+        loop {
+            return match text(&conn.run(&scripts::LEAVE, &keys.all(), args).await?.reply).as_deref() {
+                Some("waiting") => Ok(Left::WasWaiting),
+                Some("granted") => Ok(Left::WasGranted),
+                Some("again") => continue,
+                _ => Err(strange("leave")),
+            };
+        }
+    }
+
+    /// One write for all of them; those the server has no script for are sent again, whole.
+    pub(super) async fn ask_renew(&self, renewals: &[Renewal]) -> Result<Vec<Renewed>, StoreError> {
+        if renewals.is_empty() {
+            return Ok(Vec::new());
+        }
+        let conn = self.link.conn().await?;
+        let all: Vec<usize> = (0..renewals.len()).collect();
+        let mut answers = vec![Renewed::Lost; renewals.len()];
+        let again = self.renew_pass(&conn, renewals, &all, &mut answers, Script::evalsha).await?;
+        if !again.is_empty() {
+            let _ = self.renew_pass(&conn, renewals, &again, &mut answers, Script::eval).await?;
+        }
+        Ok(answers)
+    }
+
+    /// Writes the answers in their places; returns those that found no script.
+    async fn renew_pass(
+        &self,
+        conn: &Conn,
+        renewals: &[Renewal],
+        which: &[usize],
+        answers: &mut [Renewed],
+        command: fn(&Script) -> Cmd,
+    ) -> Result<Vec<usize>, StoreError> {
+        let mut pipe = Pipeline::with_capacity(which.len());
+        let mut sent = Vec::with_capacity(which.len());
+        for &i in which {
+            match self.renew_command(&renewals[i], command(&scripts::RENEW)) {
+                Ok(cmd) => {
+                    pipe.add_command(cmd);
+                    sent.push(i);
+                }
+                Err(error) => answers[i] = Renewed::Unknown(error),
+            }
+        }
+        if sent.is_empty() {
+            return Ok(Vec::new());
+        }
+        let replies = conn.ask_all(&pipe).await?.reply;
+        let mut again = Vec::new();
+        for (i, reply) in sent.into_iter().zip(replies) {
+            answers[i] = match &reply {
+                Value::ServerError(error) => {
+                    if error.kind() == Some(ServerErrorKind::NoScript) {
+                        again.push(i);
+                    }
+                    Renewed::Unknown(from_server(error))
+                }
+                reply => match text(reply).as_deref() {
+                    Some("renewed") => Renewed::Renewed,
+                    Some("lost") => Renewed::Lost,
+                    Some("revoked") => Renewed::Revoked,
+                    _ => Renewed::Unknown(strange("renew")),
+                },
+            };
+        }
+        Ok(again)
+    }
+
+    fn renew_command(&self, renewal: &Renewal, mut cmd: Cmd) -> Result<Cmd, StoreError> {
+        let key = self.keys.key(&renewal.name).map_err(super::keys::refused)?;
+        let fence = renewal.fence.map_or(String::new(), |f| format!("{:016}", f.get()));
+        cmd.arg(1).arg(key).arg(renewal.token.reveal()).arg(renewal.ttl.as_millis()).arg(fence);
+        if let Some(owner) = &renewal.rewrite {
+            cmd.arg(owner.wire());
+        }
+        Ok(cmd)
+    }
+
+    pub(super) async fn ask_evict(
+        &self,
+        name: &LockName,
+        holder: HolderId,
+        mode: EvictMode,
+    ) -> Result<Evicted, StoreError> {
+        let keys = self.lock_keys(name)?;
+        let conn = self.link.conn().await?;
+        let mode = match mode {
+            EvictMode::Revoke => "revoke",
+            EvictMode::Force => "force",
+        };
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(holder.as_str()).arg(self.limits().provisional_ms).arg(mode);
+        };
+        loop {
+            let reply = items(conn.run(&scripts::EVICT, &keys.all(), args).await?.reply, "evict")?;
+            return Ok(match (word(&reply).as_deref(), holder_at(&reply, 1, 2)) {
+                (Some("free"), _) => Evicted::Free,
+                (Some("again"), _) => continue,
+                (Some("done"), Some(found)) => Evicted::Done(found),
+                (Some("changed hands"), Some(found)) => Evicted::ChangedHands(found),
+                (Some("foreign"), Some(found)) => Evicted::Foreign(found),
+                _ => return Err(strange("evict")),
+            });
+        }
+    }
+
+    pub(super) async fn ask_finish(
+        &self,
+        name: &LockName,
+        holder: HolderId,
+        reason: &str,
+    ) -> Result<Asked, StoreError> {
+        let keys = self.lock_keys(name)?;
+        let conn = self.link.conn().await?;
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(holder.as_str()).arg(reason);
+        };
+        let reply = items(conn.run(&scripts::FINISH, &[keys.lock()], args).await?.reply, "finish")?;
+        Ok(match (word(&reply).as_deref(), holder_at(&reply, 1, 2)) {
+            (Some("free"), _) => Asked::Free,
+            (Some("told"), Some(found)) => Asked::Told(found),
+            (Some("deaf"), Some(found)) => Asked::Deaf(found),
+            (Some("changed hands"), Some(found)) => Asked::ChangedHands(found),
+            _ => return Err(strange("finish")),
+        })
+    }
+
+    /// The arguments that make up a waiter's entry: the same in every call of one attempt.
+    fn entry(&self, cmd: &mut Cmd, claim: &Claim) {
+        cmd.arg(claim.token.reveal()).arg(self.inbox(claim)).arg(claim.ttl.as_millis());
+        cmd.arg(claim.since_ms).arg(claim.owner.wire());
+    }
+}
+
+/// What a script answered, in a word.
+fn word(reply: &[Value]) -> Option<String> {
+    reply.first().and_then(text)
+}
+
+/// The holder whose value and remaining time stand in a reply.
+fn holder_at(reply: &[Value], value_at: usize, left_at: usize) -> Option<Holder> {
+    let left = match reply.get(left_at) {
+        Some(Value::Int(ms)) => *ms,
+        _ => -1,
+    };
+    match reply.get(value_at)? {
+        Value::BulkString(value) => Some(value::holder(value, left)),
+        // A type's name, where the value is not a string.
+        Value::SimpleString(name) => Some(value::holder(name.as_bytes(), left)),
+        _ => None,
+    }
+}
