@@ -16,6 +16,7 @@ use crate::facts::{Fence, HolderId, LockName, Owner, Token, Ttl};
 
 pub mod error;
 pub mod memory;
+pub mod sqlite;
 
 pub use error::{StoreError, StoreErrorKind};
 
