@@ -2,7 +2,9 @@
 
 use leasehold::store::SharedStore;
 use leasehold::store::memory::MemoryWorld;
-use leasehold::{LockManager, LockName, Options};
+use leasehold::store::redis::{RedisOptions, RedisStore};
+use leasehold::store::sqlite::SqliteStore;
+use leasehold::{KeySpace, LockManager, LockName, Options};
 use std::sync::Arc;
 use tempfile::TempDir;
 
@@ -13,6 +15,8 @@ use crate::RedisServer;
 pub enum Kind {
     /// Inside this process.
     Memory,
+    /// A file in a temporary directory.
+    Sqlite,
     /// A real redis-server (or Valkey) on loopback.
     Redis,
 }
@@ -30,7 +34,7 @@ impl Arena {
     pub async fn new(kind: Kind) -> Self {
         let server = match kind {
             Kind::Redis => Some(RedisServer::start().await),
-            Kind::Memory => None,
+            Kind::Memory | Kind::Sqlite => None,
         };
         Self { kind, world: MemoryWorld::new(), server, dir: tempfile::tempdir().expect("a directory") }
     }
@@ -53,8 +57,13 @@ impl Arena {
     pub fn url(&self) -> Option<String> {
         match self.kind {
             Kind::Memory => None,
+            Kind::Sqlite => Some(format!("sqlite:{}", self.path().display())),
             Kind::Redis => Some(self.server().url()),
         }
+    }
+
+    fn path(&self) -> std::path::PathBuf {
+        self.dir.path().join("locks.db")
     }
 
     /// Default options, with the journal in this arena's directory.
@@ -68,7 +77,12 @@ impl Arena {
     pub async fn store(&self) -> SharedStore {
         match self.kind {
             Kind::Memory => Arc::new(self.world.open()),
-            Kind::Redis => panic!("not yet"),
+            Kind::Sqlite => Arc::new(SqliteStore::open(&self.path()).expect("a database")),
+            Kind::Redis => {
+                let options = RedisOptions::default();
+                let keys = KeySpace::default();
+                Arc::new(RedisStore::connect(&self.server().url(), keys, options).await.expect("a connection"))
+            }
         }
     }
 
@@ -90,8 +104,9 @@ impl Arena {
         let name = LockName::new(name).expect("a name");
         match self.kind {
             Kind::Memory => self.world.expire(&name),
+            Kind::Sqlite => SqliteStore::open(&self.path()).expect("a database").expire(&name),
             Kind::Redis => {
-                let key = leasehold::KeySpace::default().key(&name).expect("a key");
+                let key = KeySpace::default().key(&name).expect("a key");
                 self.server().command(&["DEL", &key]).await;
             }
         }
@@ -104,7 +119,9 @@ macro_rules! on_every_store {
     ($($test:ident),* $(,)?) => {
         mod memory { $( #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $test() { super::$test($crate::Arena::new($crate::Kind::Memory).await).await } )* }
-        #[cfg(any())] mod redis { $( #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        mod sqlite { $( #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() { super::$test($crate::Arena::new($crate::Kind::Sqlite).await).await } )* }
+        mod redis { $( #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $test() { super::$test($crate::Arena::new($crate::Kind::Redis).await).await } )* }
     };
 }

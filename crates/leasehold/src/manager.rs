@@ -14,6 +14,8 @@ use crate::options::Options;
 use crate::request::LockRequest;
 use crate::stats::Statistics;
 use crate::store::memory::MemoryStore;
+use crate::store::redis::{RedisOptions, RedisStore};
+use crate::store::sqlite::{self, SqliteStore};
 use crate::store::{
     Asked, Cursor, EvictMode, Evicted, Holder, Note, Page, Release, Renewal, Renewed, SharedStore, StoreError,
     StoreErrorKind, Waiter,
@@ -67,9 +69,17 @@ impl LockManager {
     /// [`Error::Connect`] when the URL makes no sense or the store cannot be used.
     pub async fn connect_with(url: &str, options: Options) -> Result<Self, Error> {
         let connect = |source| Error::Connect { store: without_secrets(url), source };
-        let (scheme, _rest) = url.split_once(':').unwrap_or((url, ""));
+        let (scheme, rest) = url.split_once(':').unwrap_or((url, ""));
         let store: SharedStore = match scheme {
             "memory" => Arc::new(MemoryStore::new()),
+            "sqlite" => {
+                let path = if rest.is_empty() { sqlite::default_path() } else { rest.into() };
+                Arc::new(SqliteStore::open(&path).map_err(connect)?)
+            }
+            "redis" | "rediss" => {
+                let redis = RedisOptions::default().response_timeout(options.answer_within);
+                Arc::new(RedisStore::connect(url, options.keys.clone(), redis).await.map_err(connect)?)
+            }
             _ => {
                 let known = "use sqlite:, sqlite:PATH, redis://HOST:PORT or memory:";
                 return Err(connect(StoreError::new(StoreErrorKind::Refused, known)));

@@ -1,0 +1,268 @@
+//! The thread that owns the connection, and the commands it takes.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError};
+
+use rusqlite::Connection;
+use tokio::sync::{mpsc, oneshot};
+
+use super::alive::Alive;
+use super::ear::Watch;
+use super::fast;
+use super::room::Room;
+use super::schema::{Patience, refused};
+use super::waits::Waits;
+use crate::clock::Moment;
+use crate::event::LockEvent;
+use crate::facts::{HolderId, LockName, Token};
+use crate::machine::{Asking, FenceUnusable, InboxId, Limits};
+use crate::store::*;
+
+/// Commands taken off the channel at once: one transaction carries the plain ones among them.
+const AT_ONCE: usize = 64;
+
+pub(super) type Reply<R> = oneshot::Sender<Result<R, StoreError>>;
+
+/// What the thread is asked to do. A reply nobody waits for any more is dropped: whoever gave up
+/// undoes it with `leave`.
+pub(super) enum Command {
+    Try(Ask, Reply<Try>),
+    Acquire(Ask, Option<Ticket>, Reply<Acquire>),
+    Release(LockName, Token, Reply<Release>),
+    Renew(Vec<Renewal>, oneshot::Sender<Vec<Renewed>>),
+    Leave(LockName, Token, Reply<Left>),
+    Evict(LockName, HolderId, bool, Reply<Evicted>),
+    AskToFinish(LockName, HolderId, String, Reply<Asked>),
+    Tell(Vec<LockEvent>, Reply<()>),
+    Count(Vec<(&'static str, u64)>, Reply<()>),
+    Holder(LockName, Reply<Option<Holder>>),
+    List {
+        prefix: String,
+        after: Option<String>,
+        limit: usize,
+        reply: Reply<Page>,
+    },
+    Queue(LockName, Reply<Vec<Waiter>>),
+    Counters(Reply<Vec<(String, u64)>>),
+    Events {
+        after: Option<i64>,
+        reply: Reply<(i64, Vec<LockEvent>)>,
+    },
+    Check(Reply<String>),
+    /// Something was written into our FIFO.
+    Heard,
+    /// A second went by while we wait, or a holder died.
+    LookAround,
+    Expire(LockName, std::sync::mpsc::Sender<()>),
+    Provisional(u64),
+    Close(oneshot::Sender<()>),
+}
+
+/// An attempt as it came in.
+#[derive(Clone)]
+pub(super) struct Ask {
+    pub(super) name: LockName,
+    pub(super) asking: Asking,
+    pub(super) lasts: Duration,
+    pub(super) asked_at: Moment,
+}
+
+impl Ask {
+    pub(super) fn grant(&self, fence: u64) -> Grant {
+        let fence = self.asking.fenced.then_some(Fence::new(fence));
+        Grant { fence, asked_at: self.asked_at, lasts: self.lasts }
+    }
+}
+
+/// Why a command could not be carried out.
+#[derive(Debug)]
+pub(super) enum Fault {
+    Sql(rusqlite::Error),
+    Store(StoreError),
+}
+
+impl From<rusqlite::Error> for Fault {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Sql(error)
+    }
+}
+
+impl From<FenceUnusable> for Fault {
+    fn from(error: FenceUnusable) -> Self {
+        Self::Store(error.into())
+    }
+}
+
+/// The thread's own.
+pub(super) struct Driver {
+    pub(super) conn: Connection,
+    pub(super) path: PathBuf,
+    pub(super) patience: Patience,
+    pub(super) boot: i64,
+    pub(super) alive: Arc<Alive>,
+    pub(super) watch: Arc<Watch>,
+    pub(super) pushes: mpsc::UnboundedSender<Push>,
+    pub(super) limits: Limits,
+    pub(super) waits: Waits,
+    pub(super) room: Room,
+}
+
+/// An answer of the fast path, sent once its transaction is committed.
+enum Plain {
+    Fence(u64),
+    Released,
+    Renewed(usize),
+}
+
+impl Driver {
+    /// Serves until the store is closed or dropped.
+    pub(super) fn run(mut self, commands: &Receiver<Command>) {
+        let mut closing = None;
+        while let Ok(first) = commands.recv() {
+            let mut batch = vec![first];
+            while batch.len() < AT_ONCE {
+                match commands.try_recv() {
+                    Ok(command) => batch.push(command),
+                    Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
+                }
+            }
+            for command in self.serve_plain(batch) {
+                if let Command::Close(reply) = command {
+                    closing = Some(reply);
+                } else {
+                    self.serve(command);
+                }
+            }
+            if closing.is_some() {
+                break;
+            }
+            self.watch_holders();
+            self.tidy();
+        }
+        self.watch.stop(&self.alive);
+        self.alive.leave();
+        drop(self.conn);
+        if let Some(reply) = closing {
+            let _ = reply.send(());
+        }
+    }
+
+    /// Carries out in one transaction what the fast path can; hands back the rest.
+    fn serve_plain(&mut self, batch: Vec<Command>) -> Vec<Command> {
+        let plain = |c: &Command| matches!(c, Command::Try(..) | Command::Release(..) | Command::Renew(..));
+        if batch.iter().filter(|c| plain(c)).count() < 2
+            || self.conn.prepare_cached("BEGIN IMMEDIATE").and_then(|mut s| s.execute([])).is_err()
+        {
+            return batch;
+        }
+        let mut done = Vec::with_capacity(batch.len());
+        for command in &batch {
+            match self.plain(command) {
+                Ok(answer) => done.push(answer),
+                Err(_) => break,
+            }
+        }
+        let whole = done.len() == batch.len();
+        if !whole || self.conn.prepare_cached("COMMIT").and_then(|mut s| s.execute([])).is_err() {
+            // Each on its own, where it can be seen which one fails and why.
+            if !self.conn.is_autocommit() {
+                let _ = self.conn.execute_batch("ROLLBACK");
+            }
+            return batch;
+        }
+        self.committed();
+        let answered = batch.into_iter().zip(done).filter_map(|(command, answer)| match answer {
+            Some(answer) => command.answer(answer),
+            None => Some(command),
+        });
+        answered.collect()
+    }
+
+    fn plain(&self, command: &Command) -> rusqlite::Result<Option<Plain>> {
+        let (conn, boot) = (&self.conn, self.boot);
+        Ok(match command {
+            Command::Try(ask, reply) if ask.asking.fenced && !reply.is_closed() => {
+                fast::take(conn, boot, &ask.name, &ask.asking)?.map(Plain::Fence)
+            }
+            Command::Release(name, token, _) => fast::release(conn, boot, name, token)?.then_some(Plain::Released),
+            Command::Renew(renewals, _) => {
+                let mut all = true;
+                for renewal in renewals {
+                    // Those that fail are asked again one by one; renewing twice does no harm.
+                    all &= fast::renew(conn, boot, renewal)?;
+                }
+                all.then_some(Plain::Renewed(renewals.len()))
+            }
+            _ => None,
+        })
+    }
+
+    fn serve(&mut self, command: Command) {
+        match command {
+            Command::Try(ask, reply) => {
+                // Whoever gave up before we began wants nothing any more.
+                if !reply.is_closed() {
+                    let _ = reply.send(self.try_acquire(&ask));
+                }
+            }
+            Command::Acquire(ask, ticket, reply) => {
+                if !reply.is_closed() {
+                    let _ = reply.send(self.acquire(&ask, ticket.map(|t| t.0)));
+                }
+            }
+            Command::Release(name, token, reply) => drop(reply.send(self.release(&name, &token))),
+            Command::Renew(renewals, reply) => drop(reply.send(self.renew(&renewals))),
+            Command::Leave(name, token, reply) => drop(reply.send(self.leave(&name, &token))),
+            Command::Evict(name, holder, force, reply) => drop(reply.send(self.evict(&name, holder, force))),
+            Command::AskToFinish(name, holder, reason, reply) => {
+                let _ = reply.send(self.ask_to_finish(&name, holder, &reason));
+            }
+            Command::Tell(events, reply) => drop(reply.send(self.tell(&events))),
+            Command::Count(deltas, reply) => drop(reply.send(self.count(&deltas))),
+            Command::Holder(name, reply) => drop(reply.send(self.holder(&name))),
+            Command::List { prefix, after, limit, reply } => {
+                let _ = reply.send(self.list(&prefix, after.as_deref(), limit));
+            }
+            Command::Queue(name, reply) => drop(reply.send(self.queue(&name))),
+            Command::Counters(reply) => drop(reply.send(self.counters())),
+            Command::Events { after, reply } => drop(reply.send(self.events(after))),
+            Command::Check(reply) => drop(reply.send(self.check())),
+            Command::Heard => self.read_messages(),
+            Command::LookAround => self.look_around(),
+            Command::Expire(name, done) => {
+                let _ = self.conn.execute("UPDATE locks SET ends = 0 WHERE name = ?1", [name.as_str()]);
+                let _ = done.send(());
+            }
+            Command::Provisional(ms) => self.limits.provisional_ms = ms,
+            Command::Close(_) => {}
+        }
+    }
+
+    /// An error of this file, in our words.
+    pub(super) fn refuse(&self, fault: Fault) -> StoreError {
+        match fault {
+            Fault::Sql(error) => refused(&self.path, &error),
+            Fault::Store(error) => error,
+        }
+    }
+
+    /// Whether the owner of a lease is certainly gone.
+    pub(super) fn is_dead(&self, inbox: Option<&InboxId>) -> bool {
+        inbox.is_some_and(|inbox| self.alive.is_gone(inbox))
+    }
+}
+
+impl Command {
+    fn answer(self, answer: Plain) -> Option<Command> {
+        match (self, answer) {
+            (Self::Try(ask, reply), Plain::Fence(fence)) => {
+                drop(reply.send(Ok(Try::Granted(ask.grant(fence)))));
+            }
+            (Self::Release(_, _, reply), Plain::Released) => drop(reply.send(Ok(Release::Released))),
+            (Self::Renew(_, reply), Plain::Renewed(n)) => drop(reply.send(vec![Renewed::Renewed; n])),
+            (other, _) => return Some(other),
+        }
+        None
+    }
+}

@@ -1,0 +1,81 @@
+//! The path of a lock nobody waits for: one prepared statement each, one page written.
+//!
+//! Each answers whether it applied; where it did not, the state machine decides.
+
+use rusqlite::{Connection, OptionalExtension, params};
+
+use super::row::{REVOKED, now_ms, sql, unsql};
+use crate::clock;
+use crate::facts::{Fence, LockName, Token};
+use crate::machine::Asking;
+use crate::store::Renewal;
+
+// Parameters: 1 name, 2 token, 3 wall µs, 4 inbox, 5 since, 6 ttl, 7 owner, 8 ends, 9 boot, 10 now,
+// 11 the highest fence. `max(…)` keeps fences rising when the wall clock steps back.
+const TAKE: &str = "
+    INSERT INTO locks (name, flag, token, fence, counter, inbox, since_ms, ttl_ms, owner, ends, boot, queue_ends)
+    SELECT ?1, 0, ?2, max(?3, floor + 1), max(?3, floor + 1), ?4, ?5, ?6, ?7, ?8, ?9, 0 FROM meta WHERE floor < ?11
+    ON CONFLICT (name) DO UPDATE SET
+        flag = 0, token = excluded.token, fence = max(excluded.fence, counter + 1),
+        counter = max(excluded.fence, counter + 1), inbox = excluded.inbox, since_ms = excluded.since_ms,
+        ttl_ms = excluded.ttl_ms, owner = excluded.owner, ends = excluded.ends, boot = excluded.boot, queue_ends = 0
+    WHERE (ends <= ?10 OR boot <> ?9) AND (queue_ends = 0 OR boot <> ?9) AND counter < ?11
+    RETURNING fence";
+
+const RELEASE: &str = "UPDATE locks SET ends = 0, flag = 0 \
+    WHERE name = ?1 AND token = ?2 AND ends > ?3 AND boot = ?4 AND queue_ends = 0";
+
+const RENEW: &str = "UPDATE locks SET ends = max(ends, ?3 + ?4) \
+    WHERE name = ?1 AND token = ?2 AND ends > ?3 AND boot = ?5 AND flag <> ?6 AND (?7 IS NULL OR fence = ?7)";
+
+const CONFIRM: &str = "UPDATE locks SET ends = max(ends, ?3 + ?4), ttl_ms = ?4, owner = ?8 \
+    WHERE name = ?1 AND token = ?2 AND ends > ?3 AND boot = ?5 AND flag <> ?6 AND (?7 IS NULL OR fence = ?7)";
+
+/// Takes a lock that is free and that nobody waits for; always fenced.
+pub(super) fn take(conn: &Connection, boot: i64, name: &LockName, asking: &Asking) -> rusqlite::Result<Option<u64>> {
+    let (now, wall_us) = (now_ms(), clock::wall_us());
+    if wall_us >= Fence::MAX {
+        return Ok(None);
+    }
+    let fence: Option<i64> = conn
+        .prepare_cached(TAKE)?
+        .query_row(
+            params![
+                name.as_str(),
+                asking.token.reveal(),
+                sql(wall_us),
+                asking.inbox.as_ref().map(|i| &*i.0),
+                sql(wall_us / 1_000),
+                sql(asking.ttl_ms),
+                asking.owner.wire(),
+                sql(now + asking.ttl_ms),
+                boot,
+                sql(now),
+                sql(Fence::MAX)
+            ],
+            |row| row.get(0),
+        )
+        .optional()?;
+    Ok(fence.map(unsql))
+}
+
+/// Frees a lock that nobody waits for.
+pub(super) fn release(conn: &Connection, boot: i64, name: &LockName, token: &Token) -> rusqlite::Result<bool> {
+    let done = conn.prepare_cached(RELEASE)?.execute(params![name.as_str(), token.reveal(), sql(now_ms()), boot])?;
+    Ok(done == 1)
+}
+
+/// Restarts the countdown of a lease that is as its holder believes.
+pub(super) fn renew(conn: &Connection, boot: i64, renewal: &Renewal) -> rusqlite::Result<bool> {
+    let Renewal { name, token, fence, ttl, rewrite } = renewal;
+    let (name, token, now, ttl) = (name.as_str(), token.reveal(), sql(now_ms()), sql(ttl.as_millis()));
+    let fence = fence.map(|f| sql(f.get()));
+    let done = match rewrite {
+        None => conn.prepare_cached(RENEW)?.execute(params![name, token, now, ttl, boot, REVOKED, fence])?,
+        Some(owner) => {
+            let owner = owner.wire();
+            conn.prepare_cached(CONFIRM)?.execute(params![name, token, now, ttl, boot, REVOKED, fence, owner])?
+        }
+    };
+    Ok(done == 1)
+}

@@ -1,0 +1,158 @@
+//! The look path, on the thread. Every look is one short statement: a reader that stays makes the
+//! log grow.
+
+use std::collections::HashMap;
+
+use rusqlite::params;
+
+use super::driver::{Driver, Fault};
+use super::room::Need;
+use super::row::{self, now_ms, sql, unsql};
+use crate::event::LockEvent;
+use crate::facts::LockName;
+use crate::machine::{InboxId, Slot};
+use crate::store::memory::view;
+use crate::store::*;
+
+/// Rows read in one statement of a list.
+const CHUNK: u32 = 256;
+/// Events kept for those who follow.
+const EVENTS_KEPT: i64 = 10_000;
+
+impl Driver {
+    pub(super) fn holder(&mut self, name: &LockName) -> Result<Option<Holder>, StoreError> {
+        let found = row::lock(&self.conn, name, self.boot).map_err(|e| self.refuse(e.into()))?;
+        Ok(found.and_then(|row| self.living(&row.slot, now_ms(), &mut HashMap::new())))
+    }
+
+    pub(super) fn list(&mut self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
+        self.list_inside(prefix, after, limit).map_err(|fault| self.refuse(fault))
+    }
+
+    fn list_inside(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Page, Fault> {
+        const ROWS: &str = "SELECT flag, token, fence, counter, inbox, since_ms, ttl_ms, owner, ends, boot, queue_ends, \
+                            name FROM locks WHERE name > ?1 AND name >= ?2 ORDER BY name LIMIT ?3";
+        let mut dead = HashMap::new();
+        let mut locks = Vec::new();
+        let mut from = after.unwrap_or("").to_owned();
+        loop {
+            let mut statement = self.conn.prepare_cached(ROWS)?;
+            let rows = statement.query_map(params![from, prefix, CHUNK], |row| {
+                Ok((row.get::<_, String>(11)?, row::lock_row(row, self.boot)?))
+            })?;
+            let rows = rows.collect::<rusqlite::Result<Vec<_>>>()?;
+            let (now, last) = (now_ms(), rows.len() < CHUNK as usize);
+            for (name, found) in rows {
+                if !name.starts_with(prefix) {
+                    return Ok(Page { locks, next: None });
+                }
+                if let Some(holder) = self.living(&found.slot, now, &mut dead)
+                    && let Ok(name) = LockName::new(&name)
+                {
+                    if locks.len() == limit {
+                        let next = locks.last().map(|(name, _): &(LockName, _)| Cursor(name.to_string()));
+                        return Ok(Page { locks, next });
+                    }
+                    locks.push((name, holder));
+                }
+                from = name;
+            }
+            if last {
+                return Ok(Page { locks, next: None });
+            }
+        }
+    }
+
+    pub(super) fn queue(&mut self, name: &LockName) -> Result<Vec<Waiter>, StoreError> {
+        const ROWS: &str = "SELECT ticket, token, inbox, ttl_ms, since_ms, owner, polled FROM waiting \
+                            WHERE name = ?1 ORDER BY ticket";
+        let read = || -> Result<Vec<Waiter>, Fault> {
+            let found = row::lock(&self.conn, name, self.boot)?;
+            if found.is_none_or(|row| row.queue_ends_ms <= now_ms()) {
+                return Ok(Vec::new());
+            }
+            let mut statement = self.conn.prepare_cached(ROWS)?;
+            let rows = statement.query_map([name.as_str()], row::waiting_row)?;
+            let waiter = |w: crate::machine::Waiting| Waiter {
+                ticket: Ticket(w.ticket),
+                owner: w.owner,
+                since_ms: w.since_ms,
+                listens: w.inbox.is_some(),
+            };
+            Ok(rows.filter_map(Result::transpose).map(|w| w.map(waiter)).collect::<rusqlite::Result<_>>()?)
+        };
+        read().map_err(|fault| self.refuse(fault))
+    }
+
+    pub(super) fn tell(&mut self, events: &[LockEvent]) -> Result<(), StoreError> {
+        self.attempt(Need::More, |driver| {
+            let tx = driver.conn.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+            for event in events {
+                if let Ok(json) = serde_json::to_string(event) {
+                    tx.prepare_cached("INSERT INTO events (json) VALUES (?1)")?.execute([json])?;
+                }
+            }
+            let old = tx.last_insert_rowid() - EVENTS_KEPT;
+            tx.prepare_cached("DELETE FROM events WHERE id <= ?1")?.execute([old])?;
+            tx.commit()?;
+            driver.committed();
+            Ok(())
+        })
+    }
+
+    /// Events after one, and the number of the last; without a number, only that.
+    pub(super) fn events(&mut self, after: Option<i64>) -> Result<(i64, Vec<LockEvent>), StoreError> {
+        let read = || -> Result<(i64, Vec<LockEvent>), Fault> {
+            let Some(after) = after else {
+                let last = self.conn.query_row("SELECT ifnull(max(id), 0) FROM events", [], |row| row.get(0))?;
+                return Ok((last, Vec::new()));
+            };
+            let mut statement =
+                self.conn.prepare_cached("SELECT id, json FROM events WHERE id > ?1 ORDER BY id LIMIT 500")?;
+            let rows = statement.query_map([after], |row| Ok((row.get(0)?, row.get::<_, String>(1)?)))?;
+            let rows = rows.collect::<rusqlite::Result<Vec<(i64, String)>>>()?;
+            let last = rows.last().map_or(after, |(id, _)| *id);
+            // What a newer version wrote is passed over.
+            Ok((last, rows.iter().filter_map(|(_, json)| serde_json::from_str(json).ok()).collect()))
+        };
+        read().map_err(|fault| self.refuse(fault))
+    }
+
+    pub(super) fn count(&mut self, deltas: &[(&'static str, u64)]) -> Result<(), StoreError> {
+        const ADD: &str = "INSERT INTO counters VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET n = n + excluded.n";
+        self.attempt(Need::More, |driver| {
+            let tx = driver.conn.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+            for (name, delta) in deltas {
+                tx.prepare_cached(ADD)?.execute(params![name, sql(*delta)])?;
+            }
+            tx.commit()?;
+            driver.committed();
+            Ok(())
+        })
+    }
+
+    pub(super) fn counters(&mut self) -> Result<Vec<(String, u64)>, StoreError> {
+        let read = || {
+            let mut statement = self.conn.prepare_cached("SELECT name, n FROM counters ORDER BY name")?;
+            let rows = statement.query_map([], |row| Ok((row.get(0)?, unsql(row.get(1)?))))?;
+            rows.collect::<rusqlite::Result<Vec<_>>>()
+        };
+        read().map_err(|e| self.refuse(e.into()))
+    }
+
+    /// SQLite's own word on the file: `ok`, or what is wrong with it.
+    pub(super) fn check(&mut self) -> Result<String, StoreError> {
+        let found = self.conn.query_row("PRAGMA integrity_check", [], |row| row.get(0));
+        found.map_err(|e| self.refuse(e.into()))
+    }
+
+    /// A slot as people see it: neither what has ended nor a dead holder.
+    fn living(&self, slot: &Slot, now: u64, dead: &mut HashMap<InboxId, bool>) -> Option<Holder> {
+        let Slot::Held(held) = slot else { return None };
+        let is_dead = match &held.inbox {
+            Some(inbox) => *dead.entry(inbox.clone()).or_insert_with(|| self.alive.is_gone(inbox)),
+            None => false,
+        };
+        if is_dead || held.ends_ms.is_some_and(|end| end <= now) { None } else { view(slot, now) }
+    }
+}

@@ -1,0 +1,325 @@
+//! Locks in a file, for all processes of one machine.
+//!
+//! A thread owns the connection and takes commands; another listens at a FIFO through which other
+//! processes wake us up, and at the FIFOs of holders we wait for, which say when one dies.
+//!
+//! | file | what it is about |
+//! |---|---|
+//! | `driver`, `verbs`, `look` | the thread and what it does for each command |
+//! | `fast`, `turn` | a lock nobody waits for, a lock somebody waits for |
+//! | `alive`, `ear`, `waits` | who lives, who is to be woken up, whom we wait for |
+//! | `schema`, `row`, `room`, `path` | the file: its tables, its rows, its size, its place |
+//!
+//! A store does not survive a fork: in the child every verb answers
+//! [`Forked`](StoreErrorKind::Forked), and nothing of the parent's is touched.
+
+use std::mem::ManuallyDrop;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use async_trait::async_trait;
+use tokio::sync::{mpsc, oneshot};
+
+use self::alive::Alive;
+use self::driver::{Ask, Command, Driver, Reply};
+use self::ear::Watch;
+use self::room::Room;
+use self::waits::{Waits, floor_now};
+use super::*;
+use crate::machine::{Asking, Limits};
+
+mod alive;
+mod driver;
+mod ear;
+mod fast;
+mod look;
+mod path;
+mod room;
+mod row;
+mod schema;
+mod turn;
+mod verbs;
+mod waits;
+
+pub use path::default_path;
+
+/// How often followers look for new events.
+const FOLLOW_EVERY: Duration = Duration::from_millis(200);
+
+/// Locks in a SQLite file, shared by every process of this machine that opens it.
+pub struct SqliteStore {
+    path: PathBuf,
+    inbox: crate::machine::InboxId,
+    /// The process that opened it.
+    pid: AtomicU32,
+    /// Not dropped in a forked child: the thread it leads to does not exist there.
+    commands: ManuallyDrop<Sender<Command>>,
+    pushes: ManuallyDrop<Mutex<Option<mpsc::UnboundedReceiver<Push>>>>,
+}
+
+impl SqliteStore {
+    /// Opens the file, making it and its directory where there is none.
+    ///
+    /// # Errors
+    /// [`StoreErrorKind::File`] for a file that is no database of ours, may not be written or is on
+    /// a network filesystem, [`StoreErrorKind::NewerVersion`], [`StoreErrorKind::DiskFull`],
+    /// [`StoreErrorKind::Busy`].
+    pub fn open(path: &Path) -> Result<Self, StoreError> {
+        let path = std::path::absolute(path).map_err(|e| path::unusable(path, &e))?;
+        path::prepare(&path)?;
+        let boot = boot_id()?;
+        let (conn, patience, _) = schema::open(&path)?;
+        let alive = Arc::new(Alive::create(&path)?);
+        alive.sweep();
+        forget_the_dead(&conn, &alive);
+        let room = Room::prepare(&conn, &patience, &path)?;
+        let watch = Arc::new(Watch::default());
+        let (commands, inbound) = channel();
+        let (tell, pushes) = mpsc::unbounded_channel();
+        let driver = Driver {
+            conn,
+            path: path.clone(),
+            patience,
+            boot,
+            alive: alive.clone(),
+            watch: watch.clone(),
+            pushes: tell,
+            limits: Limits::DEFAULT,
+            waits: Waits::default(),
+            room,
+        };
+        let inbox = alive.id().clone();
+        let ear = commands.clone();
+        spawn("leasehold-sqlite", move || driver.run(&inbound))?;
+        spawn("leasehold-ear", move || ear::listen(&alive, &watch, &ear))?;
+        let pid = AtomicU32::new(std::process::id());
+        let pushes = ManuallyDrop::new(Mutex::new(Some(pushes)));
+        Ok(Self { path, inbox, pid, commands: ManuallyDrop::new(commands), pushes })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads the whole file and says `ok`, or what is wrong with it.
+    ///
+    /// # Errors
+    /// As every verb.
+    pub async fn integrity(&self) -> Result<String, StoreError> {
+        self.ask(Command::Check).await
+    }
+
+    /// Ends a lease as if its time had run out.
+    #[doc(hidden)]
+    pub fn expire(&self, name: &LockName) {
+        let (done, wait) = channel();
+        if self.send(Command::Expire(name.clone(), done)).is_ok() {
+            let _ = wait.recv();
+        }
+    }
+
+    /// How long a grant lasts that nobody has confirmed yet.
+    #[doc(hidden)]
+    pub fn set_provisional_ms(&self, ms: u64) {
+        let _ = self.send(Command::Provisional(ms));
+    }
+
+    /// Makes the store believe that another process opened it, as it would after a fork.
+    #[doc(hidden)]
+    pub fn pretend_forked(&self, forked: bool) {
+        let pid = std::process::id();
+        self.pid.store(if forked { pid.wrapping_add(1) } else { pid }, Ordering::Relaxed);
+    }
+
+    fn is_forked(&self) -> bool {
+        self.pid.load(Ordering::Relaxed) != std::process::id()
+    }
+
+    fn send(&self, command: Command) -> Result<(), StoreError> {
+        if self.is_forked() {
+            return Err(StoreErrorKind::Forked.into());
+        }
+        self.commands.send(command).map_err(|_| StoreErrorKind::Closed.into())
+    }
+
+    async fn ask<R>(&self, command: impl FnOnce(Reply<R>) -> Command) -> Result<R, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        self.send(command(reply))?;
+        answer.await.unwrap_or_else(|_| Err(StoreErrorKind::Closed.into()))
+    }
+
+    fn attempt(&self, claim: &Claim) -> Ask {
+        Ask {
+            name: claim.name.clone(),
+            asking: Asking {
+                token: claim.token.clone(),
+                inbox: claim.listens.then(|| self.inbox.clone()),
+                ttl_ms: claim.ttl.as_millis(),
+                since_ms: claim.since_ms,
+                owner: claim.owner.clone(),
+                fenced: claim.fenced,
+            },
+            lasts: claim.ttl.duration(),
+            asked_at: floor_now(),
+        }
+    }
+}
+
+impl Drop for SqliteStore {
+    fn drop(&mut self) {
+        if self.is_forked() {
+            return;
+        }
+        let _ = self.commands.send(Command::Close(oneshot::channel().0));
+        // The last use of both, in the process they belong to.
+        drop(std::mem::replace(&mut *self.commands, channel().0));
+    }
+}
+
+#[async_trait]
+impl Store for SqliteStore {
+    async fn try_acquire(&self, claim: &Claim) -> Result<Try, StoreError> {
+        self.ask(|reply| Command::Try(self.attempt(claim), reply)).await
+    }
+
+    async fn acquire(&self, claim: &Claim, ticket: Option<Ticket>) -> Result<Acquire, StoreError> {
+        self.ask(|reply| Command::Acquire(self.attempt(claim), ticket, reply)).await
+    }
+
+    async fn release(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
+        self.ask(|reply| Command::Release(name.clone(), token.clone(), reply)).await
+    }
+
+    async fn renew(&self, renewals: &[Renewal]) -> Vec<Renewed> {
+        let (reply, answer) = oneshot::channel();
+        let unknown = |error: StoreError| vec![Renewed::Unknown(error); renewals.len()];
+        if let Err(error) = self.send(Command::Renew(renewals.to_vec(), reply)) {
+            return unknown(error);
+        }
+        answer.await.unwrap_or_else(|_| unknown(StoreErrorKind::Closed.into()))
+    }
+
+    async fn leave(&self, claim: &Claim) -> Result<Left, StoreError> {
+        self.ask(|reply| Command::Leave(claim.name.clone(), claim.token.clone(), reply)).await
+    }
+
+    async fn evict(&self, name: &LockName, holder: HolderId, mode: EvictMode) -> Result<Evicted, StoreError> {
+        self.ask(|reply| Command::Evict(name.clone(), holder, mode == EvictMode::Force, reply)).await
+    }
+
+    async fn ask_to_finish(&self, name: &LockName, holder: HolderId, reason: &str) -> Result<Asked, StoreError> {
+        self.ask(|reply| Command::AskToFinish(name.clone(), holder, reason.to_owned(), reply)).await
+    }
+
+    fn pushes(&self) -> mpsc::UnboundedReceiver<Push> {
+        if self.is_forked() {
+            return mpsc::unbounded_channel().1;
+        }
+        let taken = self.pushes.lock().unwrap_or_else(PoisonError::into_inner).take();
+        taken.unwrap_or_else(|| mpsc::unbounded_channel().1)
+    }
+
+    async fn note(&self, notes: Vec<Note>) -> Result<(), StoreError> {
+        // Listing is cheap here, so there is no index to enter anything in.
+        let tell = |note| if let Note::Tell(event) = note { Some(event) } else { None };
+        let events: Vec<_> = notes.into_iter().filter_map(tell).collect();
+        if events.is_empty() {
+            return Ok(());
+        }
+        self.ask(|reply| Command::Tell(events, reply)).await
+    }
+
+    async fn count(&self, deltas: &[(&'static str, u64)]) -> Result<(), StoreError> {
+        self.ask(|reply| Command::Count(deltas.to_vec(), reply)).await
+    }
+
+    async fn close(&self) {
+        let (reply, done) = oneshot::channel();
+        if self.send(Command::Close(reply)).is_ok() {
+            let _ = done.await;
+        }
+    }
+}
+
+#[async_trait]
+impl Inspect for SqliteStore {
+    fn describe(&self) -> String {
+        format!("sqlite:{}", self.path.display())
+    }
+
+    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, StoreError> {
+        self.ask(|reply| Command::Holder(name.clone(), reply)).await
+    }
+
+    async fn list(&self, prefix: &str, after: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
+        let (prefix, after) = (prefix.to_owned(), after.map(|cursor| cursor.0));
+        self.ask(|reply| Command::List { prefix, after, limit, reply }).await
+    }
+
+    async fn queue(&self, name: &LockName) -> Result<Vec<Waiter>, StoreError> {
+        self.ask(|reply| Command::Queue(name.clone(), reply)).await
+    }
+
+    async fn long_held(&self) -> Result<Vec<(LockName, Holder)>, StoreError> {
+        Ok(self.list("", None, usize::MAX).await?.locks)
+    }
+
+    async fn counters(&self) -> Result<Vec<(String, u64)>, StoreError> {
+        self.ask(Command::Counters).await
+    }
+
+    async fn follow(&self) -> Result<mpsc::Receiver<LockEvent>, StoreError> {
+        let (mut last, _) = self.ask(|reply| Command::Events { after: None, reply }).await?;
+        let (tell, events) = mpsc::channel(1_024);
+        let commands = Sender::clone(&self.commands);
+        tokio::spawn(async move {
+            while !tell.is_closed() {
+                tokio::time::sleep(FOLLOW_EVERY).await;
+                let (reply, answer) = oneshot::channel();
+                if commands.send(Command::Events { after: Some(last), reply }).is_err() {
+                    return;
+                }
+                match answer.await {
+                    Ok(Ok((seen, new))) => {
+                        last = seen;
+                        // A follower that does not keep up misses events.
+                        new.into_iter().for_each(|event| drop(tell.try_send(event)));
+                    }
+                    Ok(Err(_)) => {}
+                    Err(_) => return,
+                }
+            }
+        });
+        Ok(events)
+    }
+}
+
+/// This boot, as a number: leases count from it, and end with it.
+fn boot_id() -> Result<i64, StoreError> {
+    let file = Path::new("/proc/sys/kernel/random/boot_id");
+    let text = std::fs::read_to_string(file).map_err(|e| path::unusable(file, &e))?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(15).collect();
+    i64::from_str_radix(&digits, 16).map_err(|e| path::unusable(file, &e))
+}
+
+/// Messages nobody will read any more.
+fn forget_the_dead(conn: &rusqlite::Connection, alive: &Alive) {
+    let inboxes = || -> rusqlite::Result<Vec<String>> {
+        conn.prepare("SELECT DISTINCT inbox FROM messages")?.query_map([], |row| row.get(0))?.collect()
+    };
+    for inbox in inboxes().unwrap_or_default() {
+        if alive.is_gone(&crate::machine::InboxId(inbox.as_str().into())) {
+            // What cannot be removed now is removed by the next one who opens the file.
+            let _ = conn.execute("DELETE FROM messages WHERE inbox = ?1", [&inbox]);
+        }
+    }
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), StoreError> {
+    let started = thread::Builder::new().name(name.to_owned()).spawn(run);
+    started.map(drop).map_err(|e| StoreError::new(StoreErrorKind::Other, format!("no thread: {e}")))
+}

@@ -1,0 +1,242 @@
+//! Room on the disk: the log is kept short, free rows are cleared away, and enough is held back
+//! that a lock can be given up when the disk is full.
+//!
+//! A release overwrites one row in place, so all it needs is a frame in the log. Three things make
+//! sure of that one. The log is never cut short, so after a checkpoint its frames can be written
+//! over. A checkpoint never has to make the file longer: `max_page_count` stands at the pages the
+//! file really has, and it grows in steps that count only once they are on the disk. And a row of
+//! filler is kept, to be spent by a release that needs a page.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use rusqlite::{Connection, params};
+use rustix::fs::{FlockOperation, flock};
+
+use super::driver::{Driver, Fault};
+use super::path::{beside, unusable};
+use super::row::{now_ms, sql};
+use super::schema::{Patience, is_full, refused};
+use crate::clock;
+use crate::store::StoreError;
+
+/// Frames in the log before it is started anew.
+const LOG_FRAMES: i64 = 4_000;
+/// Our own commits between two looks at the log.
+const LOOK_EVERY: u32 = 64;
+/// Our own commits between two steps of clearing away, and rows looked at in one.
+const CLEAR_EVERY: u32 = 256;
+const CLEAR_ROWS: u32 = 512;
+/// A free row is kept this long: whoever takes the same name again finds it there.
+const KEEP_FREE_US: u64 = 1_000_000;
+/// A reader in the way is not waited for any longer: writers stand still meanwhile.
+const CHECKPOINT_PATIENCE: Duration = Duration::from_millis(50);
+/// Tries to start the log anew when the disk is full.
+const CHECKPOINT_TRIES: u32 = 20;
+/// The least the file grows by.
+const GROW_PAGES: i64 = 128;
+/// Kept back for releases.
+const RESERVE_BYTES: i64 = 16 << 10;
+const RESERVE_ROW: i64 = 1;
+/// Bytes of filler on a page, so that it takes at least as many pages as meant.
+const FILL_BYTES: i64 = 1_024;
+
+/// What a command needs when the disk is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Need {
+    /// It takes room: it is refused.
+    More,
+    /// It gives room back, or keeps what there is: it must not fail.
+    Less,
+}
+
+/// The thread's bookkeeping.
+pub(super) struct Room {
+    /// Whoever has it locked runs the checkpoint. Not a file of SQLite's: those must never be
+    /// opened or closed by anybody else in the process.
+    checkpointer: File,
+    commits: u32,
+    since_clearing: u32,
+    cleared_up_to: String,
+    reserve_spent: bool,
+}
+
+impl Room {
+    /// Makes sure of the reserve, as far as the disk has room for it.
+    pub(super) fn prepare(conn: &Connection, patience: &Patience, path: &Path) -> Result<Self, StoreError> {
+        let lock = beside(path, ".ckpt");
+        let mode = std::fs::metadata(path).map_or(0o600, |m| std::os::unix::fs::MetadataExt::mode(&m) & 0o666);
+        let checkpointer = OpenOptions::new()
+            .create(true)
+            .write(true)
+            .truncate(false)
+            .mode(mode)
+            .open(&lock)
+            .map_err(|e| unusable(&lock, &e))?;
+        let mut room =
+            Self { checkpointer, commits: 0, since_clearing: 0, cleared_up_to: String::new(), reserve_spent: false };
+        room.bound(conn).map_err(|e| refused(path, &e))?;
+        let has = "SELECT count(*) FROM reserve WHERE id = ?1";
+        let reserved: i64 = conn.query_row(has, [RESERVE_ROW], |row| row.get(0)).map_err(|e| refused(path, &e))?;
+        if reserved == 0 {
+            room.reserve_spent = room.grow(conn, patience).is_err();
+        }
+        Ok(room)
+    }
+
+    /// Nothing may go beyond the pages there are. Says whether there are more than we knew.
+    fn bound(&self, conn: &Connection) -> rusqlite::Result<bool> {
+        let before: i64 = conn.query_row("PRAGMA max_page_count", [], |row| row.get(0))?;
+        let pages = page_count(conn)?;
+        let now: i64 = conn.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |row| row.get(0))?;
+        Ok(now > before)
+    }
+
+    /// Makes the file longer, for good: pages count once they are on the disk.
+    fn grow(&mut self, conn: &Connection, patience: &Patience) -> rusqlite::Result<()> {
+        let pages = page_count(conn)?;
+        let step = (pages / 4).max(GROW_PAGES);
+        // Some of the new pages hold the tables of the file itself.
+        let bound = pages + step + step / 16 + 16;
+        conn.query_row(&format!("PRAGMA max_page_count = {bound}"), [], |_| Ok(()))?;
+        let filled = conn.execute("INSERT INTO reserve (filler) VALUES (zeroblob(?1))", [step * FILL_BYTES]);
+        let grown = filled.and_then(|_| self.start_log_anew(conn, patience));
+        // The filler gives its pages back; those that did not reach the disk are cut off again.
+        let emptied = conn.execute("DELETE FROM reserve WHERE id <> ?1", [RESERVE_ROW]);
+        if grown.is_err() {
+            let _ = conn.execute_batch(&format!("PRAGMA incremental_vacuum({bound})"));
+        }
+        self.bound(conn)?;
+        grown.and(emptied)?;
+        let keep = "INSERT OR IGNORE INTO reserve (id, filler) VALUES (?1, zeroblob(?2))";
+        conn.execute(keep, params![RESERVE_ROW, RESERVE_BYTES])?;
+        self.reserve_spent = false;
+        Ok(())
+    }
+
+    /// Copies the log into the file, so that the next writer starts it anew; insists.
+    fn start_log_anew(&self, conn: &Connection, patience: &Patience) -> rusqlite::Result<()> {
+        for _ in 0..CHECKPOINT_TRIES {
+            if self.checkpoint(conn, patience)? {
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        Err(rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY), None))
+    }
+
+    /// Says whether it was done; not when another process is at it, or a reader in the way.
+    fn checkpoint(&self, conn: &Connection, patience: &Patience) -> rusqlite::Result<bool> {
+        if flock(&self.checkpointer, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Ok(false);
+        }
+        let done = patience.limited(CHECKPOINT_PATIENCE, || {
+            conn.query_row("PRAGMA wal_checkpoint(RESTART)", [], |row| row.get::<_, i64>(0))
+        });
+        let _ = flock(&self.checkpointer, FlockOperation::Unlock);
+        Ok(done? == 0)
+    }
+}
+
+impl Driver {
+    /// Carries a command out, making room where that is what is missing.
+    pub(super) fn attempt<R>(
+        &mut self,
+        need: Need,
+        mut run: impl FnMut(&mut Self) -> Result<R, Fault>,
+    ) -> Result<R, StoreError> {
+        let mut step = 0;
+        loop {
+            match run(self) {
+                Err(Fault::Sql(error)) if is_full(&error) => {
+                    if !self.make_room(need, &mut step) {
+                        return Err(refused(&self.path, &error));
+                    }
+                }
+                outcome => return outcome.map_err(|fault| self.refuse(fault)),
+            }
+        }
+    }
+
+    /// The next thing that may help; `false` when there is none left.
+    fn make_room(&mut self, need: Need, step: &mut u32) -> bool {
+        loop {
+            *step += 1;
+            let (room, conn) = (&mut self.room, &self.conn);
+            let helped = match (*step, need) {
+                (1, _) => room.bound(conn),
+                (2, _) => room.start_log_anew(conn, &self.patience).map(|()| true),
+                (3, Need::More) | (4, Need::Less) => room.grow(conn, &self.patience).map(|()| true),
+                (3, Need::Less) => {
+                    room.reserve_spent = true;
+                    conn.execute("DELETE FROM reserve", []).map(|_| true)
+                }
+                _ => return false,
+            };
+            if helped.unwrap_or(false) {
+                return true;
+            }
+        }
+    }
+
+    /// Something was written.
+    pub(super) fn committed(&mut self) {
+        self.room.commits += 1;
+        self.room.since_clearing += 1;
+    }
+
+    /// What can wait until everybody has their answer. Errors are met again by whoever writes next.
+    pub(super) fn tidy(&mut self) {
+        if self.room.commits < LOOK_EVERY {
+            return;
+        }
+        self.room.commits = 0;
+        let frames = self.conn.prepare_cached("PRAGMA wal_checkpoint(NOOP)");
+        let frames = frames.and_then(|mut s| s.query_row([], |row| row.get::<_, i64>(1)));
+        if frames.is_ok_and(|frames| frames > LOG_FRAMES) {
+            let _ = self.room.checkpoint(&self.conn, &self.patience);
+        }
+        if self.room.since_clearing >= CLEAR_EVERY {
+            self.room.since_clearing = 0;
+            let _ = self.clear_away();
+            if self.room.reserve_spent {
+                let _ = self.room.grow(&self.conn, &self.patience);
+            }
+        }
+    }
+
+    /// Removes rows that have been free for a while, some at a time. Their highest number becomes
+    /// the floor, so that no later fence of the same name can be below it.
+    fn clear_away(&mut self) -> rusqlite::Result<()> {
+        let tx = self.conn.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+        let (now, old) = (sql(now_ms()), sql(clock::wall_us().saturating_sub(KEEP_FREE_US)));
+        let page: Vec<(String, i64, bool)> = tx
+            .prepare_cached(
+                "SELECT name, counter, counter < ?2 AND (boot <> ?3 OR (ends <= ?1 AND queue_ends <= ?1)) \
+                 FROM locks WHERE name > ?4 ORDER BY name LIMIT ?5",
+            )?
+            .query_map(params![now, old, self.boot, self.room.cleared_up_to, CLEAR_ROWS], |row| {
+                Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+            })?
+            .collect::<rusqlite::Result<_>>()?;
+        let free = || page.iter().filter(|(_, _, free)| *free);
+        if let Some(highest) = free().map(|(_, counter, _)| *counter).max() {
+            tx.execute("UPDATE meta SET floor = ?1 WHERE floor < ?1", [highest])?;
+            for (name, ..) in free() {
+                tx.prepare_cached("DELETE FROM locks WHERE name = ?1")?.execute([name])?;
+                tx.prepare_cached("DELETE FROM waiting WHERE name = ?1")?.execute([name])?;
+            }
+        }
+        tx.commit()?;
+        let whole = page.len() == CLEAR_ROWS as usize;
+        self.room.cleared_up_to = page.into_iter().next_back().filter(|_| whole).map_or_else(String::new, |r| r.0);
+        Ok(())
+    }
+}
+
+fn page_count(conn: &Connection) -> rusqlite::Result<i64> {
+    conn.query_row("PRAGMA page_count", [], |row| row.get(0))
+}

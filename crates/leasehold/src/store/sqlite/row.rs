@@ -1,0 +1,135 @@
+//! Rows and what they mean.
+
+use rusqlite::{Connection, OptionalExtension, Row, params};
+
+use crate::clock::Moment;
+use crate::facts::{LockName, Owner, Token};
+use crate::machine::{Flag, Held, InboxId, Message, Slot, Waiting};
+
+/// Whole milliseconds of the boot clock.
+pub(super) fn now_ms() -> u64 {
+    u64::try_from(Moment::now().since_boot().as_millis()).unwrap_or(u64::MAX)
+}
+
+/// SQLite's integers are signed; ours are times and counters far below that bound.
+pub(super) fn sql(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+pub(super) fn unsql(number: i64) -> u64 {
+    u64::try_from(number).unwrap_or(0)
+}
+
+/// A lock's row as it stands in the file.
+pub(super) struct LockRow {
+    pub(super) slot: Slot,
+    pub(super) counter: u64,
+    pub(super) queue_ends_ms: u64,
+}
+
+const LOCK: &str = "SELECT flag, token, fence, counter, inbox, since_ms, ttl_ms, owner, ends, boot, queue_ends \
+                    FROM locks WHERE name = ?1";
+
+/// Reads one lock. One of another boot has ended, and nobody of then waits any more.
+pub(super) fn lock(conn: &Connection, name: &LockName, boot: i64) -> rusqlite::Result<Option<LockRow>> {
+    conn.prepare_cached(LOCK)?.query_row([name.as_str()], |row| lock_row(row, boot)).optional()
+}
+
+/// Reads the columns of [`LOCK`] from the first one on.
+pub(super) fn lock_row(row: &Row<'_>, boot: i64) -> rusqlite::Result<LockRow> {
+    let ends = unsql(row.get(8)?);
+    let ours = row.get::<_, i64>(9)? == boot;
+    let slot = match token(row, 1)? {
+        Some(token) if ours && ends > 0 => Slot::Held(Held {
+            flag: flag(row.get(0)?),
+            token,
+            fence: unsql(row.get(2)?),
+            inbox: inbox(row, 4)?,
+            since_ms: unsql(row.get(5)?),
+            ttl_ms: unsql(row.get(6)?),
+            owner: Owner::from_wire(row.get_ref(7)?.as_str()?),
+            ends_ms: Some(ends),
+        }),
+        _ => Slot::Free,
+    };
+    let queue_ends_ms = if ours { unsql(row.get(10)?) } else { 0 };
+    Ok(LockRow { slot, counter: unsql(row.get(3)?), queue_ends_ms })
+}
+
+/// Reads `ticket, token, inbox, ttl_ms, since_ms, owner, polled`.
+pub(super) fn waiting_row(row: &Row<'_>) -> rusqlite::Result<Option<Waiting>> {
+    let Some(token) = token(row, 1)? else { return Ok(None) };
+    Ok(Some(Waiting {
+        ticket: unsql(row.get(0)?),
+        token,
+        inbox: inbox(row, 2)?,
+        ttl_ms: unsql(row.get(3)?),
+        since_ms: unsql(row.get(4)?),
+        owner: Owner::from_wire(row.get_ref(5)?.as_str()?),
+        polled_ms: unsql(row.get(6)?),
+    }))
+}
+
+/// A token; `None` for text that cannot be one.
+pub(super) fn token(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Token>> {
+    Ok(Token::parse(row.get_ref(column)?.as_str()?).ok())
+}
+
+fn inbox(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<InboxId>> {
+    Ok(row.get_ref(column)?.as_str_or_null()?.map(|id| InboxId(id.into())))
+}
+
+pub(super) const REVOKED: i64 = 2;
+
+fn flag(number: i64) -> Flag {
+    match number {
+        0 => Flag::NobodyWaits,
+        REVOKED => Flag::Revoked,
+        _ => Flag::SomebodyWaits,
+    }
+}
+
+pub(super) fn flag_number(flag: Flag) -> i64 {
+    match flag {
+        Flag::NobodyWaits => 0,
+        Flag::SomebodyWaits => 1,
+        Flag::Revoked => REVOKED,
+    }
+}
+
+const POST: &str = "INSERT INTO messages (inbox, id, kind, token, fence, lasts_ms, at, reason) \
+                    SELECT ?1, ifnull(max(id), 0) + 1, ?2, ?3, ?4, ?5, ?6, ?7 FROM messages WHERE inbox = ?1";
+
+/// Leaves a message where its process will read it.
+pub(super) fn post(conn: &Connection, to: &InboxId, message: &Message, at_ms: u64) -> rusqlite::Result<()> {
+    let (kind, token, fence, ms, reason) = match message {
+        Message::Granted { token, fence, lasts_ms } => (0, token, *fence, *lasts_ms, ""),
+        Message::LookAgain { token, after_ms } => (1, token, 0, *after_ms, ""),
+        Message::Revoked { token } => (2, token, 0, 0, ""),
+        Message::Finish { token, reason } => (3, token, 0, 0, reason.as_str()),
+    };
+    conn.prepare_cached(POST)?.execute(params![
+        &*to.0,
+        kind,
+        token.reveal(),
+        sql(fence),
+        sql(ms),
+        sql(at_ms),
+        reason
+    ])?;
+    Ok(())
+}
+
+/// Reads `id, kind, token, fence, lasts_ms, at, reason`: a message, its number and its moment.
+pub(super) fn message_row(row: &Row<'_>) -> rusqlite::Result<(i64, Option<Message>, u64)> {
+    let (id, at_ms) = (row.get(0)?, unsql(row.get(5)?));
+    let Some(token) = token(row, 2)? else { return Ok((id, None, at_ms)) };
+    let ms = unsql(row.get(4)?);
+    let message = match row.get(1)? {
+        0 => Message::Granted { token, fence: unsql(row.get(3)?), lasts_ms: ms },
+        1 => Message::LookAgain { token, after_ms: ms },
+        2 => Message::Revoked { token },
+        _ => Message::Finish { token, reason: row.get(6)? },
+    };
+    Ok((id, Some(message), at_ms))
+}

@@ -1,0 +1,175 @@
+//! Opening the file: its settings, its tables, and what is refused.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
+
+use super::path::unusable;
+use crate::clock::Moment;
+use crate::store::{StoreError, StoreErrorKind};
+
+/// Our mark in the file's header: `lhld`.
+const APPLICATION: i64 = 0x6c68_6c64;
+/// The version of the tables. A file with a higher one is left alone.
+const VERSION: i64 = 1;
+/// A verb gives up when the file was locked for this long.
+const PATIENCE_MS: u64 = 2_000;
+/// The first wait for a lock, then every other: short and even, so that nobody starves.
+const FIRST_WAIT: Duration = Duration::from_micros(50);
+const NEXT_WAIT: Duration = Duration::from_micros(300);
+/// The log is cut back to this when it starts anew after having grown beyond it.
+const LOG_KEEPS_BYTES: u64 = 8 << 20;
+
+const TABLES: &str = "
+    -- One row per name; free when `ends` is past or `boot` is another. A free row stays for a
+    -- while: taking it again changes one page in place. `counter` is the highest number (fence or
+    -- ticket) ever given for the name, `queue_ends` 0 while nobody waits.
+    CREATE TABLE locks (
+        name TEXT NOT NULL PRIMARY KEY, flag INTEGER NOT NULL, token TEXT NOT NULL, fence INTEGER NOT NULL,
+        counter INTEGER NOT NULL, inbox TEXT, since_ms INTEGER NOT NULL, ttl_ms INTEGER NOT NULL,
+        owner TEXT NOT NULL, ends INTEGER NOT NULL, boot INTEGER NOT NULL, queue_ends INTEGER NOT NULL
+    ) WITHOUT ROWID;
+    CREATE TABLE waiting (
+        name TEXT NOT NULL, ticket INTEGER NOT NULL, token TEXT NOT NULL, inbox TEXT, ttl_ms INTEGER NOT NULL,
+        since_ms INTEGER NOT NULL, owner TEXT NOT NULL, polled INTEGER NOT NULL,
+        PRIMARY KEY (name, ticket, token)
+    ) WITHOUT ROWID;
+    CREATE INDEX waiting_token ON waiting (token);
+    -- What a process is to be told, until it has read it. `at` is the boot clock of the turn.
+    CREATE TABLE messages (
+        inbox TEXT NOT NULL, id INTEGER NOT NULL, kind INTEGER NOT NULL, token TEXT NOT NULL,
+        fence INTEGER NOT NULL, lasts_ms INTEGER NOT NULL, at INTEGER NOT NULL, reason TEXT NOT NULL,
+        PRIMARY KEY (inbox, id)
+    ) WITHOUT ROWID;
+    -- Above every number of a row that was cleared away.
+    CREATE TABLE meta (id INTEGER PRIMARY KEY CHECK (id = 1), floor INTEGER NOT NULL);
+    INSERT INTO meta VALUES (1, 0);
+    CREATE TABLE counters (name TEXT NOT NULL PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
+    CREATE TABLE events (id INTEGER PRIMARY KEY, json TEXT NOT NULL);
+    -- Pages kept back so that a lock can be given up when the disk is full.
+    CREATE TABLE reserve (id INTEGER PRIMARY KEY, filler BLOB NOT NULL);
+";
+
+/// How long to wait for a lock; shared with the busy handler.
+#[derive(Clone)]
+pub(super) struct Patience(Arc<AtomicU64>);
+
+impl Patience {
+    /// Runs something with less patience than usual.
+    pub(super) fn limited<R>(&self, limit: Duration, run: impl FnOnce() -> R) -> R {
+        self.0.store(u64::try_from(limit.as_millis()).unwrap_or(PATIENCE_MS), Ordering::Relaxed);
+        let result = run();
+        self.0.store(PATIENCE_MS, Ordering::Relaxed);
+        result
+    }
+}
+
+/// Opens the file, making it where there is none. Says whether it was made.
+pub(super) fn open(path: &Path) -> Result<(Connection, Patience, bool), StoreError> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut conn = Connection::open_with_flags(path, flags).map_err(|e| refused(path, &e))?;
+    let patience = Patience(Arc::new(AtomicU64::new(PATIENCE_MS)));
+    wait_evenly(&mut conn, &patience).map_err(|e| refused(path, &e))?;
+    let began = Moment::now();
+    loop {
+        match set_up(&mut conn) {
+            Ok(Ok(new)) => return Ok((conn, patience, new)),
+            Ok(Err(error)) => return Err(error),
+            // Turning a new file into one with a log is not covered by the busy handler.
+            Err(error) if is_busy(&error) && began.until(Moment::now()) < Duration::from_millis(PATIENCE_MS) => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            Err(error) => return Err(refused(path, &error)),
+        }
+    }
+}
+
+fn set_up(conn: &mut Connection) -> rusqlite::Result<Result<bool, StoreError>> {
+    let number = |conn: &Connection, sql: &str| conn.query_row(sql, [], |row| row.get::<_, i64>(0));
+    let (application, version) = (number(conn, "PRAGMA application_id")?, number(conn, "PRAGMA user_version")?);
+    let tables = number(conn, "SELECT count(*) FROM sqlite_master")?;
+    if let Err(error) = judge(application, version, tables) {
+        return Ok(Err(error));
+    }
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    // Small pages: a commit writes whole pages, and a lock is small. Both settings count only
+    // before the first table.
+    conn.execute_batch("PRAGMA page_size = 1024; PRAGMA auto_vacuum = INCREMENTAL;")?;
+    conn.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
+    conn.execute_batch("PRAGMA synchronous = NORMAL; PRAGMA temp_store = MEMORY;")?;
+    conn.query_row("PRAGMA wal_autocheckpoint = 0", [], |_| Ok(()))?;
+    conn.query_row(&format!("PRAGMA journal_size_limit = {LOG_KEEPS_BYTES}"), [], |_| Ok(()))?;
+    conn.set_prepared_statement_cache_capacity(64);
+    if tables > 0 {
+        return Ok(Ok(false));
+    }
+    let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    // Somebody else may have been first.
+    let new = number(&tx, "SELECT count(*) FROM sqlite_master")? == 0;
+    if new {
+        tx.execute_batch(TABLES)?;
+        tx.execute_batch(&format!("PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION};"))?;
+    }
+    tx.commit()?;
+    Ok(Ok(new))
+}
+
+fn judge(application: i64, version: i64, tables: i64) -> Result<(), StoreError> {
+    if tables > 0 && application != APPLICATION {
+        return Err(StoreError::new(StoreErrorKind::File, "it is a database of another program"));
+    }
+    if version > VERSION {
+        let text = format!("the file has version {version}, this leasehold knows {VERSION}");
+        return Err(StoreError::new(StoreErrorKind::NewerVersion, text));
+    }
+    Ok(())
+}
+
+fn wait_evenly(conn: &mut Connection, patience: &Patience) -> rusqlite::Result<()> {
+    let limit = patience.clone();
+    let mut began = Moment::now();
+    conn.busy_handler(Some(move |tries| {
+        if tries == 0 {
+            began = Moment::now();
+        }
+        let waited = began.until(Moment::now());
+        thread::sleep(if tries == 0 { FIRST_WAIT } else { NEXT_WAIT });
+        waited < Duration::from_millis(limit.0.load(Ordering::Relaxed))
+    }))
+}
+
+fn is_busy(error: &rusqlite::Error) -> bool {
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+}
+
+/// Whether room was missing: on the disk, or under the bound we keep ourselves.
+pub(super) fn is_full(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(ErrorCode::DiskFull)
+        || error.sqlite_error().is_some_and(|e| e.extended_code == rusqlite::ffi::SQLITE_IOERR_SHMSIZE)
+}
+
+/// What an error of SQLite means to whoever has to act on it.
+pub(super) fn refused(path: &Path, error: &rusqlite::Error) -> StoreError {
+    use ErrorCode as C;
+    let kind = match error.sqlite_error_code() {
+        _ if is_full(error) => StoreErrorKind::DiskFull,
+        Some(C::DatabaseBusy | C::DatabaseLocked | C::FileLockingProtocolFailed) => StoreErrorKind::Busy,
+        Some(
+            C::NotADatabase
+            | C::DatabaseCorrupt
+            | C::CannotOpen
+            | C::PermissionDenied
+            | C::ReadOnly
+            | C::SystemIoFailure
+            | C::AuthorizationForStatementDenied,
+        ) => return unusable(path, error),
+        Some(C::OutOfMemory) => StoreErrorKind::OutOfMemory,
+        _ => StoreErrorKind::Other,
+    };
+    StoreError::new(kind, format!("{}: {error}", path.display()))
+}

@@ -1,0 +1,269 @@
+//! The path of a lock somebody waits for: the state machine inside a transaction.
+
+use std::time::Duration;
+
+use rusqlite::{Connection, params};
+
+use super::driver::{Driver, Fault};
+use super::row::{self, flag_number, now_ms, sql};
+use crate::clock::{self, Moment};
+use crate::facts::{LockName, Token};
+use crate::machine::{InboxId, Limits, Lock, Message, Rules, Slot, Turn, Waiting};
+
+/// Waiters read at first: enough unless most of them are dead.
+const FEW: usize = 16;
+/// Re-asking moves a queue's end; it is written only when it moved by this much.
+const QUEUE_END_STEP_MS: u64 = 10_000;
+
+const WAITERS: &str = "SELECT ticket, token, inbox, ttl_ms, since_ms, owner, polled FROM waiting WHERE name = ?1";
+const JOIN: &str = "INSERT INTO waiting (name, ticket, token, inbox, ttl_ms, since_ms, owner, polled) \
+                    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+const SAVE: &str = "INSERT OR REPLACE INTO locks \
+    (name, flag, token, fence, counter, inbox, since_ms, ttl_ms, owner, ends, boot, queue_ends) \
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)";
+const FREE: &str = "UPDATE locks SET ends = 0, flag = 0, counter = ?2, boot = ?3, queue_ends = ?4 WHERE name = ?1";
+const BEFORE: &str = "SELECT count(*) FROM waiting WHERE name = ?1 AND ticket < ?2";
+
+/// A turn's outcome.
+pub(super) struct Turned<R> {
+    pub(super) reply: R,
+    /// The lock afterwards; of a long queue only its beginning.
+    pub(super) slot: Slot,
+    pub(super) now_ms: u64,
+}
+
+type Told = Vec<(InboxId, Message)>;
+
+/// A lock as it was read, to see later what changed.
+struct Loaded {
+    lock: Lock,
+    counter: u64,
+    queue_was_over: bool,
+}
+
+impl Driver {
+    /// Runs one verb of the machine on one lock in one transaction, then tells whoever is to be told.
+    ///
+    /// `me` is the attempt it is about. The verb may run more than once; only its last run counts.
+    pub(super) fn turn<R>(
+        &mut self,
+        name: &LockName,
+        me: Option<&Token>,
+        verb: &mut dyn FnMut(&mut Lock, &mut Turn<'_>) -> R,
+    ) -> Result<Turned<R>, Fault> {
+        self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        let outcome = self.turn_inside(name, me, verb).and_then(|done| {
+            self.conn.prepare_cached("COMMIT")?.execute([])?;
+            Ok(done)
+        });
+        if !self.conn.is_autocommit() {
+            let _ = self.conn.execute_batch("ROLLBACK");
+        }
+        let (turned, told) = outcome?;
+        self.deliver(told, turned.now_ms);
+        self.committed();
+        Ok(turned)
+    }
+
+    fn turn_inside<R>(
+        &mut self,
+        name: &LockName,
+        me: Option<&Token>,
+        verb: &mut dyn FnMut(&mut Lock, &mut Turn<'_>) -> R,
+    ) -> Result<(Turned<R>, Told), Fault> {
+        let now_ms = now_ms();
+        for few in [true, false] {
+            let before = self.load(name, me, few.then_some(FEW), now_ms)?;
+            let mut lock = before.lock.clone();
+            lock.lapse(now_ms);
+            if let Slot::Held(held) = &lock.slot
+                && let Some(inbox) = held.inbox.clone()
+                && self.alive.is_gone(&inbox)
+            {
+                lock.holder_died(&inbox);
+            }
+            let mut counter = before.counter;
+            let mut told = Told::new();
+            let alive = self.alive.clone();
+            let mut turn = Turn {
+                now_ms,
+                wall_us: clock::wall_us(),
+                counter: &mut counter,
+                listening: &mut |inbox| !alive.is_gone(inbox),
+                told: &mut told,
+                limits: if few { Limits { sweep: FEW - 1, ..self.limits } } else { self.limits },
+                rules: Rules::ALL,
+            };
+            let reply = verb(&mut lock, &mut turn);
+            let popped = || before.lock.queue.iter().filter(|w| !lock.queue.contains(w)).count();
+            if few && popped() >= FEW - 1 {
+                // So many dead: once more, with everybody.
+                continue;
+            }
+            self.save(name, &before, &lock, counter)?;
+            for (inbox, message) in told.iter().filter(|(inbox, _)| inbox != self.alive.id()) {
+                row::post(&self.conn, inbox, message, now_ms)?;
+            }
+            return Ok((Turned { reply, slot: lock.slot, now_ms }, told));
+        }
+        unreachable!("the second run has read every waiter")
+    }
+
+    /// How many stand before a ticket.
+    pub(super) fn position(&self, name: &LockName, ticket: u64) -> rusqlite::Result<usize> {
+        let mut statement = self.conn.prepare_cached(BEFORE)?;
+        statement.query_row(params![name.as_str(), sql(ticket)], |row| Ok(row.get::<_, u32>(0)? as usize))
+    }
+
+    fn load(&self, name: &LockName, me: Option<&Token>, few: Option<usize>, now_ms: u64) -> Result<Loaded, Fault> {
+        let floor: i64 = self.conn.prepare_cached("SELECT floor FROM meta")?.query_row([], |row| row.get(0))?;
+        let floor = row::unsql(floor);
+        let Some(found) = row::lock(&self.conn, name, self.boot)? else {
+            return Ok(Loaded { lock: Lock::default(), counter: floor, queue_was_over: false });
+        };
+        let queue_was_over = found.queue_ends_ms <= now_ms;
+        let queue = if queue_was_over { Vec::new() } else { waiters(&self.conn, name, me, few)? };
+        let lock = Lock { slot: found.slot, queue, queue_ends_ms: found.queue_ends_ms };
+        Ok(Loaded { lock, counter: floor.max(found.counter), queue_was_over })
+    }
+
+    /// Writes what changed, and nothing else.
+    fn save(&self, name: &LockName, before: &Loaded, lock: &Lock, counter: u64) -> Result<(), Fault> {
+        let (name, conn) = (name.as_str(), &self.conn);
+        if before.queue_was_over {
+            conn.prepare_cached("DELETE FROM waiting WHERE name = ?1")?.execute([name])?;
+        }
+        for old in &before.lock.queue {
+            match lock.queue.iter().find(|w| w.token == old.token) {
+                None => {
+                    let sql_text = "DELETE FROM waiting WHERE name = ?1 AND ticket = ?2 AND token = ?3";
+                    conn.prepare_cached(sql_text)?.execute(params![name, sql(old.ticket), old.token.reveal()])?;
+                }
+                // When it last asked counts only for one that polls.
+                Some(new) if new != old && new.inbox.is_none() => {
+                    let sql_text = "UPDATE waiting SET polled = ?4 WHERE name = ?1 AND ticket = ?2 AND token = ?3";
+                    let key = params![name, sql(old.ticket), old.token.reveal(), sql(new.polled_ms)];
+                    conn.prepare_cached(sql_text)?.execute(key)?;
+                }
+                Some(_) => {}
+            }
+        }
+        for new in lock.queue.iter().filter(|w| !before.lock.queue.iter().any(|old| old.token == w.token)) {
+            join(conn, name, new)?;
+        }
+        let queue_ends = if lock.queue.is_empty() { 0 } else { lock.queue_ends_ms };
+        let old_ends = before.lock.queue_ends_ms;
+        let queue_moved = (queue_ends == 0) != (old_ends == 0) || queue_ends > old_ends + QUEUE_END_STEP_MS;
+        if lock.slot == before.lock.slot && !queue_moved && counter == before.counter {
+            return Ok(());
+        }
+        match &lock.slot {
+            Slot::Held(held) => {
+                let inbox = held.inbox.as_ref().map(|i| &*i.0);
+                conn.prepare_cached(SAVE)?.execute(params![
+                    name,
+                    flag_number(held.flag),
+                    held.token.reveal(),
+                    sql(held.fence),
+                    sql(counter),
+                    inbox,
+                    sql(held.since_ms),
+                    sql(held.ttl_ms),
+                    held.owner.wire(),
+                    held.ends_ms.map_or(i64::MAX, sql),
+                    self.boot,
+                    sql(queue_ends)
+                ])?;
+            }
+            // Nobody but us writes into this file.
+            Slot::Free | Slot::Foreign { .. } => {
+                let free = params![name, sql(counter), self.boot, sql(queue_ends)];
+                let known = conn.prepare_cached(FREE)?.execute(free)? == 1;
+                if !known && !lock.queue.is_empty() {
+                    let nobody = Token::random();
+                    let row = params![
+                        name,
+                        0,
+                        nobody.reveal(),
+                        0,
+                        sql(counter),
+                        None::<&str>,
+                        0,
+                        0,
+                        "",
+                        0,
+                        self.boot,
+                        sql(queue_ends)
+                    ];
+                    conn.prepare_cached(SAVE)?.execute(row)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells our own waiters at once, and wakes the other processes up.
+    fn deliver(&mut self, told: Told, now_ms: u64) {
+        let mut woken: Vec<InboxId> = Vec::new();
+        for (inbox, message) in told {
+            if inbox == *self.alive.id() {
+                self.hear(message, now_ms);
+            } else if !woken.contains(&inbox) {
+                self.alive.wake(&inbox);
+                woken.push(inbox);
+            }
+        }
+    }
+
+    /// A message for this process.
+    pub(super) fn hear(&mut self, message: Message, at_ms: u64) {
+        match &message {
+            Message::Granted { token, .. } => self.waits.granted(token),
+            Message::LookAgain { token, .. } => self.waits.look_at(token),
+            Message::Revoked { .. } | Message::Finish { .. } => {}
+        }
+        // Nobody may have taken the receiver; the state in the file is what counts.
+        let _ = self.pushes.send(message.into_push(Moment::from_boot(Duration::from_millis(at_ms))));
+    }
+}
+
+fn waiters(
+    conn: &Connection,
+    name: &LockName,
+    me: Option<&Token>,
+    few: Option<usize>,
+) -> rusqlite::Result<Vec<Waiting>> {
+    let limit = few.map_or(-1, |n| i64::try_from(n).unwrap_or(-1));
+    let mut found = select(conn, &format!("{WAITERS} ORDER BY ticket LIMIT ?2"), params![name.as_str(), limit])?;
+    if Some(found.len()) == few {
+        // The rest matters only by its last, and by whoever asks.
+        found.extend(select(conn, &format!("{WAITERS} ORDER BY ticket DESC LIMIT 1"), params![name.as_str()])?);
+        if let Some(me) = me {
+            found.extend(select(conn, &format!("{WAITERS} AND token = ?2"), params![name.as_str(), me.reveal()])?);
+        }
+        found.sort_by(|a, b| (a.ticket, &a.token).cmp(&(b.ticket, &b.token)));
+        found.dedup_by(|a, b| a.token == b.token);
+    }
+    Ok(found)
+}
+
+fn select(conn: &Connection, text: &str, with: &[&dyn rusqlite::ToSql]) -> rusqlite::Result<Vec<Waiting>> {
+    let mut statement = conn.prepare_cached(text)?;
+    let rows = statement.query_map(with, row::waiting_row)?;
+    rows.filter_map(Result::transpose).collect()
+}
+
+fn join(conn: &Connection, name: &str, new: &Waiting) -> rusqlite::Result<()> {
+    let inbox = new.inbox.as_ref().map(|i| &*i.0);
+    conn.prepare_cached(JOIN)?.execute(params![
+        name,
+        sql(new.ticket),
+        new.token.reveal(),
+        inbox,
+        sql(new.ttl_ms),
+        sql(new.since_ms),
+        new.owner.wire(),
+        sql(new.polled_ms)
+    ])?;
+    Ok(())
+}

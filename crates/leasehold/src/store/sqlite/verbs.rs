@@ -1,0 +1,170 @@
+//! The verbs of the lock path, on the thread: the fast path first, else the state machine.
+
+use super::driver::{Ask, Driver, Fault};
+use super::fast;
+use super::room::Need;
+use super::row::{self, now_ms};
+use crate::facts::{HolderId, LockName, Token};
+use crate::machine::{AcquireReply, AskReply, EvictReply, Lock, PassReply, RenewReply, Slot, TryReply, Turn};
+use crate::store::memory::view;
+use crate::store::*;
+
+impl Driver {
+    pub(super) fn try_acquire(&mut self, ask: &Ask) -> Result<Try, StoreError> {
+        self.attempt(Need::More, |driver| {
+            if ask.asking.fenced
+                && let Some(fence) = fast::take(&driver.conn, driver.boot, &ask.name, &ask.asking)?
+            {
+                driver.committed();
+                return Ok(Try::Granted(ask.grant(fence)));
+            }
+            if let Some(holder) = driver.plainly_held(&ask.name, &ask.asking.token)? {
+                return Ok(Try::Held(Some(holder)));
+            }
+            let turned = driver
+                .turn(&ask.name, Some(&ask.asking.token), &mut |lock, turn| lock.try_acquire(turn, &ask.asking))?;
+            Ok(match turned.reply? {
+                TryReply::Granted { fence } => Try::Granted(ask.grant(fence)),
+                TryReply::Held => Try::Held(view(&turned.slot, turned.now_ms)),
+                TryReply::Revoked => Try::Revoked,
+            })
+        })
+    }
+
+    pub(super) fn acquire(&mut self, ask: &Ask, mut ticket: Option<u64>) -> Result<Acquire, StoreError> {
+        self.attempt(Need::More, |driver| {
+            if let Some(fence) = fast::take(&driver.conn, driver.boot, &ask.name, &ask.asking)? {
+                driver.committed();
+                driver.waits.remove(&ask.name, &ask.asking.token);
+                return Ok(Acquire::Granted(ask.grant(fence)));
+            }
+            driver.acquire_slowly(ask, &mut ticket)
+        })
+    }
+
+    /// Also how a waiter of ours helps itself when the holder died.
+    pub(super) fn acquire_slowly(&mut self, ask: &Ask, ticket: &mut Option<u64>) -> Result<Acquire, Fault> {
+        let token = &ask.asking.token;
+        loop {
+            let asked = *ticket;
+            let turned = self.turn(&ask.name, Some(token), &mut |lock, turn| lock.acquire(turn, &ask.asking, asked))?;
+            let answer = match turned.reply? {
+                AcquireReply::Again { ticket: mine } => {
+                    *ticket = Some(mine);
+                    continue;
+                }
+                AcquireReply::Granted { fence } => Acquire::Granted(ask.grant(fence)),
+                AcquireReply::Revoked => Acquire::Revoked,
+                AcquireReply::Queued { ticket, .. } => {
+                    let position = self.position(&ask.name, ticket)?;
+                    if ask.asking.inbox.is_some() {
+                        self.waits.insert(ask, ticket);
+                    }
+                    let holder = view(&turned.slot, turned.now_ms);
+                    return Ok(Acquire::Queued(Place { ticket: Ticket(ticket), position, holder }));
+                }
+            };
+            self.waits.remove(&ask.name, token);
+            return Ok(answer);
+        }
+    }
+
+    pub(super) fn release(&mut self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
+        self.waits.remove(name, token);
+        self.attempt(Need::Less, |driver| {
+            if fast::release(&driver.conn, driver.boot, name, token)? {
+                driver.committed();
+                return Ok(Release::Released);
+            }
+            loop {
+                match driver.turn(name, None, &mut |lock, turn| lock.release(turn, token))?.reply {
+                    PassReply::Done => return Ok(Release::Released),
+                    PassReply::NotOurs => return Ok(Release::NotOwner),
+                    PassReply::Again => {}
+                }
+            }
+        })
+    }
+
+    pub(super) fn renew(&mut self, renewals: &[Renewal]) -> Vec<Renewed> {
+        renewals.iter().map(|renewal| self.renew_one(renewal).unwrap_or_else(Renewed::Unknown)).collect()
+    }
+
+    fn renew_one(&mut self, r: &Renewal) -> Result<Renewed, StoreError> {
+        self.attempt(Need::Less, |driver| {
+            if fast::renew(&driver.conn, driver.boot, r)? {
+                driver.committed();
+                return Ok(Renewed::Renewed);
+            }
+            let turned = driver.turn(&r.name, None, &mut |lock, turn| {
+                lock.renew(turn, &r.token, r.ttl.as_millis(), r.fence, r.rewrite.as_ref())
+            })?;
+            Ok(match turned.reply {
+                RenewReply::Renewed => Renewed::Renewed,
+                RenewReply::Lost => Renewed::Lost,
+                RenewReply::Revoked => Renewed::Revoked,
+            })
+        })
+    }
+
+    pub(super) fn leave(&mut self, name: &LockName, token: &Token) -> Result<Left, StoreError> {
+        self.waits.remove(name, token);
+        self.attempt(Need::Less, |driver| {
+            loop {
+                match driver.turn(name, Some(token), &mut |lock, turn| lock.leave(turn, token))?.reply {
+                    PassReply::Done => return Ok(Left::WasGranted),
+                    PassReply::NotOurs => return Ok(Left::WasWaiting),
+                    PassReply::Again => {}
+                }
+            }
+        })
+    }
+
+    pub(super) fn evict(&mut self, name: &LockName, holder: HolderId, force: bool) -> Result<Evicted, StoreError> {
+        self.attempt(Need::Less, |driver| {
+            loop {
+                let mut verb = |lock: &mut Lock, turn: &mut Turn<'_>| {
+                    let before = view(&lock.slot, turn.now_ms);
+                    (lock.evict(turn, holder, force), before)
+                };
+                let (reply, before) = driver.turn(name, None, &mut verb)?.reply;
+                let Some(found) = before else { return Ok(Evicted::Free) };
+                return Ok(match reply {
+                    EvictReply::Again => continue,
+                    EvictReply::Done => Evicted::Done(found),
+                    EvictReply::ChangedHands => Evicted::ChangedHands(found),
+                    EvictReply::Free => Evicted::Free,
+                    EvictReply::Foreign => Evicted::Foreign(found),
+                });
+            }
+        })
+    }
+
+    pub(super) fn ask_to_finish(
+        &mut self,
+        name: &LockName,
+        holder: HolderId,
+        reason: &str,
+    ) -> Result<Asked, StoreError> {
+        self.attempt(Need::Less, |driver| {
+            let turned = driver.turn(name, None, &mut |lock, turn| lock.ask_to_finish(turn, holder, reason))?;
+            Ok(match (turned.reply, view(&turned.slot, turned.now_ms)) {
+                (AskReply::Free, _) | (_, None) => Asked::Free,
+                (AskReply::Told, Some(found)) => Asked::Told(found),
+                (AskReply::Deaf, Some(found)) => Asked::Deaf(found),
+                (AskReply::ChangedHands, Some(found)) => Asked::ChangedHands(found),
+            })
+        })
+    }
+
+    /// A living holder that is not us: seen without the lock of the file.
+    fn plainly_held(&self, name: &LockName, token: &Token) -> Result<Option<Holder>, Fault> {
+        let Some(found) = row::lock(&self.conn, name, self.boot)? else { return Ok(None) };
+        let now = now_ms();
+        let held = match &found.slot {
+            Slot::Held(held) if held.token != *token && held.ends_ms.is_none_or(|end| end > now) => held,
+            _ => return Ok(None),
+        };
+        Ok(if self.is_dead(held.inbox.as_ref()) { None } else { view(&found.slot, now) })
+    }
+}

@@ -1,0 +1,131 @@
+//! What this process waits for, and whose death it watches for meanwhile.
+
+use std::collections::{BTreeMap, HashSet};
+
+use super::driver::{Ask, Driver, Fault};
+use super::row::{self, now_ms};
+use crate::clock::Moment;
+use crate::facts::{LockName, Token};
+use crate::machine::{InboxId, Slot};
+use crate::store::{Acquire, Push};
+
+/// The first two in a queue watch the holder; the others are told when they come forward.
+const WATCHERS: usize = 2;
+
+/// Our places in queues.
+#[derive(Default)]
+pub(super) struct Waits {
+    places: BTreeMap<(Token, LockName), (Ask, u64)>,
+    /// Whose holders are to be looked at again.
+    fresh: HashSet<(Token, LockName)>,
+}
+
+impl Waits {
+    pub(super) fn insert(&mut self, ask: &Ask, ticket: u64) {
+        let key = (ask.asking.token.clone(), ask.name.clone());
+        self.fresh.insert(key.clone());
+        self.places.insert(key, (ask.clone(), ticket));
+    }
+
+    pub(super) fn remove(&mut self, name: &LockName, token: &Token) {
+        if !self.places.is_empty() {
+            let key = (token.clone(), name.clone());
+            self.places.remove(&key);
+            self.fresh.remove(&key);
+        }
+    }
+
+    /// A message says so; it does not name the lock, and a waiter still in line asks again.
+    pub(super) fn granted(&mut self, token: &Token) {
+        self.places.retain(|(t, _), _| t != token);
+        self.fresh.retain(|(t, _)| t != token);
+    }
+
+    /// The lock changed hands, and this attempt is next.
+    pub(super) fn look_at(&mut self, token: &Token) {
+        self.fresh.extend(self.places.keys().filter(|(t, _)| t == token).cloned());
+    }
+}
+
+impl Driver {
+    /// Watches the holders we have come to wait for.
+    pub(super) fn watch_holders(&mut self) {
+        self.watch.set_waiting(self.waits.places.len(), &self.alive);
+        for key in std::mem::take(&mut self.waits.fresh) {
+            if let Some((_, ticket)) = self.waits.places.get(&key)
+                && let Ok(Looked::Watch(Some(inbox))) = self.look_at(&key.1, *ticket)
+            {
+                self.watch.add(inbox, &self.alive);
+            }
+        }
+    }
+
+    /// Looks at everything we wait for: helps where a holder died or its lease ended, and watches
+    /// the holders there are now.
+    pub(super) fn look_around(&mut self) {
+        let places: Vec<(Ask, u64)> = self.waits.places.values().cloned().collect();
+        let mut watched = HashSet::new();
+        for (mut ask, ticket) in places {
+            match self.look_at(&ask.name, ticket) {
+                Ok(Looked::Watch(inbox)) => watched.extend(inbox),
+                Ok(Looked::Help) => {
+                    ask.asked_at = floor_now();
+                    ask.asking.fenced = true;
+                    // An error here is met again, and told, when the waiter re-asks.
+                    if let Ok(Acquire::Granted(grant)) = self.acquire_slowly(&ask, &mut Some(ticket)) {
+                        let _ = self.pushes.send(Push::Granted { token: ask.asking.token.clone(), grant });
+                    }
+                }
+                Err(_) => {}
+            }
+        }
+        self.watch.keep(&watched, &self.alive);
+    }
+
+    fn look_at(&self, name: &LockName, ticket: u64) -> Result<Looked, Fault> {
+        let Some(found) = row::lock(&self.conn, name, self.boot)? else { return Ok(Looked::Help) };
+        let now = now_ms();
+        let Slot::Held(held) = found.slot else { return Ok(Looked::Help) };
+        if held.ends_ms.is_some_and(|end| end <= now) || self.is_dead(held.inbox.as_ref()) {
+            return Ok(Looked::Help);
+        }
+        let near = self.position(name, ticket)? < WATCHERS;
+        Ok(Looked::Watch(held.inbox.filter(|inbox| near && inbox != self.alive.id())))
+    }
+
+    /// Reads what other processes left for us.
+    pub(super) fn read_messages(&mut self) {
+        const READ: &str = "SELECT id, kind, token, fence, lasts_ms, at, reason FROM messages \
+                            WHERE inbox = ?1 AND id > ?2 ORDER BY id";
+        const CLEAR: &str = "DELETE FROM messages WHERE inbox = ?1 AND id <= ?2";
+        let me = self.alive.id().clone();
+        let found = (|| {
+            let mut statement = self.conn.prepare_cached(READ)?;
+            let rows = statement.query_map((&*me.0, self.watch.read_up_to()), row::message_row)?;
+            rows.collect::<rusqlite::Result<Vec<_>>>()
+        })();
+        let Ok(found) = found else { return };
+        let Some((last, _, _)) = found.last() else { return };
+        let last = *last;
+        // Told first: the work begins while the rows are cleared away.
+        for (_, message, at_ms) in found {
+            if let Some(message) = message {
+                self.hear(message, at_ms);
+            }
+        }
+        let cleared = self.conn.prepare_cached(CLEAR).and_then(|mut s| s.execute((&*me.0, last)));
+        // Numbers begin anew once all are gone; until then nothing is told twice.
+        self.watch.set_read_up_to(if cleared.is_ok() { 0 } else { last });
+        self.committed();
+    }
+}
+
+enum Looked {
+    Watch(Option<InboxId>),
+    Help,
+}
+
+/// Now, not later than the millisecond the store will count from.
+pub(super) fn floor_now() -> Moment {
+    Moment::from_boot(std::time::Duration::from_millis(now_ms()))
+}
