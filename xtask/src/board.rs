@@ -46,7 +46,7 @@ pub(crate) fn print(file: &Path, asked: &[String]) -> Result<Vec<String>, Failur
         }
     };
     let figures = figures(&text);
-    println!("\n{} figures", figures.len());
+    println!("\nfigures: {}", figures.len());
     for (row, figure) in &figures {
         println!("  {row}  {figure}");
     }
