@@ -4,9 +4,17 @@
 //! Linux only. Everything listens on loopback, lives in temporary directories and is gone when its
 //! value is dropped.
 
+pub mod board;
+pub mod history;
+pub mod proxy;
 mod random;
 mod resp;
 pub mod server;
 mod signal;
+pub mod worker;
 
+pub use board::{full_or, report};
+pub use history::{History, HistoryWriter};
+pub use proxy::FaultProxy;
 pub use server::RedisServer;
+pub use worker::WorkerProcess;

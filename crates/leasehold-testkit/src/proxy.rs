@@ -1,0 +1,431 @@
+//! A TCP proxy that understands RESP well enough to misbehave on purpose.
+//!
+//! It forwards whole frames, matches replies to commands in order, and can therefore lose exactly the
+//! reply a test names. It runs on a thread and a runtime of its own, so it keeps going when the test's
+//! runtime is paused, busy or gone.
+//!
+//! It does not follow `MONITOR`, `SYNC` or `CLIENT REPLY`.
+
+mod command;
+mod connection;
+mod rule;
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{oneshot, watch};
+
+use crate::RedisServer;
+use crate::random::{Sequence, random_u64};
+pub use command::{Command, on};
+pub use rule::Rule;
+use rule::{ActiveRule, Fault};
+
+/// Gives the seed of [`FaultProxy::latency`], to have a run again.
+pub const SEED_VAR: &str = "LEASEHOLD_SEED";
+
+/// The proxy. Clones are handles on the same proxy; it ends with the last of them.
+#[derive(Clone, Debug)]
+pub struct FaultProxy {
+    inner: Arc<Inner>,
+}
+
+impl FaultProxy {
+    /// A proxy in front of a server, on a free loopback port, with every fault off.
+    pub fn in_front_of(server: &RedisServer) -> Self {
+        Self::start(SocketAddr::from((Ipv4Addr::LOCALHOST, server.port())))
+    }
+
+    /// A proxy in front of any address.
+    pub fn start(upstream: SocketAddr) -> Self {
+        let listener =
+            std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free loopback port");
+        listener
+            .set_nonblocking(true)
+            .expect("a listener can be non-blocking");
+        let port = listener
+            .local_addr()
+            .expect("the address just bound")
+            .port();
+        let shared = Arc::new(Shared::new(upstream));
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::Builder::new()
+            .name("fault-proxy".into())
+            .spawn({
+                let shared = Arc::clone(&shared);
+                move || run(listener, shared, stopped)
+            })
+            .expect("a thread for the proxy");
+        Self {
+            inner: Arc::new(Inner {
+                shared,
+                port,
+                stop: Some(stop),
+                thread: Some(thread),
+            }),
+        }
+    }
+
+    /// `redis://127.0.0.1:PORT`
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.inner.port)
+    }
+
+    /// The port it listens on.
+    pub fn port(&self) -> u16 {
+        self.inner.port
+    }
+
+    /// Everything from the server (replies, pushes, the end of the stream) arrives this much later.
+    /// What is on its way already keeps its time.
+    pub fn delay_replies(&self, by: Duration) {
+        self.shared()
+            .conditions
+            .send_modify(|now| now.delay_replies = by);
+    }
+
+    /// Everything from the client arrives this much later.
+    pub fn delay_commands(&self, by: Duration) {
+        self.shared()
+            .conditions
+            .send_modify(|now| now.delay_commands = by);
+    }
+
+    /// Every frame, each way, is late by a random time of this range, on top of fixed delays; order is
+    /// kept per connection. The seed is printed, and taken from `LEASEHOLD_SEED` when that is set.
+    /// An empty range ends it.
+    pub fn latency(&self, range: Range<Duration>) {
+        let given = std::env::var(SEED_VAR).ok();
+        let seed = given.map_or_else(random_u64, |text| {
+            text.parse().expect("LEASEHOLD_SEED is a whole number")
+        });
+        println!("fault proxy: latency {range:?}, {SEED_VAR}={seed}");
+        *self.shared().latency() = (!range.is_empty()).then(|| Latency {
+            range,
+            sequence: Sequence::new(seed),
+        });
+    }
+
+    /// Forwards a matching command, then drops its reply and all that follows it on that connection,
+    /// which stays open. Acts on the next `times` matches.
+    pub fn swallow_reply_to(
+        &self,
+        matches: impl Fn(&Command) -> bool + Send + Sync + 'static,
+        times: usize,
+    ) -> Rule {
+        self.add_rule(matches, Fault::SwallowReply, times)
+    }
+
+    /// Holds the reply to every matching command this long, and what follows it on that connection
+    /// waits behind it.
+    pub fn hold_reply_to(
+        &self,
+        matches: impl Fn(&Command) -> bool + Send + Sync + 'static,
+        hold: Duration,
+    ) -> Rule {
+        self.add_rule(matches, Fault::HoldReply(hold), usize::MAX)
+    }
+
+    /// Forwards a matching command, waits until the server has answered, drops the answer and resets
+    /// both sides: it was done, and the client cannot know. Acts on the next `times` matches.
+    pub fn cut_after_forwarding(
+        &self,
+        matches: impl Fn(&Command) -> bool + Send + Sync + 'static,
+        times: usize,
+    ) -> Rule {
+        self.add_rule(matches, Fault::CutAfter, times)
+    }
+
+    /// Resets both sides instead of forwarding a matching command: it was not done, and the client
+    /// cannot know. Acts on the next `times` matches.
+    pub fn cut_before_forwarding(
+        &self,
+        matches: impl Fn(&Command) -> bool + Send + Sync + 'static,
+        times: usize,
+    ) -> Rule {
+        self.add_rule(matches, Fault::CutBefore, times)
+    }
+
+    /// Drops published messages (`message`, `pmessage`, `smessage`); all else goes on.
+    pub fn mute_pushes(&self, muted: bool) {
+        self.shared()
+            .conditions
+            .send_modify(|now| now.mute_pushes = muted);
+    }
+
+    /// While on, connections are accepted and kept, and nothing passes either way, not even the end of
+    /// a connection. Turned off, all that was sent meanwhile is delivered, late.
+    pub fn blackhole(&self, on: bool) {
+        self.shared()
+            .conditions
+            .send_modify(|now| now.blackhole = on);
+    }
+
+    /// While on, new connections are reset as soon as they are made.
+    pub fn refuse(&self, on: bool) {
+        self.shared().conditions.send_modify(|now| now.refuse = on);
+    }
+
+    /// Turns every fault off and removes every rule. Connections stay as they are: one whose reply was
+    /// swallowed stays deaf until it is reset.
+    pub fn heal(&self) {
+        self.shared().rules().clear();
+        *self.shared().latency() = None;
+        self.shared()
+            .conditions
+            .send_modify(|now| *now = Conditions::default());
+    }
+
+    /// Resets every connection, both sides; says how many.
+    pub fn reset_all(&self) -> usize {
+        self.reset(|_| true)
+    }
+
+    /// Resets the connections that have asked for a subscription; says how many.
+    pub fn reset_pushing_connections(&self) -> usize {
+        self.reset(|link| link.pushing.load(Ordering::SeqCst))
+    }
+
+    /// Connections accepted so far, refused ones not counted.
+    pub fn connections_made(&self) -> u64 {
+        self.shared().made.load(Ordering::SeqCst)
+    }
+
+    /// Connections reset by [`FaultProxy::refuse`] so far.
+    pub fn connections_refused(&self) -> u64 {
+        self.shared().refused.load(Ordering::SeqCst)
+    }
+
+    /// Connections open now.
+    pub fn connections_open(&self) -> usize {
+        self.shared().links().len()
+    }
+
+    /// How often clients sent this command, whatever became of it; upper or lower case.
+    pub fn commands_seen(&self, name: &str) -> u64 {
+        self.shared()
+            .seen()
+            .get(&name.to_ascii_uppercase())
+            .copied()
+            .unwrap_or(0)
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.inner.shared
+    }
+
+    fn add_rule(
+        &self,
+        matches: impl Fn(&Command) -> bool + Send + Sync + 'static,
+        fault: Fault,
+        times: usize,
+    ) -> Rule {
+        let (active, rule) = ActiveRule::new(matches, fault, times);
+        self.shared().rules().push(active);
+        rule
+    }
+
+    fn reset(&self, which: impl Fn(&Link) -> bool) -> usize {
+        let mut resets = 0;
+        for (_, link) in self.shared().links().extract_if(|_, link| which(link)) {
+            // Fails when the connection is ending by itself.
+            let _ = link.reset.send(());
+            resets += 1;
+        }
+        resets
+    }
+}
+
+#[derive(Debug)]
+struct Inner {
+    shared: Arc<Shared>,
+    port: u16,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic there has been printed already, and panicking in a drop would hide the test's own.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What the handles and the connections have in common.
+struct Shared {
+    upstream: SocketAddr,
+    conditions: watch::Sender<Conditions>,
+    latency: Mutex<Option<Latency>>,
+    rules: Mutex<Vec<ActiveRule>>,
+    links: Mutex<HashMap<u64, Link>>,
+    seen: Mutex<BTreeMap<String, u64>>,
+    made: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// The faults that concern every connection alike.
+#[derive(Clone, Copy, Debug, Default)]
+struct Conditions {
+    delay_replies: Duration,
+    delay_commands: Duration,
+    mute_pushes: bool,
+    blackhole: bool,
+    refuse: bool,
+}
+
+struct Latency {
+    range: Range<Duration>,
+    sequence: Sequence,
+}
+
+/// A connection, as seen from the handles.
+struct Link {
+    reset: oneshot::Sender<()>,
+    pushing: Arc<AtomicBool>,
+}
+
+impl Shared {
+    fn new(upstream: SocketAddr) -> Self {
+        Self {
+            upstream,
+            conditions: watch::Sender::new(Conditions::default()),
+            latency: Mutex::default(),
+            rules: Mutex::default(),
+            links: Mutex::default(),
+            seen: Mutex::default(),
+            made: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        }
+    }
+
+    fn now(&self) -> Conditions {
+        *self.conditions.borrow()
+    }
+
+    /// Waits while the blackhole is on.
+    async fn passable(&self) {
+        // Fails only without a sender, and `self` is one.
+        let _ = self
+            .conditions
+            .subscribe()
+            .wait_for(|now| !now.blackhole)
+            .await;
+    }
+
+    fn command_delay(&self) -> Duration {
+        self.now().delay_commands + self.random_delay()
+    }
+
+    fn reply_delay(&self) -> Duration {
+        self.now().delay_replies + self.random_delay()
+    }
+
+    fn random_delay(&self) -> Duration {
+        match &mut *self.latency() {
+            None => Duration::ZERO,
+            Some(Latency { range, sequence }) => {
+                let width_ns = u64::try_from((range.end - range.start).as_nanos())
+                    .expect("latencies are short");
+                range.start + Duration::from_nanos(sequence.next() % width_ns)
+            }
+        }
+    }
+
+    /// Counts the command, and says which fault shall befall it.
+    fn judge(&self, command: &Command) -> Option<(Fault, Rule)> {
+        *self.seen().entry(command.name().to_string()).or_default() += 1;
+        let mut rules = self.rules();
+        rules.retain(ActiveRule::is_live);
+        rules.iter_mut().find_map(|rule| rule.take(command))
+    }
+
+    fn latency(&self) -> MutexGuard<'_, Option<Latency>> {
+        self.latency.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn rules(&self) -> MutexGuard<'_, Vec<ActiveRule>> {
+        self.rules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn links(&self) -> MutexGuard<'_, HashMap<u64, Link>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn seen(&self) -> MutexGuard<'_, BTreeMap<String, u64>> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared")
+            .field("upstream", &self.upstream)
+            .field("now", &self.now())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The proxy's thread: accepts until told to stop, then drops every connection with the runtime.
+fn run(listener: std::net::TcpListener, shared: Arc<Shared>, stopped: oneshot::Receiver<()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime for the proxy");
+    runtime.block_on(async {
+        let listener = TcpListener::from_std(listener).expect("the proxy's listener");
+        tokio::select! {
+            () = accept(&listener, &shared) => {}
+            _ = stopped => {}
+        }
+    });
+}
+
+async fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+    loop {
+        let client = match listener.accept().await {
+            Ok((client, _)) => client,
+            // Out of file descriptors, or gone before we looked: the next one may fare better.
+            Err(error) => {
+                eprintln!("fault proxy: {error}");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                continue;
+            }
+        };
+        if shared.now().refuse {
+            shared.refused.fetch_add(1, Ordering::SeqCst);
+            connection::make_close_a_reset(&client);
+            continue;
+        }
+        admit(client, shared);
+    }
+}
+
+fn admit(client: TcpStream, shared: &Arc<Shared>) {
+    let id = shared.made.fetch_add(1, Ordering::SeqCst);
+    let (reset, reset_asked) = oneshot::channel();
+    let pushing = Arc::new(AtomicBool::new(false));
+    shared.links().insert(
+        id,
+        Link {
+            reset,
+            pushing: Arc::clone(&pushing),
+        },
+    );
+    let shared = Arc::clone(shared);
+    tokio::spawn(async move {
+        let cause = connection::serve(&shared, client, pushing, reset_asked).await;
+        shared.links().remove(&id);
+        if let Some(rule) = cause {
+            rule.count_hit();
+        }
+    });
+}

@@ -1,0 +1,382 @@
+//! One client, one server, and the frames between them.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::rule::{Fault, Rule};
+use super::{Command, Shared};
+use crate::resp;
+
+/// Forwards until either side ends or a fault ends it. Answers with the rule that did.
+pub(super) async fn serve(
+    shared: &Shared,
+    mut client: TcpStream,
+    pushing: Arc<AtomicBool>,
+    reset_asked: oneshot::Receiver<()>,
+) -> Option<Rule> {
+    let mut upstream = None;
+    let forward = async {
+        // Nothing passes a blackhole, so neither does the news that there is no server.
+        shared.passable().await;
+        match TcpStream::connect(shared.upstream).await {
+            Ok(stream) => {
+                Connection::new(shared, pushing)
+                    .run(&mut client, upstream.insert(stream))
+                    .await
+            }
+            Err(_) => End::Reset(None),
+        }
+    };
+    let end = tokio::select! {
+        biased;
+        _ = reset_asked => End::Reset(None),
+        end = forward => end,
+    };
+    let End::Reset(cause) = end else { return None };
+    make_close_a_reset(&client);
+    if let Some(server) = &upstream {
+        make_close_a_reset(server);
+    }
+    cause
+}
+
+/// With a zero linger, closing sends RST instead of FIN.
+pub(super) fn make_close_a_reset(stream: &TcpStream) {
+    // Fails on a socket that is broken already, which is as good.
+    let _ = stream.set_zero_linger();
+}
+
+struct Connection<'a> {
+    shared: &'a Shared,
+    pushing: Arc<AtomicBool>,
+    talk: Mutex<Talk>,
+}
+
+/// What must be remembered of a conversation to know which frame answers which command.
+#[derive(Default)]
+struct Talk {
+    resp3: bool,
+    unanswered: VecDeque<Unanswered>,
+    /// By the kind of the confirmation, such as `subscribe`.
+    channels: HashMap<&'static str, HashSet<Vec<u8>>>,
+    /// A reply was swallowed: the client hears nothing more.
+    deaf: bool,
+}
+
+struct Unanswered {
+    answer: Answer,
+    fault: Option<(Fault, Rule)>,
+}
+
+enum Answer {
+    Reply,
+    /// So many frames of this kind, or one error.
+    Confirmations {
+        kind: &'static str,
+        left: usize,
+    },
+}
+
+/// Something on its way, in order.
+struct Parcel {
+    due: Instant,
+    content: Content,
+}
+
+enum Content {
+    Command(Vec<u8>, Unanswered),
+    Reply(Vec<u8>),
+    Close,
+    Reset(Option<Rule>),
+}
+
+enum End {
+    Closed,
+    Reset(Option<Rule>),
+}
+
+impl<'a> Connection<'a> {
+    fn new(shared: &'a Shared, pushing: Arc<AtomicBool>) -> Self {
+        Self {
+            shared,
+            pushing,
+            talk: Mutex::default(),
+        }
+    }
+
+    async fn run(&self, client: &mut TcpStream, server: &mut TcpStream) -> End {
+        // Each frame is one write; fails only on a broken socket, which the readers will notice.
+        let _ = client.set_nodelay(true);
+        let _ = server.set_nodelay(true);
+        let (client_read, client_write) = client.split();
+        let (server_read, server_write) = server.split();
+        let (to_server, for_server) = unbounded_channel();
+        let (to_client, for_client) = unbounded_channel();
+        tokio::select! {
+            end = self.read_commands(client_read, to_server) => end,
+            end = self.write_to_server(for_server, server_write) => end,
+            end = self.read_replies(server_read, to_client) => end,
+            end = self.write_to_client(for_client, client_write) => end,
+        }
+    }
+
+    async fn read_commands(&self, mut from: ReadHalf<'_>, to: UnboundedSender<Parcel>) -> End {
+        let mut buffer = Vec::new();
+        let last = loop {
+            match from.read_buf(&mut buffer).await {
+                Ok(0) => break Content::Close,
+                Ok(_) => {}
+                Err(_) => break Content::Reset(None),
+            }
+            loop {
+                match Command::take_from(&mut buffer) {
+                    Ok(Some((command, bytes))) => post(
+                        &to,
+                        self.shared.command_delay(),
+                        self.judge(&command, bytes),
+                    ),
+                    Ok(None) => break,
+                    Err(error) => return lost_our_place("a client", &error),
+                }
+            }
+        };
+        post(&to, self.shared.command_delay(), last);
+        std::future::pending().await
+    }
+
+    async fn write_to_server(
+        &self,
+        mut parcels: UnboundedReceiver<Parcel>,
+        mut to: WriteHalf<'_>,
+    ) -> End {
+        while let Some(content) = self.next_due(&mut parcels).await {
+            match content {
+                Content::Command(bytes, unanswered) => {
+                    self.talk().unanswered.push_back(unanswered);
+                    // A server that is gone is noticed by whoever reads from it, after its last words.
+                    let _ = to.write_all(&bytes).await;
+                }
+                // The server may still have answers on the way; it closes in its turn.
+                Content::Close => drop(to.shutdown().await),
+                Content::Reset(rule) => return End::Reset(rule),
+                Content::Reply(_) => unreachable!("replies go to the client"),
+            }
+        }
+        std::future::pending().await
+    }
+
+    async fn read_replies(&self, mut from: ReadHalf<'_>, to: UnboundedSender<Parcel>) -> End {
+        let mut buffer = Vec::new();
+        let last = loop {
+            match from.read_buf(&mut buffer).await {
+                Ok(0) => break Content::Close,
+                Ok(_) => {}
+                Err(_) => break Content::Reset(None),
+            }
+            loop {
+                match resp::frame_len(&buffer) {
+                    Ok(Some(len)) => {
+                        let frame: Vec<u8> = buffer.drain(..len).collect();
+                        if let Some((hold, content)) = self.pass(frame) {
+                            post(&to, hold + self.shared.reply_delay(), content);
+                        }
+                    }
+                    Ok(None) => break,
+                    Err(error) => return lost_our_place("the server", &error),
+                }
+            }
+        };
+        post(&to, self.shared.reply_delay(), last);
+        std::future::pending().await
+    }
+
+    async fn write_to_client(
+        &self,
+        mut parcels: UnboundedReceiver<Parcel>,
+        mut to: WriteHalf<'_>,
+    ) -> End {
+        while let Some(content) = self.next_due(&mut parcels).await {
+            match content {
+                // A client that is gone is noticed by whoever reads from it; its last commands count.
+                Content::Reply(bytes) => drop(to.write_all(&bytes).await),
+                Content::Close => return End::Closed,
+                Content::Reset(rule) => return End::Reset(rule),
+                Content::Command(..) => unreachable!("commands go to the server"),
+            }
+        }
+        std::future::pending().await
+    }
+
+    async fn next_due(&self, parcels: &mut UnboundedReceiver<Parcel>) -> Option<Content> {
+        let Parcel { due, content } = parcels.recv().await?;
+        tokio::time::sleep_until(due).await;
+        self.shared.passable().await;
+        Some(content)
+    }
+
+    /// What becomes of a command.
+    fn judge(&self, command: &Command, bytes: Vec<u8>) -> Content {
+        let fault = self.shared.judge(command);
+        if let Some((Fault::CutBefore, rule)) = fault {
+            return Content::Reset(Some(rule));
+        }
+        let answer = self.talk().expect_answer_to(command);
+        if matches!(answer, Answer::Confirmations { .. }) {
+            self.pushing.store(true, Ordering::SeqCst);
+        }
+        Content::Command(bytes, Unanswered { answer, fault })
+    }
+
+    /// What becomes of a frame from the server, and how long it is held; `None` when it is dropped.
+    fn pass(&self, frame: Vec<u8>) -> Option<(Duration, Content)> {
+        let mut talk = self.talk();
+        let fault = match talk.classify(&frame) {
+            Kind::Message if self.shared.now().mute_pushes => return None,
+            Kind::Message | Kind::OtherPush => None,
+            Kind::Answer => talk.take_fault(),
+        };
+        if talk.deaf {
+            return None;
+        }
+        match fault {
+            None | Some((Fault::CutBefore, _)) => Some((Duration::ZERO, Content::Reply(frame))),
+            Some((Fault::HoldReply(hold), rule)) => {
+                rule.count_hit();
+                Some((hold, Content::Reply(frame)))
+            }
+            Some((Fault::CutAfter, rule)) => Some((Duration::ZERO, Content::Reset(Some(rule)))),
+            Some((Fault::SwallowReply, rule)) => {
+                talk.deaf = true;
+                rule.count_hit();
+                None
+            }
+        }
+    }
+
+    fn talk(&self) -> MutexGuard<'_, Talk> {
+        self.talk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+enum Kind {
+    Answer,
+    /// A published message.
+    Message,
+    OtherPush,
+}
+
+impl Talk {
+    fn expect_answer_to(&mut self, command: &Command) -> Answer {
+        match command.name() {
+            "SUBSCRIBE" => self.joins("subscribe", command),
+            "PSUBSCRIBE" => self.joins("psubscribe", command),
+            "SSUBSCRIBE" => self.joins("ssubscribe", command),
+            "UNSUBSCRIBE" => self.leaves("unsubscribe", "subscribe", command),
+            "PUNSUBSCRIBE" => self.leaves("punsubscribe", "psubscribe", command),
+            "SUNSUBSCRIBE" => self.leaves("sunsubscribe", "ssubscribe", command),
+            "HELLO" => {
+                match command.arg(0) {
+                    Some(b"3") => self.resp3 = true,
+                    Some(_) => self.resp3 = false,
+                    None => {}
+                }
+                Answer::Reply
+            }
+            "RESET" => {
+                self.resp3 = false;
+                self.channels.clear();
+                Answer::Reply
+            }
+            _ => Answer::Reply,
+        }
+    }
+
+    fn joins(&mut self, kind: &'static str, command: &Command) -> Answer {
+        self.channels
+            .entry(kind)
+            .or_default()
+            .extend(command.args().map(<[u8]>::to_vec));
+        Answer::Confirmations {
+            kind,
+            left: command.args().len(),
+        }
+    }
+
+    /// Each channel left is confirmed; leaving all when there are none is confirmed once.
+    fn leaves(&mut self, kind: &'static str, joined: &'static str, command: &Command) -> Answer {
+        let channels = self.channels.entry(joined).or_default();
+        let left = if command.args().len() > 0 {
+            for channel in command.args() {
+                channels.remove(channel);
+            }
+            command.args().len()
+        } else {
+            let all = channels.len();
+            channels.clear();
+            all.max(1)
+        };
+        Answer::Confirmations { kind, left }
+    }
+
+    fn classify(&self, frame: &[u8]) -> Kind {
+        let is_push = frame.starts_with(b">");
+        // Before RESP3 messages and confirmations are arrays like any other.
+        if !is_push && (self.resp3 || !frame.starts_with(b"*")) {
+            return Kind::Answer;
+        }
+        match resp::first_element(frame) {
+            Some(b"message" | b"pmessage" | b"smessage")
+                if is_push || !self.channels.is_empty() =>
+            {
+                Kind::Message
+            }
+            Some(kind) if is_push && !self.awaits_confirmation(kind) => Kind::OtherPush,
+            None if is_push => Kind::OtherPush,
+            _ => Kind::Answer,
+        }
+    }
+
+    fn awaits_confirmation(&self, pushed: &[u8]) -> bool {
+        match self.unanswered.front() {
+            Some(Unanswered {
+                answer: Answer::Confirmations { kind, .. },
+                ..
+            }) => kind.as_bytes() == pushed,
+            _ => false,
+        }
+    }
+
+    /// Notes that the oldest unanswered command got an answer, and says which fault befalls that.
+    fn take_fault(&mut self) -> Option<(Fault, Rule)> {
+        let first = self.unanswered.front_mut()?;
+        let fault = first.fault.take();
+        match &mut first.answer {
+            Answer::Confirmations { left, .. } if *left > 1 => *left -= 1,
+            _ => drop(self.unanswered.pop_front()),
+        }
+        fault
+    }
+}
+
+/// Sends it on its way. Fails only when the connection is ending, and then nobody waits for it.
+fn post(to: &UnboundedSender<Parcel>, delay: Duration, content: Content) {
+    let _ = to.send(Parcel {
+        due: Instant::now() + delay,
+        content,
+    });
+}
+
+fn lost_our_place(whose: &str, error: &io::Error) -> End {
+    eprintln!("fault proxy: {whose} sent what we cannot follow: {error}");
+    End::Reset(None)
+}

@@ -1,0 +1,93 @@
+//! Faults that befall certain commands.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::Command;
+
+/// A fault that was ordered, to ask whether it happened.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    hits: watch::Sender<usize>,
+    removed: Arc<AtomicBool>,
+}
+
+impl Rule {
+    /// How often the fault has happened: the reply was dropped or held, both sides were reset.
+    pub fn hits(&self) -> usize {
+        *self.hits.borrow()
+    }
+
+    /// Waits until the fault has happened this often.
+    pub async fn wait_for_hits(&self, hits: usize) {
+        // Fails only without a sender, and `self` has one.
+        let _ = self
+            .hits
+            .subscribe()
+            .wait_for(|so_far| *so_far >= hits)
+            .await;
+    }
+
+    /// Lets commands pass from now on; one that is on its way already still meets its fault.
+    pub fn remove(&self) {
+        self.removed.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn count_hit(&self) {
+        self.hits.send_modify(|hits| *hits += 1);
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Fault {
+    SwallowReply,
+    HoldReply(Duration),
+    CutAfter,
+    CutBefore,
+}
+
+/// A rule as the proxy keeps it.
+pub(super) struct ActiveRule {
+    matches: Box<dyn Fn(&Command) -> bool + Send + Sync>,
+    fault: Fault,
+    times_left: usize,
+    rule: Rule,
+}
+
+impl ActiveRule {
+    pub(super) fn new(
+        matches: impl Fn(&Command) -> bool + Send + Sync + 'static,
+        fault: Fault,
+        times: usize,
+    ) -> (Self, Rule) {
+        let rule = Rule {
+            hits: watch::Sender::new(0),
+            removed: Arc::default(),
+        };
+        (
+            Self {
+                matches: Box::new(matches),
+                fault,
+                times_left: times,
+                rule: rule.clone(),
+            },
+            rule,
+        )
+    }
+
+    pub(super) fn is_live(&self) -> bool {
+        self.times_left > 0 && !self.rule.removed.load(Ordering::SeqCst)
+    }
+
+    /// Uses the rule up once, if it is about this command.
+    pub(super) fn take(&mut self, command: &Command) -> Option<(Fault, Rule)> {
+        if !(self.matches)(command) {
+            return None;
+        }
+        self.times_left -= 1;
+        Some((self.fault, self.rule.clone()))
+    }
+}

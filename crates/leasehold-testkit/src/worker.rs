@@ -1,0 +1,156 @@
+//! Processes that use locks and can be killed with one in hand.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde::Serialize;
+use serde_json::Value;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use crate::signal::send_signal;
+
+const WAIT_POLL: Duration = Duration::from_millis(2);
+
+/// A worker: told what to do by one JSON argument, telling what it does by JSON lines. Killed on drop.
+///
+/// Its error output is the test's own.
+#[derive(Debug)]
+pub struct WorkerProcess {
+    child: Child,
+    /// Set once waited for: from then on the process id may be somebody else's.
+    ended: Option<ExitStatus>,
+    stdin: Option<ChildStdin>,
+    lines: UnboundedReceiver<Value>,
+}
+
+impl WorkerProcess {
+    /// Starts `binary` with `spec` as its first argument.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn spawn(binary: impl AsRef<Path>, spec: &impl Serialize) -> Self {
+        let binary = binary.as_ref();
+        let spec = serde_json::to_string(spec).expect("a spec is plain data");
+        let mut child = Command::new(binary)
+            .arg(spec)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|error| {
+                panic!("cannot start the worker `{}`: {error}", binary.display())
+            });
+        let stdin = child.stdin.take();
+        let stdout = child.stdout.take().expect("stdout was piped");
+        let (sender, lines) = unbounded_channel();
+        // Ends with the worker's output, so nobody has to join it.
+        std::thread::spawn(move || read_lines(stdout, &sender));
+        Self {
+            child,
+            ended: None,
+            stdin,
+            lines,
+        }
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Writes a line to its standard input. A worker that is gone does not hear it.
+    pub fn send_line(&mut self, line: &str) {
+        if let Some(stdin) = &mut self.stdin {
+            let _ = stdin.write_all(format!("{line}\n").as_bytes());
+        }
+    }
+
+    /// Closes its standard input.
+    pub fn close_input(&mut self) {
+        self.stdin = None;
+    }
+
+    /// The next line it wrote; `None` when it has ended or stays silent for so long. A line that is not
+    /// JSON comes as a string.
+    pub async fn next_line(&mut self, within: Duration) -> Option<Value> {
+        tokio::time::timeout(within, self.lines.recv())
+            .await
+            .ok()
+            .flatten()
+    }
+
+    /// Skips lines until one is as wanted; `None` when it has ended or takes too long.
+    pub async fn wait_for_line(
+        &mut self,
+        wanted: impl Fn(&Value) -> bool,
+        within: Duration,
+    ) -> Option<Value> {
+        let found = async {
+            loop {
+                let line = self.lines.recv().await?;
+                if wanted(&line) {
+                    return Some(line);
+                }
+            }
+        };
+        tokio::time::timeout(within, found).await.ok().flatten()
+    }
+
+    /// Ends it with SIGKILL and waits until it is gone. Lines it wrote before can still be read.
+    pub fn kill9(&mut self) {
+        if self.ended.is_none() {
+            // Neither can fail for a child nobody has waited for.
+            let _ = self.child.kill();
+            self.ended = self.child.wait().ok();
+        }
+    }
+
+    /// Stops it with SIGSTOP.
+    pub fn pause(&mut self) {
+        self.signal(Signal::STOP);
+    }
+
+    /// Lets it go on after a pause.
+    pub fn resume(&mut self) {
+        self.signal(Signal::CONT);
+    }
+
+    /// Waits for it to end by itself; `None` when it takes longer.
+    pub async fn wait(&mut self, within: Duration) -> Option<ExitStatus> {
+        let give_up_at = Instant::now() + within;
+        while self.exited().is_none() && Instant::now() < give_up_at {
+            tokio::time::sleep(WAIT_POLL).await;
+        }
+        self.ended
+    }
+
+    fn signal(&mut self, signal: Signal) {
+        if self.exited().is_none() {
+            send_signal(self.pid(), signal);
+        }
+    }
+
+    fn exited(&mut self) -> Option<ExitStatus> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().ok().flatten();
+        }
+        self.ended
+    }
+}
+
+impl Drop for WorkerProcess {
+    fn drop(&mut self) {
+        self.kill9();
+    }
+}
+
+fn read_lines(stdout: ChildStdout, lines: &UnboundedSender<Value>) {
+    for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+        let value = serde_json::from_str(&line).unwrap_or(Value::String(line));
+        if lines.send(value).is_err() {
+            return;
+        }
+    }
+}
