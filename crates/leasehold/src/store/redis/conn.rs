@@ -165,7 +165,7 @@ impl Conn {
             Err(error) => {
                 let error = from_redis(&error);
                 if error.may_have_happened() {
-                    self.ear.broken.cancel();
+                    self.ear.break_off();
                 }
                 Err(error)
             }

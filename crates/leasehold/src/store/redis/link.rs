@@ -72,20 +72,24 @@ impl Link {
         if std::process::id() != self.pid {
             return Err(StoreErrorKind::Forked.into());
         }
-        match &*self.state.borrow() {
-            State::Up(conn) => return Ok(conn.clone()),
-            State::Closed => return Err(StoreErrorKind::Closed.into()),
-            State::Down(_) => {}
+        if let State::Up(conn) = &*self.state.borrow()
+            && !conn.ear.is_broken()
+        {
+            return Ok(conn.clone());
         }
         let deadline = Instant::now() + self.options.response_timeout;
         let mut state = self.state.subscribe();
-        let up = state.wait_for(|state| !matches!(state, State::Down(_)));
-        match timeout_at(deadline, up).await.map(|state| state.map(|s| s.clone())) {
+        let settled = state.wait_for(|state| match state {
+            State::Up(conn) => !conn.ear.is_broken(),
+            State::Down(_) => false,
+            State::Closed => true,
+        });
+        match timeout_at(deadline, settled).await.map(|state| state.map(|s| s.clone())) {
             Ok(Ok(State::Up(conn))) => Ok(conn),
             Ok(_) => Err(StoreErrorKind::Closed.into()),
             Err(_) => match &*self.state.borrow() {
-                State::Up(conn) => Ok(conn.clone()),
                 State::Down(error) => Err(error.clone()),
+                State::Up(_) => Err(StoreErrorKind::Unreachable.into()),
                 State::Closed => Err(StoreErrorKind::Closed.into()),
             },
         }
@@ -133,7 +137,7 @@ impl Link {
             let born = Instant::now();
             tokio::select! {
                 () = self.stop.cancelled() => return,
-                () = conn.ear.broken.cancelled() => {}
+                () = conn.ear.broken() => {}
             }
             let previous = conn.identity.clone();
             tracing::warn!(inbox = %self.inbox, "the connection broke");
