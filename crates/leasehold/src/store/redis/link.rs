@@ -72,10 +72,8 @@ impl Link {
         if std::process::id() != self.pid {
             return Err(StoreErrorKind::Forked.into());
         }
-        if let State::Up(conn) = &*self.state.borrow()
-            && !conn.ear.is_broken()
-        {
-            return Ok(conn.clone());
+        if let Some(conn) = self.up() {
+            return Ok(conn);
         }
         let deadline = Instant::now() + self.options.response_timeout;
         let mut state = self.state.subscribe();
@@ -92,6 +90,14 @@ impl Link {
                 State::Up(_) => Err(StoreErrorKind::Unreachable.into()),
                 State::Closed => Err(StoreErrorKind::Closed.into()),
             },
+        }
+    }
+
+    /// The connection, if there is one.
+    pub(super) fn up(&self) -> Option<Arc<Conn>> {
+        match &*self.state.borrow() {
+            State::Up(conn) if !conn.ear.is_broken() => Some(conn.clone()),
+            _ => None,
         }
     }
 
@@ -132,7 +138,6 @@ impl Link {
     }
 
     async fn keep_up(self: Arc<Self>, mut conn: Arc<Conn>) {
-        // Kept over attempts: what must not run on is the last connection that was used.
         loop {
             let born = Instant::now();
             tokio::select! {
