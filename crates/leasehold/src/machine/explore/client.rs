@@ -135,7 +135,7 @@ impl World {
         let client = &mut self.clients[c];
         client.up = false;
         client.answers.clear();
-        let sent = std::mem::take(&mut client.requests);
+        let sent = std::mem::take(&mut client.requests).into_iter().map(|request| Request { age: OLD, ..request });
         client.old.get_or_insert_default().extend(sent);
     }
 
@@ -178,7 +178,7 @@ impl World {
     pub(super) fn read(&mut self, setup: &Setup, c: usize) -> Result<(), Violation> {
         let client = &mut self.clients[c];
         let answer = client.answers.remove(0);
-        if !answer.says.is_push() {
+        if answer.age < client.stamp {
             client.stamp = answer.age;
         }
         if matches!(answer.says, Says::Closed | Says::CloseAgain) {
@@ -411,7 +411,9 @@ impl Client {
 
     fn send_for(&mut self, setup: &Setup, verb: Verb, token: u8) {
         if self.up {
-            self.requests.push(Request { verb, token, age: 0 });
+            // Nothing is counted from the answer to a release.
+            let age = if matches!(verb, Verb::Release | Verb::Leave) { OLD } else { 0 };
+            self.requests.push(Request { verb, token, age });
             if !setup.client_rules.keep(ClientRule::PushNotStampedByNewestSent) {
                 self.sent = 0;
             }

@@ -19,7 +19,7 @@ const WORLD: Setup = Setup {
     ttl: 2,
     provisional: 1,
     sweep: 200,
-    queue_ttl: 8,
+    queue_ttl: world::NEVER,
     rules: Rules::ALL,
     client_rules: ClientRules::ALL,
     in_order: false,
@@ -40,12 +40,68 @@ fn holds(setup: &Setup) {
 }
 
 #[test]
+fn explore_orderly() {
+    holds(&Setup { faults: 0, in_order: true, ..WORLD });
+}
+
+#[test]
 fn explore_small() {
     holds(&Setup { attempts: 1, faults: 0, ..WORLD });
     holds(&Setup { attempts: 1, faults: 1, ..WORLD });
 }
 #[test]
 fn explore_mid() {
+    holds(&Setup { attempts: 1, faults: 2, ..WORLD });
+    holds(&Setup { attempts: 1, faults: 1, operator: Operates::Revokes, ..WORLD });
+    holds(&Setup { attempts: 1, faults: 1, operator: Operates::Forces, ..WORLD });
+    holds(&Setup { attempts: 1, faults: 1, sweep: 1, ..WORLD });
+    holds(&Setup { attempts: 1, faults: 1, sweep: 1, operator: Operates::Forces, ..WORLD });
     holds(&Setup { attempts: 2, faults: 0, ..WORLD });
-    holds(&Setup { attempts: 2, faults: 1, ..WORLD });
+}
+
+#[test]
+fn explore_without() {
+    let server = [
+        (Rule::ReleaseComparesTheToken, WORLD),
+        (Rule::RenewalComparesTheToken, WORLD),
+        (Rule::RenewalRespectsARevocation, Setup { operator: Operates::Revokes, ..WORLD }),
+        (Rule::RenewalComparesTheFence, WORLD),
+        (Rule::AskingKeepsARevocation, Setup { operator: Operates::Revokes, ..WORLD }),
+        (Rule::EvictComparesTheHolder, Setup { operator: Operates::Forces, ..WORLD }),
+        (Rule::AnUnfinishedReleaseRevokes, Setup { operator: Operates::Forces, sweep: 1, ..WORLD }),
+    ];
+    for (rule, setup) in server {
+        without(&format!("{rule:?}"), &Setup { rules: Rules::without(rule), ..setup });
+    }
+    let client = [
+        (ClientRule::BeliefCountsFromAsking, WORLD),
+        (ClientRule::ResentTryRenewsFirst, WORLD),
+        (ClientRule::BeliefGivenUpBeforeRelease, WORLD),
+        (ClientRule::TokenDeadAfterReleaseOrLeave, Setup { attempts: 2, ..WORLD }),
+        (ClientRule::TokenDeadAfterYield, WORLD),
+        (ClientRule::LateGrantAskedAgainNotRenewed, WORLD),
+        (ClientRule::LapsedBeliefNeverRevived, WORLD),
+        (ClientRule::OldConnectionKilledBeforeReAsking, WORLD),
+        (ClientRule::PushNotStampedByArrival, WORLD),
+        (ClientRule::PushNotStampedByNewestSent, WORLD),
+        (ClientRule::TryYieldsToQueue, Setup { in_order: true, faults: 0, ..WORLD }),
+        (ClientRule::HolderThatStillAsksLeaves, WORLD),
+    ];
+    for (rule, setup) in client {
+        without(&format!("{rule:?}"), &Setup { client_rules: ClientRules::without(rule), ..setup });
+    }
+    without("force excused", &Setup { force_counts: true, operator: Operates::Forces, ..WORLD });
+}
+
+fn without(rule: &str, setup: &Setup) {
+    let found = explore(setup);
+    match found.violation {
+        Some((violation, trace)) => {
+            println!("without {rule}: violation at depth {}: {}", found.depth, violation.words());
+            if std::env::var_os("TRACE").is_some() {
+                println!("{}", trace.join("\n"));
+            }
+        }
+        None => println!("without {rule}: NOTHING in {} states", found.states),
+    }
 }

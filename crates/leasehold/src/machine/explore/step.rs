@@ -101,7 +101,7 @@ impl World {
             self.rest.faults -= 1;
         }
         match step {
-            Step::Tick => self.tick(),
+            Step::Tick => self.tick(setup),
             Step::Try(c) => self.begin(setup, at(c), false),
             Step::Wait(c) => self.begin(setup, at(c), true),
             Step::Ask(c) => self.ask(setup, at(c)),

@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use super::super::{Flag, InboxId, Limits, Lock, Rules, Slot};
-use super::client::ClientRules;
+use super::client::{ClientRule, ClientRules};
 use crate::clock::Moment;
 use crate::facts::{Owner, Token};
 
@@ -19,6 +19,8 @@ const NOW_TICKS: u64 = 100;
 pub(super) const NOW_MS: u64 = NOW_TICKS * TICK_MS;
 /// Long ago: too old to count from.
 pub(super) const OLD: u8 = 9;
+/// A number of ticks that never pass.
+pub(super) const NEVER: u8 = 9;
 
 /// What may happen in a world.
 #[derive(Debug, Clone, Copy)]
@@ -296,11 +298,13 @@ impl World {
     }
 
     /// A tick passes.
-    pub(super) fn tick(&mut self) {
+    pub(super) fn tick(&mut self, setup: &Setup) {
         if let Slot::Held(held) = &mut self.lock.slot {
             held.ends_ms = held.ends_ms.map(|end| end - TICK_MS);
         }
-        self.lock.queue_ends_ms = self.lock.queue_ends_ms.saturating_sub(TICK_MS);
+        if setup.queue_ttl < NEVER {
+            self.lock.queue_ends_ms = self.lock.queue_ends_ms.saturating_sub(TICK_MS);
+        }
         self.lock.lapse(NOW_MS);
         if let Some((_, end)) = &mut self.rest.doomed {
             *end = end.saturating_sub(1);
@@ -323,6 +327,17 @@ impl World {
             self.rest.doomed = None;
         }
         for client in &mut self.clients {
+            if !client.alive {
+                client.attempt = 0;
+                client.token = 0;
+            }
+            // Nobody is left whom it would concern.
+            while client.phase == Phase::Idle && setup.client_rules.keep(ClientRule::LapsedBeliefNeverRevived) {
+                match client.answers.first() {
+                    Some(Answer { says: Says::Closed | Says::CloseAgain, .. }) | None => break,
+                    Some(_) => client.answers.remove(0),
+                };
+            }
             if !matches!(client.phase, Phase::Waiting { .. }) {
                 client.stamp = OLD;
                 client.sent = OLD;
