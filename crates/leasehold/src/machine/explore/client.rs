@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::world::{
-    Answer, Client, Closing, OLD, Phase, Request, Saw, Says, Setup, TICK_MS, Verb, World, moment, number,
+    Answer, Client, Closing, OLD, Phase, Request, Saw, Says, Setup, TICK_MS, Verb, World, client_of, moment, number,
+    number_of,
 };
 use crate::lease::Belief;
 
@@ -25,8 +26,6 @@ pub(super) enum ClientRule {
     LateGrantAskedAgainNotRenewed,
     /// A belief that is over stays so, whatever a late answer says.
     LapsedBeliefNeverRevived,
-    /// After a reconnect nothing that was sent before can run any more.
-    OldConnectionKilledBeforeReAsking,
     /// A pushed grant counts from the newest command answered before it, not from its arrival.
     PushNotStampedByArrival,
     /// A pushed grant counts from the newest command answered before it, not from the newest sent.
@@ -63,6 +62,7 @@ pub(super) enum Violation {
     TakenAwayAndProlonged,
     Leaked,
     WaitsForEver,
+    TurnedAway,
 }
 
 impl Violation {
@@ -73,6 +73,7 @@ impl Violation {
             Self::OutOfOrder => "a try overtakes a waiter that came first",
             Self::TakenAwayAndProlonged => "a lease that was taken away is prolonged",
             Self::Leaked => "an attempt that was given up, and answered, is still known to the lock",
+            Self::TurnedAway => "a waiter is turned away though nothing failed",
             Self::WaitsForEver => "a live client waits for ever",
         }
     }
@@ -153,7 +154,7 @@ impl World {
     pub(super) fn reconnect(&mut self, setup: &Setup, c: usize) {
         let rules = setup.client_rules;
         let client = &mut self.clients[c];
-        if rules.keep(ClientRule::OldConnectionKilledBeforeReAsking) {
+        if setup.kills {
             client.old = None;
         }
         client.up = true;
@@ -174,8 +175,9 @@ impl World {
         }
     }
 
-    /// Reads the first answer.
-    pub(super) fn read(&mut self, setup: &Setup, c: usize) -> Result<(), Violation> {
+    /// Reads the first answer. `hurried`: a pushed grant has too little time left to be worth
+    /// believing before its confirmation is read.
+    pub(super) fn read(&mut self, setup: &Setup, c: usize, hurried: bool) -> Result<(), Violation> {
         let client = &mut self.clients[c];
         let answer = client.answers.remove(0);
         if answer.age < client.stamp {
@@ -220,7 +222,7 @@ impl World {
                 Ok(())
             }
             Says::Renewed { .. } => self.renewed(setup, c, answer),
-            Says::PushGranted { fence, lasts } => self.pushed(setup, c, fence, lasts),
+            Says::PushGranted { fence, lasts } => self.pushed(setup, c, fence, lasts, hurried),
             Says::Closed | Says::CloseAgain => Ok(()),
         }
     }
@@ -253,7 +255,7 @@ impl World {
             }
             Saw::Own { fence: written, .. } if rules.keep(ClientRule::ResentTryRenewsFirst) => {
                 client.fence = if written == 0 { fence } else { written };
-                client.phase = Phase::Confirming { queue: yields };
+                client.phase = Phase::Confirming { queue: yields, asking: false };
                 client.send(setup, Verb::Renew { fence: client.fence });
                 Ok(())
             }
@@ -318,13 +320,15 @@ impl World {
         let rules = setup.client_rules;
         let client = &mut self.clients[c];
         match client.phase {
-            Phase::Confirming { queue: true } => {
+            Phase::Confirming { queue: true, .. } => {
                 let fence = client.fence;
                 self.yield_to_queue(setup, c, answer.age, fence);
             }
-            Phase::Confirming { queue: false } => {
+            Phase::Confirming { queue: false, asking } => {
                 let fence = client.fence;
-                if !self.believe(setup, c, answer.age, setup.ttl, fence)? {
+                if self.believe(setup, c, answer.age, setup.ttl, fence)? {
+                    self.clients[c].phase = Phase::Holding { renewing: false, asking };
+                } else {
                     self.too_late(setup, c, fence);
                 }
             }
@@ -342,7 +346,7 @@ impl World {
         Ok(())
     }
 
-    fn pushed(&mut self, setup: &Setup, c: usize, fence: u64, lasts: u8) -> Result<(), Violation> {
+    fn pushed(&mut self, setup: &Setup, c: usize, fence: u64, lasts: u8, hurried: bool) -> Result<(), Violation> {
         let rules = setup.client_rules;
         let client = &mut self.clients[c];
         let Phase::Waiting { asking } = client.phase else { return Ok(()) };
@@ -351,7 +355,11 @@ impl World {
             () if !rules.keep(ClientRule::PushNotStampedByNewestSent) => client.sent,
             () => client.stamp,
         };
-        if self.believe(setup, c, age, lasts, fence)? {
+        if hurried && Belief::new(moment(age), lasting(lasts)).is_valid(moment(0)) {
+            client.fence = fence;
+            client.phase = Phase::Confirming { queue: false, asking };
+            client.send(setup, Verb::Renew { fence });
+        } else if self.believe(setup, c, age, lasts, fence)? {
             self.clients[c].phase = Phase::Holding { renewing: false, asking };
         } else if !asking {
             self.too_late(setup, c, fence);
@@ -366,7 +374,7 @@ impl World {
         }
         let client = &mut self.clients[c];
         client.fence = fence;
-        client.phase = Phase::Confirming { queue: false };
+        client.phase = Phase::Confirming { queue: false, asking: false };
         client.send(setup, Verb::Renew { fence });
     }
 
@@ -393,7 +401,8 @@ impl World {
     /// A try has begun to believe: nobody who came before it may still stand in line.
     fn in_order(&self, setup: &Setup, fence: u64) -> Result<(), Violation> {
         let passed = |w: &super::super::Waiting| {
-            w.ticket < fence && self.rest.served & (1 << super::world::number_of(&w.token)) == 0
+            let token = number_of(&w.token);
+            w.ticket < fence && self.clients[client_of(token)].served != token
         };
         if setup.in_order && self.lock.queue.iter().any(passed) { Err(Violation::OutOfOrder) } else { Ok(()) }
     }

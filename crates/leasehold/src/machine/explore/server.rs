@@ -159,10 +159,10 @@ impl World {
                 // A waiter may ask again at any time here, told or not.
                 Message::LookAgain { .. } | Message::Finish { .. } => continue,
             };
-            if setup.in_order && matches!(says, Says::PushGranted { .. }) {
-                self.rest.served |= 1 << token;
-            }
             let client = &mut self.clients[client_of(token)];
+            if setup.in_order && matches!(says, Says::PushGranted { .. }) {
+                client.served = token;
+            }
             if client.up {
                 client.answers.push(Answer { says, token, age: OLD });
             }

@@ -1,7 +1,7 @@
 //! What can happen next, and what must be true afterwards.
 
 use super::client::Violation;
-use super::world::{Closing, Operates, Operator, Phase, Setup, World, client_of, number_of};
+use super::world::{Client, Closing, Operates, Operator, Phase, Says, Setup, World, client_of, number_of};
 
 /// Requests on their way at most before a client sends one it could do without.
 const MOST_REQUESTS: usize = 3;
@@ -24,6 +24,8 @@ pub(super) enum Step {
     /// The server notices that a connection is dead.
     OldEnds(u8),
     Read(u8),
+    /// The same for a grant with little time left.
+    ReadHurried(u8),
     Cut(u8),
     Reconnect(u8),
     Die(u8),
@@ -52,7 +54,7 @@ impl World {
         if client.old.as_ref().is_some_and(|requests| !requests.is_empty()) {
             steps.push(Step::RunOld(c));
         }
-        if client.old.is_some() && !(client.alive && client.up) {
+        if client.old.is_some() {
             steps.push(Step::OldEnds(c));
         }
         if !client.alive {
@@ -64,9 +66,14 @@ impl World {
         if !client.answers.is_empty() {
             steps.push(Step::Read(c));
         }
+        if let (Some(Says::PushGranted { .. }), Phase::Waiting { .. }) =
+            (client.answers.first().map(|a| a.says), client.phase)
+        {
+            steps.push(Step::ReadHurried(c));
+        }
         if client.up && client.requests.len() < MOST_REQUESTS {
             match client.phase {
-                Phase::Idle if client.attempt < setup.attempts && client.until == 0 => {
+                Phase::Idle if client.attempt < setup.attempts[usize::from(c)] && client.until == 0 => {
                     steps.extend([Step::Try(c), Step::Wait(c)]);
                 }
                 Phase::Waiting { asking: false } => steps.push(Step::Ask(c)),
@@ -110,7 +117,8 @@ impl World {
             Step::Run(c) => self.run(setup, at(c), false),
             Step::RunOld(c) => self.run(setup, at(c), true),
             Step::OldEnds(c) => self.clients[at(c)].old = None,
-            Step::Read(c) => return self.read(setup, at(c)),
+            Step::Read(c) => return self.read(setup, at(c), false),
+            Step::ReadHurried(c) => return self.read(setup, at(c), true),
             Step::Cut(c) => self.cut(at(c)),
             Step::Reconnect(c) => self.reconnect(setup, at(c)),
             Step::Die(c) => self.die(at(c)),
@@ -140,7 +148,7 @@ impl World {
             return Err(Violation::TakenAwayAndProlonged);
         }
         let waiting = self.lock.queue.iter().map(|w| number_of(&w.token));
-        if waiting.chain(self.held().map(|(token, ..)| token)).any(|token| self.is_done_with(token)) {
+        if setup.kills && waiting.chain(self.held().map(|(token, ..)| token)).any(|token| self.is_done_with(token)) {
             return Err(Violation::Leaked);
         }
         Ok(())
@@ -160,9 +168,16 @@ impl World {
             return Ok(());
         }
         let mut world = self.clone();
+        let waits = |c: &Client| matches!(c.phase, Phase::Waiting { .. });
+        let mut waiting: Vec<bool> = world.clients.iter().map(waits).collect();
         for _ in 0..PATIENCE {
             for c in 0..setup.clients {
-                world.settle(setup, c)?;
+                let held = world.settle(setup, c)?;
+                let waits = &mut waiting[usize::from(c)];
+                *waits &= !held;
+                if *waits && setup.operator == Operates::Never && world.clients[usize::from(c)].phase == Phase::Idle {
+                    return Err(Violation::TurnedAway);
+                }
             }
             if world.clients.iter().all(|c| c.phase == Phase::Idle && c.closing.is_empty()) {
                 return Ok(());
@@ -174,20 +189,20 @@ impl World {
     }
 
     /// Everything of one client arrives and is answered; it gives back what it got, and asks again
-    /// for what it did not get.
-    fn settle(&mut self, setup: &Setup, c: u8) -> Result<(), Violation> {
+    /// for what it did not get. Whether it ever held the lock.
+    fn settle(&mut self, setup: &Setup, c: u8) -> Result<bool, Violation> {
         let at = usize::from(c);
         while self.clients[at].old.as_ref().is_some_and(|requests| !requests.is_empty()) {
             self.take(setup, Step::RunOld(c))?;
         }
         self.clients[at].old = None;
         if !self.clients[at].alive {
-            return Ok(());
+            return Ok(true);
         }
         if !self.clients[at].up {
             self.take(setup, Step::Reconnect(c))?;
         }
-        let mut asked = false;
+        let (mut asked, mut held) = (false, false);
         loop {
             let client = &self.clients[at];
             let step = match client.phase {
@@ -195,8 +210,9 @@ impl World {
                 _ if !client.requests.is_empty() => Step::Run(c),
                 Phase::Holding { .. } => Step::Close(c),
                 Phase::Waiting { asking: false } if !asked => Step::Ask(c),
-                _ => return Ok(()),
+                _ => return Ok(held),
             };
+            held |= client.until > 0;
             asked |= matches!(step, Step::Ask(_));
             self.take(setup, step)?;
         }
@@ -220,6 +236,7 @@ impl World {
             Step::RunOld(c) => format!("{}'s {} runs from the old connection", name(c), old(c).unwrap_or_default()),
             Step::OldEnds(c) => format!("the server notices that {}'s old connection is dead", name(c)),
             Step::Read(c) => format!("{} reads {}", name(c), answer(c).unwrap_or_default()),
+            Step::ReadHurried(c) => format!("{} reads {}, in a hurry", name(c), answer(c).unwrap_or_default()),
             Step::Cut(c) => format!("{}'s connection is cut", name(c)),
             Step::Reconnect(c) => format!("{} reconnects", name(c)),
             Step::Die(c) => format!("{} dies", name(c)),
@@ -236,7 +253,7 @@ impl World {
             format!("{}{} for {ends}{mark}", char::from(b'A' + token / 8), token % 8)
         });
         let queue: Vec<u8> = self.lock.queue.iter().map(|w| number_of(&w.token)).collect();
-        let client = |c: &super::world::Client| {
+        let client = |c: &Client| {
             let closing: Vec<u8> = c.closing.iter().map(|Closing { token, .. }| token % 8).collect();
             format!("{:?} believes {} closing {closing:?}", c.phase, c.until)
         };

@@ -26,8 +26,8 @@ pub(super) const NEVER: u8 = 9;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Setup {
     pub(super) clients: u8,
-    /// Attempts per client.
-    pub(super) attempts: u8,
+    /// Attempts of each client.
+    pub(super) attempts: [u8; 3],
     /// Cuts, deaths and lost messages, together.
     pub(super) faults: u8,
     pub(super) operator: Operates,
@@ -39,6 +39,9 @@ pub(super) struct Setup {
     pub(super) client_rules: ClientRules,
     /// Whether those who came first must be served first: holds only while nothing fails.
     pub(super) in_order: bool,
+    /// Whether a client may kill the connection it has lost. Where it may not, what was sent can
+    /// run at any time, and a token that was given up can come back until it lapses.
+    pub(super) kills: bool,
     /// Whether every state is followed to its end to see that nobody waits for ever.
     pub(super) liveness: bool,
     /// Whether a holder that was forced out counts as a second holder.
@@ -86,8 +89,6 @@ pub(super) struct Rest {
     pub(super) doomed: Option<(u8, u8)>,
     /// The highest fence anybody believed in.
     pub(super) highest: u64,
-    /// Tokens that were told of a grant (only where order is looked at).
-    pub(super) served: u64,
 }
 
 #[derive(Clone, Copy, Hash, PartialEq, Eq)]
@@ -123,6 +124,8 @@ pub(super) struct Client {
     pub(super) answers: Vec<Answer>,
     /// A connection the client has lost and the server has not: what was sent may still run.
     pub(super) old: Option<Vec<Request>>,
+    /// The last token that was told of a grant (only where order is looked at).
+    pub(super) served: u8,
 }
 
 #[derive(Clone, Copy, Hash, PartialEq, Eq, Debug)]
@@ -132,6 +135,7 @@ pub(super) enum Phase {
     /// Renews before it believes.
     Confirming {
         queue: bool,
+        asking: bool,
     },
     Yielding,
     Waiting {
@@ -281,6 +285,7 @@ impl World {
             requests: Vec::new(),
             answers: Vec::new(),
             old: None,
+            served: 0,
         };
         Self {
             lock: Lock::default(),
@@ -292,7 +297,6 @@ impl World {
                 forced: 0,
                 doomed: None,
                 highest: 0,
-                served: 0,
             },
         }
     }
