@@ -26,6 +26,11 @@ pub(super) enum ClientRule {
     LateGrantAskedAgainNotRenewed,
     /// A belief that is over stays so, whatever a late answer says.
     LapsedBeliefNeverRevived,
+    /// After a reconnect nothing that was sent before can run any more.
+    OldConnectionKilledBeforeReAsking,
+    /// Where the old connection cannot be killed, a try is left, and not sent again under its
+    /// token: the old one may still plant it.
+    TryNotResentBesideAnOldConnection,
     /// A pushed grant counts from the newest command answered before it, not from its arrival.
     PushNotStampedByArrival,
     /// A pushed grant counts from the newest command answered before it, not from the newest sent.
@@ -73,7 +78,7 @@ impl Violation {
             Self::OutOfOrder => "a try overtakes a waiter that came first",
             Self::TakenAwayAndProlonged => "a lease that was taken away is prolonged",
             Self::Leaked => "an attempt that was given up, and answered, is still known to the lock",
-            Self::TurnedAway => "a waiter is turned away though nothing failed",
+            Self::TurnedAway => "a waiter that was only slow is turned away",
             Self::WaitsForEver => "a live client waits for ever",
         }
     }
@@ -154,7 +159,7 @@ impl World {
     pub(super) fn reconnect(&mut self, setup: &Setup, c: usize) {
         let rules = setup.client_rules;
         let client = &mut self.clients[c];
-        if setup.kills {
+        if setup.kills && rules.keep(ClientRule::OldConnectionKilledBeforeReAsking) {
             client.old = None;
         }
         client.up = true;
@@ -165,11 +170,16 @@ impl World {
         match client.phase {
             Phase::Idle => {}
             Phase::Yielding if rules.keep(ClientRule::TokenDeadAfterYield) => self.close(setup, c),
+            Phase::Waiting { .. } | Phase::Confirming { asking: true, .. } => self.ask(setup, c),
+            Phase::Trying | Phase::Confirming { .. }
+                if !setup.kills && rules.keep(ClientRule::TryNotResentBesideAnOldConnection) =>
+            {
+                self.close(setup, c);
+            }
             Phase::Trying | Phase::Confirming { .. } | Phase::Yielding => {
                 client.phase = Phase::Trying;
                 client.send(setup, Verb::Plant);
             }
-            Phase::Waiting { .. } => self.ask(setup, c),
             // A question that was on its way may have run.
             Phase::Holding { asking, .. } => client.phase = Phase::Holding { renewing: false, asking },
         }
@@ -357,7 +367,7 @@ impl World {
         };
         if hurried && Belief::new(moment(age), lasting(lasts)).is_valid(moment(0)) {
             client.fence = fence;
-            client.phase = Phase::Confirming { queue: false, asking };
+            client.phase = Phase::Confirming { queue: false, asking: true };
             client.send(setup, Verb::Renew { fence });
         } else if self.believe(setup, c, age, lasts, fence)? {
             self.clients[c].phase = Phase::Holding { renewing: false, asking };
@@ -374,7 +384,7 @@ impl World {
         }
         let client = &mut self.clients[c];
         client.fence = fence;
-        client.phase = Phase::Confirming { queue: false, asking: false };
+        client.phase = Phase::Confirming { queue: false, asking: true };
         client.send(setup, Verb::Renew { fence });
     }
 

@@ -135,6 +135,7 @@ pub(super) enum Phase {
     /// Renews before it believes.
     Confirming {
         queue: bool,
+        /// It has stood in line, and may again.
         asking: bool,
     },
     Yielding,
