@@ -70,6 +70,11 @@ fn fails(rule: &str, setup: &Setup, expected: Violation) {
     assert_eq!(violation, expected, "without {rule}, after\n{}", trace.join("\n"));
 }
 
+/// Without optimisation only the smaller worlds are explored.
+fn is_quick(setup: &Setup) -> bool {
+    !cfg!(debug_assertions) || setup.attempts == WORLD.attempts
+}
+
 #[test]
 fn explore_a_few_faults() {
     holds("", &Setup { faults: 0, liveness: true, in_order: true, ..WORLD });
@@ -99,6 +104,7 @@ fn explore_an_operator() {
 #[cfg_attr(debug_assertions, ignore = "too many states without optimisation")]
 fn explore_old_connections() {
     holds(", old connections cannot be killed", &Setup { kills: false, ..WORLD });
+    holds(", old connections cannot be killed", &Setup { kills: false, faults: 2, ..WORLD });
 }
 
 /// The documented exception: handing a lock over while its holder believes makes two holders.
@@ -120,7 +126,7 @@ fn explore_without_each_rule_of_the_server() {
         (Rule::EvictComparesTheHolder, Setup { operator: Operates::Forces, ..quiet }, TwoHolders),
         (Rule::AnUnfinishedReleaseRevokes, Setup { sweep: 1, ..FORCES }, TakenAwayAndProlonged),
     ];
-    for (rule, setup, expected) in cases {
+    for (rule, setup, expected) in cases.into_iter().filter(|(_, setup, _)| is_quick(setup)) {
         fails(&format!("{rule:?}"), &Setup { rules: Rules::without(rule), ..setup }, expected);
     }
 }
@@ -142,7 +148,7 @@ fn explore_without_each_rule_of_the_client() {
         (ClientRule::TryYieldsToQueue, Setup { in_order: true, ..quiet }, OutOfOrder),
         (ClientRule::HolderThatStillAsksLeaves, Setup { faults: 0, ..TWICE }, Leaked),
     ];
-    for (rule, setup, expected) in cases {
+    for (rule, setup, expected) in cases.into_iter().filter(|(_, setup, _)| is_quick(setup)) {
         fails(&format!("{rule:?}"), &Setup { client_rules: ClientRules::without(rule), ..setup }, expected);
     }
 }
