@@ -17,13 +17,15 @@
 //! again at any time), and the flag by which the Redis scripts save a step.
 
 mod client;
+mod message;
+mod rule;
 mod search;
 mod server;
 mod step;
 mod world;
 
 use super::{Rule, Rules};
-use client::{ClientRule, ClientRules, Violation};
+use rule::{ClientRule, ClientRules, Violation};
 use search::explore;
 use world::{NEVER, Operates, Setup};
 

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash, Hasher};
 
-use super::client::Violation;
+use super::rule::Violation;
 use super::step::Step;
 use super::world::{Setup, World};
 

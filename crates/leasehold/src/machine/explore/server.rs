@@ -1,9 +1,12 @@
 //! The server's side of a small world: the production state machine, one command at a time.
 
-use super::super::{AcquireReply, Asking, EvictReply, Held, Message, PassReply, RenewReply, Slot, Turn, YieldReply};
+use super::super::{
+    AcquireReply, Asking, EvictReply, Flag, Held, InboxId, Lock, Message, PassReply, RenewReply, Slot, Turn, YieldReply,
+};
+use super::message::{Answer, Request, Saw, Says, Verb};
 use super::world::{
-    Answer, Client, NOW_MS, OLD, Operates, Operator, Request, Saw, Says, Setup, TICK_MS, Verb, World, client_at,
-    client_of, inbox, number_of, owner, token,
+    Client, NOW_MS, OLD, Operates, Operator, Setup, TICK_MS, World, client_at, client_of, inbox, number_of, owner,
+    token,
 };
 use crate::facts::Fence;
 
@@ -52,13 +55,7 @@ impl World {
         self.deliver(setup, told);
     }
 
-    fn execute(
-        &mut self,
-        setup: &Setup,
-        client: usize,
-        request: Request,
-        told: &mut Vec<(super::super::InboxId, Message)>,
-    ) -> Done {
+    fn execute(&mut self, setup: &Setup, client: usize, request: Request, told: &mut Vec<(InboxId, Message)>) -> Done {
         let key = token(request.token);
         let asking = Asking {
             token: key.clone(),
@@ -75,7 +72,7 @@ impl World {
                 let saw = match found {
                     None => Saw::Nothing,
                     Some(Slot::Held(Held { token, fence, flag, .. })) if token == key => {
-                        Saw::Own { fence, revoked: flag == super::super::Flag::Revoked }
+                        Saw::Own { fence, revoked: flag == Flag::Revoked }
                     }
                     Some(_) => Saw::Another,
                 };
@@ -131,8 +128,8 @@ impl World {
     fn turn<T>(
         &mut self,
         setup: &Setup,
-        told: &mut Vec<(super::super::InboxId, Message)>,
-        call: impl FnOnce(&mut super::super::Lock, &mut Turn<'_>) -> T,
+        told: &mut Vec<(InboxId, Message)>,
+        call: impl FnOnce(&mut Lock, &mut Turn<'_>) -> T,
     ) -> T {
         let clients = &self.clients;
         let mut turn = Turn {
@@ -148,7 +145,7 @@ impl World {
     }
 
     /// Pushes come after the answer to the command that caused them.
-    fn deliver(&mut self, setup: &Setup, told: Vec<(super::super::InboxId, Message)>) {
+    fn deliver(&mut self, setup: &Setup, told: Vec<(InboxId, Message)>) {
         for (_, message) in told {
             let (token, says) = match message {
                 Message::Granted { token, fence, lasts_ms } => {

@@ -1,7 +1,8 @@
 //! What can happen next, and what must be true afterwards.
 
-use super::client::Violation;
-use super::world::{Client, Closing, Operates, Operator, Phase, Says, Setup, World, client_of, number_of};
+use super::message::Says;
+use super::rule::Violation;
+use super::world::{Client, Closing, Operates, Operator, Phase, Setup, World, client_of, number_of};
 
 /// Requests on their way at most before a client sends one it could do without.
 const MOST_REQUESTS: usize = 3;
