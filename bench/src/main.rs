@@ -3,6 +3,7 @@
 
 mod handoff;
 mod release_loop;
+mod sqlite;
 mod throughput;
 
 use leasehold_testkit::RedisServer;
@@ -27,7 +28,7 @@ fn main() {
         ["--quick"] => Size { rounds: 5, seconds: 0.5, handoffs: 1_000 },
         [] => Size { rounds: 15, seconds: 2.0, handoffs: 10_000 },
         _ => {
-            eprintln!("usage: leasehold-bench [--quick | --only bare|rslock|fenced|unfenced TASKS SECONDS]");
+            eprintln!("usage: leasehold-bench [--quick | --only bare|rslock|fenced|unfenced|memory TASKS SECONDS]");
             std::process::exit(2);
         }
     };
@@ -38,6 +39,7 @@ fn main() {
         throughput::run(&server, size).await;
         release_loop::run(&server, size).await;
         handoff::run(size).await;
+        sqlite::run(size).await;
     });
 }
 

@@ -4,7 +4,7 @@
 
 mod support;
 
-use support::{MemoryHere, RedisHere, holding, looking, queueing, taking};
+use support::{MemoryHere, RedisHere, SqliteHere, holding, looking, queueing, taking};
 
 macro_rules! mount {
     ($store:ident: $world:expr) => {
@@ -59,5 +59,6 @@ macro_rules! mount {
     };
 }
 
+mount!(sqlite: SqliteHere::new());
 mount!(memory: MemoryHere::default());
 mount!(redis: RedisHere::start().await);

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use leasehold::store::memory::MemoryWorld;
 use leasehold::store::redis::{RedisOptions, RedisStore};
+use leasehold::store::sqlite::SqliteStore;
 use leasehold::store::{Acquire, Claim, Grant, Holder, Place, Push, Renewal, Store, Try};
 use leasehold::{Fence, KeySpace, LockName, Owner, Token, Ttl};
 use leasehold_testkit::RedisServer;
+use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -43,6 +45,32 @@ impl World for MemoryHere {
 
     async fn expire(&self, name: &LockName) {
         self.0.expire(name);
+    }
+}
+
+pub(crate) struct SqliteHere(TempDir);
+
+impl SqliteHere {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().expect("a directory"))
+    }
+
+    fn store(&self) -> SqliteStore {
+        SqliteStore::open(&self.0.path().join("locks.db")).expect("a database")
+    }
+}
+
+impl World for SqliteHere {
+    async fn open(&self) -> Arc<dyn Store> {
+        Arc::new(self.store())
+    }
+
+    async fn crash(&self, store: Arc<dyn Store>) {
+        drop(store);
+    }
+
+    async fn expire(&self, name: &LockName) {
+        self.store().expire(name);
     }
 }
 

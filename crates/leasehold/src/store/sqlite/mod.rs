@@ -40,8 +40,6 @@ mod path;
 mod room;
 mod row;
 mod schema;
-#[cfg(test)]
-mod speed;
 mod turn;
 mod verbs;
 mod waits;
