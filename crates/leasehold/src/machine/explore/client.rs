@@ -123,7 +123,7 @@ impl World {
         }
         if answer.token != client.token || client.phase == Phase::Idle {
             let revive = matches!(answer.says, Says::Renewed { .. })
-                && !setup.client_rules.keep(ClientRule::LapsedBeliefNeverRevived)
+                && !setup.client_rules.keep(ClientRule::GivenUpBeliefNeverRevived)
                 && client.phase == Phase::Idle
                 && answer.token == client.token;
             return if revive { self.renewed(setup, c, answer) } else { Ok(()) };
@@ -273,7 +273,7 @@ impl World {
                     self.close(setup, c);
                 }
             }
-            Phase::Idle if !rules.keep(ClientRule::LapsedBeliefNeverRevived) => {
+            Phase::Idle if !rules.keep(ClientRule::GivenUpBeliefNeverRevived) => {
                 client.until = ticks(&Belief::new(moment(answer.age), lasting(setup.ttl)));
             }
             _ => {}
@@ -368,11 +368,7 @@ impl Client {
     fn prolong(&mut self, setup: &Setup, age: u8) -> bool {
         let mut belief = Belief::until(moment(0) + lasting(self.until));
         let age = if setup.client_rules.keep(ClientRule::BeliefCountsFromAsking) { age } else { 0 };
-        let mut counts = belief.renewed(moment(0), moment(age), lasting(setup.ttl));
-        if !counts && !setup.client_rules.keep(ClientRule::LapsedBeliefNeverRevived) {
-            belief = Belief::new(moment(age), lasting(setup.ttl));
-            counts = belief.is_valid(moment(0));
-        }
+        let counts = belief.renewed(moment(0), moment(age), lasting(setup.ttl));
         self.until = if counts { ticks(&belief) } else { 0 };
         counts
     }

@@ -143,7 +143,7 @@ fn explore_without_each_rule_of_the_client() {
         (ClientRule::BeliefGivenUpBeforeRelease, quiet, TwoHolders),
         (ClientRule::TokenDeadAfterReleaseOrLeave, Setup { faults: 0, ..TWICE }, TwoHolders),
         (ClientRule::LateGrantAskedAgainNotRenewed, Setup { liveness: true, ..quiet }, TurnedAway),
-        (ClientRule::LapsedBeliefNeverRevived, quiet, TwoHolders),
+        (ClientRule::GivenUpBeliefNeverRevived, quiet, TwoHolders),
         (ClientRule::OldConnectionKilledBeforeReAsking, WORLD, Leaked),
         (ClientRule::PushNotStampedByArrival, quiet, FenceFell),
         (ClientRule::PushNotStampedByNewestSent, quiet, FenceFell),

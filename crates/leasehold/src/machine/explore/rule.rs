@@ -16,8 +16,9 @@ pub(super) enum ClientRule {
     TokenDeadAfterYield,
     /// A grant that was read too late is asked for again, not renewed.
     LateGrantAskedAgainNotRenewed,
-    /// A belief that is over stays so, whatever a late answer says.
-    LapsedBeliefNeverRevived,
+    /// A belief that was given up stays so, whatever a late answer says. (One that only lapsed could
+    /// be revived by a renewal without harm to anybody else: the store says yes only to its holder.)
+    GivenUpBeliefNeverRevived,
     /// After a reconnect nothing that was sent before can run any more.
     OldConnectionKilledBeforeReAsking,
     /// Where the old connection cannot be killed, a try is left, and not sent again under its

@@ -264,7 +264,7 @@ impl World {
                 client.token = 0;
             }
             // Nobody is left whom it would concern.
-            while client.phase == Phase::Idle && setup.client_rules.keep(ClientRule::LapsedBeliefNeverRevived) {
+            while client.phase == Phase::Idle && setup.client_rules.keep(ClientRule::GivenUpBeliefNeverRevived) {
                 match client.answers.first() {
                     Some(Answer { says: Says::Closed | Says::CloseAgain, .. }) | None => break,
                     Some(_) => client.answers.remove(0),
