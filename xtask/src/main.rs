@@ -199,7 +199,8 @@ fn coverage(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> 
 fn explore(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     none(arguments)?;
     let mut command = workspace.cargo(&["test", "--release", "-p", "leasehold", "--lib"]);
-    command.args(["explore", "--", "--nocapture"]);
+    // The largest worlds too, one after the other: they need memory.
+    command.args(["explore", "--", "--nocapture", "--test-threads=1"]).env("LEASEHOLD_BOARD", "full");
     steps::run_one(workspace, command)
 }
 

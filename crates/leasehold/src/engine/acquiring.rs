@@ -187,6 +187,9 @@ async fn try_once(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<S
             return Err(Ended::Error(core.store_error(Operation::Acquire, &name, error)));
         }
         // With the same token: should the lost request have been granted, it is ours.
+        if error.may_have_happened() && !core.store.may_resend_try() {
+            undo = Undo::arm(core, claim(wish));
+        }
         tokio::time::sleep(jittered(pause)).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }

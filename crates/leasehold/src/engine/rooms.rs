@@ -267,18 +267,22 @@ struct Waiting<'a> {
     polls: u32,
     /// Since when the store has failed.
     failing_since: Option<Moment>,
+    /// A grant that came by message while a question was still open.
+    pushed: Option<Grant>,
 }
 
 impl<'a> Waiting<'a> {
     fn new(core: &'a Core, room: &'a Room, claim: &'a Claim) -> Self {
         let ask_at = Moment::now();
-        Self { core, room, claim, ticket: None, ask_at, polls: 0, failing_since: None }
+        Self { core, room, claim, ticket: None, ask_at, polls: 0, failing_since: None, pushed: None }
     }
 
     async fn wait(mut self, knocks: &mut mpsc::UnboundedReceiver<Knock>) -> Attempt {
         loop {
             let asked = if Moment::now() >= self.ask_at {
-                // A push may overtake the answer, so both are listened to.
+                // A push may overtake the answer, so both are listened to. But an attempt never ends in a
+                // grant with a question of its own still open: after a release that question would put a
+                // dead token into the queue.
                 let asking = tokio::time::timeout(
                     self.core.options.answer_within,
                     self.core.store.acquire(self.claim, self.ticket),
@@ -287,7 +291,11 @@ impl<'a> Waiting<'a> {
                 loop {
                     tokio::select! {
                         biased;
-                        Some(knock) = knocks.recv() => if let Some(end) = self.knocked(knock) { return end },
+                        Some(knock) = knocks.recv() => match self.knocked(knock) {
+                            Some(Attempt::Granted { grant, .. }) => self.pushed = Some(grant),
+                            Some(end) => return end,
+                            None => {}
+                        },
                         answer = &mut asking => {
                             let no_answer = |_| Err(StoreError::from(StoreErrorKind::NoAnswer));
                             break Some(answer.unwrap_or_else(no_answer));
@@ -341,6 +349,17 @@ impl<'a> Waiting<'a> {
     /// The store answered an acquire. `Some` ends the attempt.
     fn answered(&mut self, answer: Result<Acquire, StoreError>) -> Option<Attempt> {
         let now = Moment::now();
+        if let Some(grant) = self.pushed.take() {
+            match &answer {
+                // Asked before the grant: the grant stands.
+                Ok(Acquire::Queued(_)) if believable(&grant) => {
+                    return Some(Attempt::Granted { grant, confirm: true });
+                }
+                // Whether the question was heard is unknown: the token is given back.
+                Err(_) => return Some(Attempt::UsedUp),
+                Ok(_) => {}
+            }
+        }
         match answer {
             Ok(Acquire::Granted(grant)) if believable(&grant) => {
                 return Some(Attempt::Granted { grant, confirm: false });

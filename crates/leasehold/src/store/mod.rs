@@ -343,6 +343,12 @@ pub trait Store: Inspect + Send + Sync + 'static {
     /// Asks the holder that was looked at to come to an end.
     async fn ask_to_finish(&self, name: &LockName, holder: HolderId, reason: &str) -> Result<Asked, StoreError>;
 
+    /// Whether a try that was not answered may be sent again under its own token. Not where the first
+    /// one can still be carried out later than the second: then the token is given up.
+    fn may_resend_try(&self) -> bool {
+        true
+    }
+
     /// The messages for this process. To be taken once, by whoever runs the waiting rooms.
     fn pushes(&self) -> mpsc::UnboundedReceiver<Push>;
 

@@ -27,6 +27,8 @@ pub(super) struct Conn {
     pub(super) identity: Option<Identity>,
     /// The server's wall clock less ours.
     ahead_ms: i64,
+    /// Whether our previous connection is certain to carry out nothing more.
+    pub(super) previous_ended: bool,
 }
 
 /// How the server knows a connection. A number alone could be another's after a restart.
@@ -64,7 +66,7 @@ impl Conn {
                 Ok::<(), redis::aio::SendError>(())
             });
         let redis = client.get_multiplexed_async_connection_with_config(&config).await.map_err(|e| from_redis(&e))?;
-        let mut conn = Self { redis, ear, identity: None, ahead_ms: 0 };
+        let mut conn = Self { redis, ear, identity: None, ahead_ms: 0, previous_ended: true };
         conn.introduce(previous).await?;
         let mut subscribe = redis::cmd("SSUBSCRIBE");
         subscribe.arg(inbox);
@@ -91,8 +93,11 @@ impl Conn {
         // None of these must be permitted.
         self.identity = replies.get(1).and_then(text).as_deref().and_then(Identity::parse);
         if let Some(Value::ServerError(error)) = replies.get(2) {
+            self.previous_ended = false;
             tracing::debug!(error = %from_server(error), "the previous connection could not be ended");
         }
+        // A connection that cannot be named cannot be ended later either.
+        self.previous_ended &= self.identity.is_some();
         Ok(())
     }
 

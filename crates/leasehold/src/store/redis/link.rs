@@ -111,6 +111,15 @@ impl Link {
         &self.client
     }
 
+    /// Whether nothing sent on an earlier connection can still be carried out.
+    pub(super) fn previous_ended(&self) -> bool {
+        match &*self.state.borrow() {
+            State::Up(conn) => conn.previous_ended,
+            // The next connection will end this one, if it may.
+            State::Down(_) | State::Closed => true,
+        }
+    }
+
     /// The highest fence this process saw.
     pub(super) fn seen(&self) -> u64 {
         self.seen.load(Ordering::Acquire)

@@ -188,6 +188,10 @@ impl Store for RedisStore {
         self.ask_finish(name, holder, reason).await
     }
 
+    fn may_resend_try(&self) -> bool {
+        self.link.previous_ended()
+    }
+
     fn pushes(&self) -> mpsc::UnboundedReceiver<Push> {
         let taken = self.pushes.lock().unwrap_or_else(PoisonError::into_inner).take();
         taken.unwrap_or_else(|| mpsc::unbounded_channel().1)
@@ -236,8 +240,10 @@ fn connection_info(url: &str, options: &RedisOptions) -> Result<ConnectionInfo, 
     // A peer that vanished without a word is noticed within these even when nothing is asked.
     let keepalive =
         TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(2)).with_retries(3);
+    // Not NODELAY: all tasks share one connection, and what they ask while an answer is on its way goes
+    // out together with the next packet (a quarter more locks a second at 64 tasks). A request on an idle
+    // connection leaves at once either way.
     let tcp = TcpSettings::default()
-        .set_nodelay(true)
         .set_keepalive(keepalive)
         .set_user_timeout(options.response_timeout.max(Duration::from_secs(1)) * 2);
     Ok(info.set_redis_settings(settings).set_tcp_settings(tcp))
