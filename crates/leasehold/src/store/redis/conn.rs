@@ -165,7 +165,7 @@ impl Conn {
             Err(error) => {
                 let error = from_redis(&error);
                 if error.may_have_happened() {
-                    self.ear.broken.cancel();
+                    self.ear.break_off();
                 }
                 Err(error)
             }
@@ -181,7 +181,15 @@ impl Identity {
     }
 }
 
-/// A text reply.
+/// A reply in words.
+pub(super) fn said(value: &Value) -> Option<&str> {
+    match value {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
+        _ => None,
+    }
+}
+
+/// Any text, readable or not.
 pub(super) fn text(value: &Value) -> Option<String> {
     match value {
         Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),

@@ -40,6 +40,8 @@ mod path;
 mod room;
 mod row;
 mod schema;
+#[cfg(test)]
+mod speed;
 mod turn;
 mod verbs;
 mod waits;
