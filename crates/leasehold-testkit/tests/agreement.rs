@@ -57,7 +57,13 @@ fn agree(kinds: &[Kind], foreign: bool, many: u64) {
 
 /// One case, the same for the same seed.
 fn runner(seed: u64) -> TestRunner {
-    let config = Config { cases: 1, failure_persistence: None, max_shrink_time: 120_000, ..Config::default() };
+    let config = Config {
+        cases: 1,
+        failure_persistence: None,
+        max_shrink_iters: 4_000,
+        max_shrink_time: 120_000,
+        ..Config::default()
+    };
     let mut bytes = [0_u8; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
