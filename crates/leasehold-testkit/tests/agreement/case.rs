@@ -209,11 +209,3 @@ impl fmt::Display for Letter {
         write!(f, "{}", char::from(letter))
     }
 }
-
-impl fmt::Display for ClaimSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "for {:?}", TTLS[self.ttl])?;
-        f.write_str(if self.fenced { "" } else { ", unfenced" })?;
-        f.write_str(if self.listens { "" } else { ", does not listen" })
-    }
-}

@@ -214,11 +214,27 @@ impl<'a> Drive<'a> {
 
     /// Why nobody sends this request now.
     fn leave_out(&self, request: &Request) -> Option<&'static str> {
-        let Request::Ask { verb: Verb::Try, attempt } = request else { return None };
-        let Attempt { name, claim, .. } = &self.attempts[*attempt];
-        let somebody_waits = !self.memories[0].views[*name].queue.is_empty();
-        let unwritten = self.memories.iter().any(|m| m.unwritten(*name, &self.attempts) == Some(*attempt));
-        (claim.fenced && somebody_waits && unwritten).then_some("it was answered and somebody has come since")
+        let unwritten = |attempt: usize| {
+            let name = self.attempts[attempt].name;
+            self.memories.iter().position(|m| m.unwritten(name, &self.attempts) == Some(attempt))
+        };
+        match request {
+            Request::Ask { verb: Verb::Try, attempt } => {
+                let Attempt { name, claim, .. } = &self.attempts[*attempt];
+                let somebody_waits = !self.memories[0].views[*name].queue.is_empty();
+                (claim.fenced && somebody_waits && unwritten(*attempt).is_some())
+                    .then_some("it was answered and somebody has come since")
+            }
+            Request::Renew { what, .. } => {
+                let strange = |one: &RenewOne| {
+                    let Some(world) = unwritten(one.attempt) else { return false };
+                    let granted = self.memories[world].granted(one.attempt);
+                    self.fence(world, one).is_some_and(|fence| granted.is_some_and(|own| own != fence))
+                };
+                what.iter().any(strange).then_some("it was granted anew since with a try")
+            }
+            _ => None,
+        }
     }
 
     /// Whom an unfenced try overtakes: the first in line who lives, if any.
@@ -248,8 +264,12 @@ impl<'a> Drive<'a> {
         for world in &mut *self.worlds {
             world.kill(client, politely).await;
         }
+        // Nobody is left who would send them again.
         let attempts = &self.attempts;
-        self.unanswered.retain(|r| !matches!(r, Request::Ask { attempt, .. } if attempts[*attempt].client == client));
+        self.unanswered.retain(|request| match request {
+            Request::Ask { attempt, .. } => attempts[*attempt].client != client,
+            Request::Renew { by, .. } | Request::Evict { by, .. } | Request::Finish { by, .. } => *by != client,
+        });
         self.exchange(&[], true).await
     }
 
@@ -317,12 +337,7 @@ impl<'a> Drive<'a> {
             }
             Request::Renew { what, by } => {
                 let renewal = |one: &RenewOne| {
-                    let Attempt { name, claim, .. } = &self.attempts[one.attempt];
-                    let fence = match one.fence {
-                        FenceOf::Nobody => None,
-                        FenceOf::Own => known(one.attempt).fence,
-                        FenceOf::Rank(rank) => self.memories[world].fences(*name).get(&rank).copied(),
-                    };
+                    let (claim, fence) = (&self.attempts[one.attempt].claim, self.fence(world, one));
                     let (name, token) = (claim.name.clone(), claim.token.clone());
                     Renewal { name, token, fence, ttl: one.ttl, rewrite: one.rewrite.clone() }
                 };
@@ -386,9 +401,14 @@ impl<'a> Drive<'a> {
     /// What was done so far.
     fn story(&self) -> String {
         let mut text = String::new();
-        for (number, spec) in self.case.claims.iter().enumerate() {
-            let (client, name) = (Letter(spec.client % self.case.clients), lock(spec.name % self.case.names));
-            writeln!(text, "attempt {number}: {client} wants {name} {spec}").expect("text");
+        for (number, Attempt { client, name, claim, .. }) in self.attempts.iter().enumerate() {
+            // Those of a crowd are all alike.
+            if *client < self.case.clients {
+                let unfenced = if claim.fenced { "" } else { ", unfenced" };
+                let deaf = if claim.listens { "" } else { ", does not listen" };
+                let (client, name, ttl) = (Letter(*client), lock(*name), claim.ttl.duration());
+                writeln!(text, "attempt {number}: {client} wants {name} for {ttl:?}{unfenced}{deaf}").expect("text");
+            }
         }
         for (number, line) in self.log.iter().enumerate() {
             writeln!(text, "{:>3}. {line}", number + 1).expect("text");
@@ -457,30 +477,29 @@ impl<'a> Drive<'a> {
             let attempt = dead.copied().unwrap_or(current);
             let ttl = Ttl::new(TTLS[spec.ttl]).expect("a ttl");
             let rewrite = spec.rewrite.then(|| Owner::named(format!("{attempt}, renewed")).expect("an owner"));
-            RenewOne { attempt, fence: self.fence(attempt, spec.fence), ttl, rewrite }
+            RenewOne { attempt, fence: self.choose(attempt, spec.fence), ttl, rewrite }
         };
         Request::Renew { what: what.iter().map(one).collect(), by }
     }
 
-    /// Which fence to renew with. Not another than the one a plain try got: see the top.
-    fn fence(&self, attempt: usize, spec: FenceSpec) -> FenceOf {
+    /// The fence of a renewal in one store's numbers.
+    fn fence(&self, world: usize, one: &RenewOne) -> Option<Fence> {
+        match one.fence {
+            FenceOf::Nobody => None,
+            FenceOf::Own => self.known[world].get(&one.attempt).and_then(|known| known.fence),
+            FenceOf::Rank(rank) => self.memories[world].fences(self.attempts[one.attempt].name).get(&rank).copied(),
+        }
+    }
+
+    fn choose(&self, attempt: usize, spec: FenceSpec) -> FenceOf {
         let name = self.attempts[attempt].name;
-        let unwritten = |m: &&Memory| m.unwritten(name, &self.attempts) == Some(attempt);
-        let granted = self.memories.iter().find(unwritten).map(|m| m.granted_rank(attempt));
         match spec {
             FenceSpec::None => FenceOf::Nobody,
-            FenceSpec::Own => match granted {
-                Some(Some(rank)) => FenceOf::Rank(rank),
-                _ => FenceOf::Own,
-            },
+            FenceSpec::Own => FenceOf::Own,
             FenceSpec::Other(number) => {
                 let known = |rank: &&usize| self.memories.iter().all(|m| m.fences(name).contains_key(rank));
                 let ranks: Vec<usize> = self.memories[0].fences(name).keys().filter(known).copied().collect();
-                match (ranks.get(number % ranks.len().max(1)), granted) {
-                    (Some(rank), None | Some(None)) => FenceOf::Rank(*rank),
-                    (_, Some(Some(rank))) => FenceOf::Rank(rank),
-                    (None, _) => FenceOf::Nobody,
-                }
+                ranks.get(number % ranks.len().max(1)).map_or(FenceOf::Nobody, |rank| FenceOf::Rank(*rank))
             }
         }
     }

@@ -71,6 +71,7 @@ struct Ranks {
 /// How an attempt got the lock last.
 #[derive(Clone, Copy)]
 struct LastGrant {
+    name: usize,
     rank: usize,
     by_try: bool,
 }
@@ -122,9 +123,10 @@ impl Memory {
         attempts.iter().position(|a| a.id == holder.id)
     }
 
-    /// The rank an attempt was granted with last.
-    pub(crate) fn granted_rank(&self, attempt: usize) -> Option<usize> {
-        self.grants.get(&attempt).map(|g| g.rank)
+    /// The fence an attempt was granted with last.
+    pub(crate) fn granted(&self, attempt: usize) -> Option<Fence> {
+        let LastGrant { name, rank, .. } = self.grants.get(&attempt)?;
+        self.ranks[*name].fences.get(rank).copied()
     }
 
     /// Ranks that are fences, of one name.
@@ -137,7 +139,7 @@ impl Memory {
     fn follow_fresh_fences(&mut self, sight: &Sight, attempts: &[Attempt]) {
         for Reply { attempt, name, answer } in &sight.replies {
             let (Some(attempt), Some(fence)) = (attempt, granted(answer).and_then(|g| g.fence)) else { continue };
-            let Some(LastGrant { rank, by_try: true }) = self.grants.get(attempt).copied() else { continue };
+            let Some(LastGrant { rank, by_try: true, .. }) = self.grants.get(attempt).copied() else { continue };
             let unwritten = self.unwritten(*name, attempts) == Some(*attempt);
             let ranks = &mut self.ranks[*name];
             if unwritten && fence.get() > ranks.highest {
@@ -179,15 +181,16 @@ impl Memory {
                 let rank = self.ranks[*name].of[&fence.get()];
                 let known = self.grants.get(attempt).filter(|last| last.rank == rank);
                 let by_try = matches!(answer, Answer::Try(_)) && known.is_none_or(|last| last.by_try);
-                self.grants.insert(*attempt, LastGrant { rank, by_try });
+                self.grants.insert(*attempt, LastGrant { name: *name, rank, by_try });
             }
         }
         for push in sight.pushes.iter().flatten() {
             if let Push::Granted { token, grant: Grant { fence: Some(fence), .. } } = push
                 && let Some(attempt) = whose(attempts, token)
             {
-                let rank = self.ranks[attempts[attempt].name].of[&fence.get()];
-                self.grants.insert(attempt, LastGrant { rank, by_try: false });
+                let name = attempts[attempt].name;
+                let rank = self.ranks[name].of[&fence.get()];
+                self.grants.insert(attempt, LastGrant { name, rank, by_try: false });
             }
         }
     }
