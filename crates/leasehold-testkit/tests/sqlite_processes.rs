@@ -1,7 +1,6 @@
 //! The SQLite store between real processes, some of which are killed.
 
-use std::fs::OpenOptions;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -170,21 +169,23 @@ async fn storm(store: &SqliteStore, file: &Path) {
 fn enter(witness: &Path, fence: u64) {
     let fence_file = witness.with_extension("fence");
     let last: u64 = std::fs::read_to_string(&fence_file).ok().and_then(|t| t.parse().ok()).unwrap_or(0);
-    match OpenOptions::new().write(true).create_new(true).open(witness) {
-        Ok(mut file) => file.write_all(std::process::id().to_string().as_bytes()).expect("writes"),
-        Err(_) => {
-            let pid = std::fs::read_to_string(witness).expect("reads");
-            let dead = || {
-                let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-                state.is_empty() || state.rsplit(')').next().is_some_and(|rest| rest.trim().starts_with(['Z', 'X']))
-            };
-            let until = Instant::now() + Duration::from_millis(200);
-            while !dead() {
-                assert!(Instant::now() < until, "two holders at once: {pid} is inside");
-                std::thread::yield_now();
-            }
-            std::fs::write(witness, std::process::id().to_string()).expect("writes");
+    // A link appears whole, with the pid in it: a process killed half-way leaves no empty witness.
+    let mine = witness.with_extension(format!("pid{}", std::process::id()));
+    std::fs::write(&mine, std::process::id().to_string()).expect("writes");
+    if std::fs::hard_link(&mine, witness).is_err() {
+        let pid = std::fs::read_to_string(witness).expect("there while somebody is inside");
+        assert!(!pid.is_empty(), "a witness always has a pid");
+        let dead = || {
+            let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            state.is_empty() || state.rsplit(')').next().is_some_and(|rest| rest.trim().starts_with(['Z', 'X']))
+        };
+        // A killed process gives its FIFO up a little before it shows as dead.
+        let until = Instant::now() + Duration::from_millis(200);
+        while !dead() {
+            assert!(Instant::now() < until, "two holders at once: {pid} is inside");
+            std::thread::yield_now();
         }
+        std::fs::rename(&mine, witness).expect("takes over");
     }
     assert!(fence > last, "fence did not rise: {fence} after {last}");
     let new = witness.with_extension(format!("fence{}", std::process::id()));
