@@ -183,17 +183,17 @@ impl Driver {
     }
 
     fn plain(&self, command: &Command) -> rusqlite::Result<Option<Plain>> {
-        let (conn, boot) = (&self.conn, self.boot);
+        let (conn, boot, me) = (&self.conn, self.boot, self.alive.id());
         Ok(match command {
             Command::Try(ask, reply) if ask.asking.fenced && !reply.is_closed() => {
                 fast::take(conn, boot, &ask.name, &ask.asking)?.map(Plain::Fence)
             }
-            Command::Release(name, token, _) => fast::release(conn, boot, name, token)?.then_some(Plain::Released),
+            Command::Release(name, token, _) => fast::release(conn, boot, me, name, token)?.then_some(Plain::Released),
             Command::Renew(renewals, _) => {
                 let mut all = true;
                 for renewal in renewals {
                     // Those that fail are asked again one by one; renewing twice does no harm.
-                    all &= fast::renew(conn, boot, renewal)?;
+                    all &= fast::renew(conn, boot, me, renewal)?;
                 }
                 all.then_some(Plain::Renewed(renewals.len()))
             }
