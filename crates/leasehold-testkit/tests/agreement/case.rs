@@ -44,6 +44,12 @@ pub(crate) enum Step {
         what: Vec<RenewSpec>,
         fate: Fate,
     },
+    /// A token was handed on: whoever has it now releases, which may be late.
+    Release {
+        claim: usize,
+        dead: bool,
+        by: usize,
+    },
     /// What was asked and never answered is asked again.
     Resend,
     Evict {
@@ -151,6 +157,8 @@ fn step(foreign: bool) -> impl Strategy<Value = Step> {
     ];
     let ask = (verb, 0..8_usize, fate()).prop_map(|(verb, claim, fate)| Step::Ask { verb, claim, fate });
     let renew = (prop::collection::vec(renewal(), 1..=4), fate()).prop_map(|(what, fate)| Step::Renew { what, fate });
+    let release =
+        (0..8_usize, any::<bool>(), 0..4_usize).prop_map(|(claim, dead, by)| Step::Release { claim, dead, by });
     let mode = prop_oneof![Just(EvictMode::Revoke), Just(EvictMode::Force)];
     let evict =
         (0..2_usize, whom(), mode, 0..4_usize).prop_map(|(name, whom, mode, by)| Step::Evict { name, whom, mode, by });
@@ -162,6 +170,7 @@ fn step(foreign: bool) -> impl Strategy<Value = Step> {
     prop_oneof![
         52 => ask,
         10 => renew,
+        3 => release,
         4 => Just(Step::Resend),
         8 => evict,
         3 => finish,

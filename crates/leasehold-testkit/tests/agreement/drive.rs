@@ -47,6 +47,7 @@ pub(crate) struct Attempt {
 enum Request {
     Ask { verb: Verb, attempt: usize },
     Renew { what: Vec<RenewOne>, by: usize },
+    Release { attempt: usize, by: usize },
     Evict { name: usize, whom: HolderId, mode: EvictMode, by: usize },
     Finish { name: usize, whom: HolderId, by: usize },
 }
@@ -119,10 +120,13 @@ impl<'a> Drive<'a> {
             }
             drive.step(step).await?;
         }
-        let all: Vec<usize> = drive.current.iter().copied().filter(|a| drive.is_living(*a)).collect();
-        drive.log.push("everybody leaves".to_owned());
-        let leave = |attempt| Request::Ask { verb: Verb::Leave, attempt };
-        drive.exchange(&all.into_iter().map(leave).collect::<Vec<_>>(), true).await
+        drive.log.push("one after the other leaves".to_owned());
+        for attempt in drive.current.clone() {
+            if drive.is_living(attempt) {
+                drive.exchange(&[Request::Ask { verb: Verb::Leave, attempt }], true).await?;
+            }
+        }
+        Ok(())
     }
 
     async fn step(&mut self, step: &Step) -> Result<(), Stop> {
@@ -134,6 +138,10 @@ impl<'a> Drive<'a> {
             Step::Renew { what, fate } => {
                 let request = self.renewal(what).await;
                 self.ask(request, *fate).await
+            }
+            Step::Release { claim, dead, by } => {
+                let (attempt, by) = (self.token(*claim, *dead), self.client(*by).await);
+                self.ask(Request::Release { attempt, by }, Fate::Answered).await
             }
             Step::Resend => {
                 let Some(request) = self.unanswered.pop_front() else { return Ok(()) };
@@ -268,7 +276,10 @@ impl<'a> Drive<'a> {
         let attempts = &self.attempts;
         self.unanswered.retain(|request| match request {
             Request::Ask { attempt, .. } => attempts[*attempt].client != client,
-            Request::Renew { by, .. } | Request::Evict { by, .. } | Request::Finish { by, .. } => *by != client,
+            Request::Renew { by, .. }
+            | Request::Release { by, .. }
+            | Request::Evict { by, .. }
+            | Request::Finish { by, .. } => *by != client,
         });
         self.exchange(&[], true).await
     }
@@ -343,6 +354,11 @@ impl<'a> Drive<'a> {
                 };
                 let renewals: Vec<Renewal> = what.iter().map(renewal).collect();
                 Reply { attempt: None, name: 0, answer: Answer::Renew(store(*by).renew(&renewals).await) }
+            }
+            Request::Release { attempt, by } => {
+                let Attempt { name, claim, .. } = &self.attempts[*attempt];
+                let answer = Answer::Release(store(*by).release(&claim.name, &claim.token).await);
+                Reply { attempt: None, name: *name, answer }
             }
             Request::Evict { name, whom, mode, by } => {
                 let answer = store(*by).evict(&self.names[*name], *whom, *mode).await;
@@ -443,6 +459,10 @@ impl<'a> Drive<'a> {
                 let all: Vec<String> = what.iter().map(one).collect();
                 format!("{} renews {}", Letter(*by), all.join("; "))
             }
+            Request::Release { attempt, by } => {
+                let name = lock(self.attempts[*attempt].name);
+                format!("{} releases {name} with the token of attempt {attempt}", Letter(*by))
+            }
             Request::Evict { name, whom, mode, by } => {
                 let how = if *mode == EvictMode::Force { "forces out of" } else { "revokes on" };
                 format!("{} {how} {} {}", Letter(*by), lock(*name), self.words_for(*whom))
@@ -470,16 +490,20 @@ impl<'a> Drive<'a> {
     async fn renewal(&mut self, what: &[RenewSpec]) -> Request {
         let by = self.attempt(what[0].claim).await;
         let by = self.attempts[by].client;
-        let retired: Vec<usize> = (0..self.attempts.len()).filter(|a| !self.current.contains(a)).collect();
         let one = |spec: &RenewSpec| {
-            let current = self.current[spec.claim % self.current.len()];
-            let dead = retired.get(spec.claim % retired.len().max(1)).filter(|_| spec.dead);
-            let attempt = dead.copied().unwrap_or(current);
+            let attempt = self.token(spec.claim, spec.dead);
             let ttl = Ttl::new(TTLS[spec.ttl]).expect("a ttl");
             let rewrite = spec.rewrite.then(|| Owner::named(format!("{attempt}, renewed")).expect("an owner"));
             RenewOne { attempt, fence: self.choose(attempt, spec.fence), ttl, rewrite }
         };
         Request::Renew { what: what.iter().map(one).collect(), by }
+    }
+
+    /// An attempt whose token is used: a claim's present one, or one whose process has died.
+    fn token(&self, claim: usize, dead: bool) -> usize {
+        let dead: Vec<usize> = (0..self.attempts.len()).filter(|a| dead && !self.is_living(*a)).collect();
+        let number = claim % dead.len().max(1);
+        dead.get(number).copied().unwrap_or_else(|| self.current[claim % self.current.len()])
     }
 
     /// The fence of a renewal in one store's numbers.
