@@ -26,6 +26,8 @@ struct World {
     inboxes: HashMap<InboxId, mpsc::UnboundedSender<Push>>,
     followers: Vec<mpsc::Sender<LockEvent>>,
     counters: BTreeMap<&'static str, u64>,
+    /// `None`: as everywhere.
+    provisional_ms: Option<u64>,
 }
 
 impl MemoryWorld {
@@ -48,6 +50,12 @@ impl MemoryWorld {
         if let Some(lock) = self.lock().locks.get_mut(name) {
             lock.slot = Slot::Free;
         }
+    }
+
+    /// How long a grant lasts that nobody has confirmed yet.
+    #[doc(hidden)]
+    pub fn set_provisional_ms(&self, ms: u64) {
+        self.lock().provisional_ms = Some(ms);
     }
 
     /// Puts a value of another kind of client where a lock would be.
@@ -91,6 +99,10 @@ impl MemoryStore {
     fn turn<R>(&self, name: &LockName, verb: impl FnOnce(&mut Lock, &mut Turn<'_>) -> R) -> (R, Option<Holder>) {
         let mut world = self.world.lock();
         let world = &mut *world;
+        let limits = Limits {
+            provisional_ms: world.provisional_ms.unwrap_or(Limits::DEFAULT.provisional_ms),
+            ..Limits::DEFAULT
+        };
         let lock = world.locks.entry(name.clone()).or_default();
         let mut told = Vec::new();
         let inboxes = &world.inboxes;
@@ -101,7 +113,7 @@ impl MemoryStore {
             counter: &mut world.counter,
             listening: &mut listening,
             told: &mut told,
-            limits: Limits::DEFAULT,
+            limits,
             rules: Rules::ALL,
         };
         let now_ms = turn.now_ms;

@@ -52,6 +52,12 @@ impl RedisStore {
                     Ok(renewed_at) => asked_at = renewed_at,
                     Err(answer) => return Ok(answer),
                 }
+                // With a fence in it, the value was handed on, confirmed or renewed: somebody may
+                // believe in it, so it is nobody else's, whoever waits.
+                if let Some(known) = known {
+                    self.link.saw(known);
+                    return Ok(granted(claim, Some(known), asked_at));
+                }
                 fence
             }
         };

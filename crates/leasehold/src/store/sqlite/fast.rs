@@ -1,13 +1,14 @@
 //! The path of a lock nobody waits for: one prepared statement each, one page written.
 //!
-//! Each answers whether it applied; where it did not, the state machine decides.
+//! Each answers whether it applied; where it did not, the state machine decides. A lease of another
+//! process, whose token was handed to us, is left to it as well: it ends with that process.
 
 use rusqlite::{Connection, params};
 
 use super::row::{REVOKED, now_ms, sql, unsql};
 use crate::clock;
 use crate::facts::{Fence, LockName, Token};
-use crate::machine::Asking;
+use crate::machine::{Asking, InboxId};
 use crate::store::Renewal;
 
 // Parameters: 1 name, 2 token, 3 wall µs, 4 inbox, 5 since, 6 ttl, 7 owner, 8 ends, 9 boot, 10 now,
@@ -23,13 +24,15 @@ const TAKE: &str = "
     RETURNING fence";
 
 const RELEASE: &str = "UPDATE locks SET ends = 0, flag = 0 \
-    WHERE name = ?1 AND token = ?2 AND ends > ?3 AND boot = ?4 AND queue_ends = 0";
+    WHERE name = ?1 AND token = ?2 AND ends > ?3 AND boot = ?4 AND queue_ends = 0 AND (inbox = ?5 OR inbox IS NULL)";
 
 const RENEW: &str = "UPDATE locks SET ends = max(ends, ?3 + ?4) \
-    WHERE name = ?1 AND token = ?2 AND ends > ?3 AND boot = ?5 AND flag <> ?6 AND (?7 IS NULL OR fence = ?7)";
+    WHERE name = ?1 AND token = ?2 AND ends > ?3 AND boot = ?5 AND flag <> ?6 AND (?7 IS NULL OR fence = ?7) \
+    AND (inbox = ?8 OR inbox IS NULL)";
 
-const CONFIRM: &str = "UPDATE locks SET ends = max(ends, ?3 + ?4), ttl_ms = ?4, owner = ?8 \
-    WHERE name = ?1 AND token = ?2 AND ends > ?3 AND boot = ?5 AND flag <> ?6 AND (?7 IS NULL OR fence = ?7)";
+const CONFIRM: &str = "UPDATE locks SET ends = max(ends, ?3 + ?4), ttl_ms = ?4, owner = ?9 \
+    WHERE name = ?1 AND token = ?2 AND ends > ?3 AND boot = ?5 AND flag <> ?6 AND (?7 IS NULL OR fence = ?7) \
+    AND (inbox = ?8 OR inbox IS NULL)";
 
 /// Takes a lock that is free and that nobody waits for; always fenced.
 pub(super) fn take(conn: &Connection, boot: i64, name: &LockName, asking: &Asking) -> rusqlite::Result<Option<u64>> {
@@ -58,21 +61,28 @@ pub(super) fn take(conn: &Connection, boot: i64, name: &LockName, asking: &Askin
 }
 
 /// Frees a lock that nobody waits for.
-pub(super) fn release(conn: &Connection, boot: i64, name: &LockName, token: &Token) -> rusqlite::Result<bool> {
-    let done = conn.prepare_cached(RELEASE)?.execute(params![name.as_str(), token.reveal(), sql(now_ms()), boot])?;
+pub(super) fn release(
+    conn: &Connection,
+    boot: i64,
+    me: &InboxId,
+    name: &LockName,
+    token: &Token,
+) -> rusqlite::Result<bool> {
+    let done =
+        conn.prepare_cached(RELEASE)?.execute(params![name.as_str(), token.reveal(), sql(now_ms()), boot, &*me.0])?;
     Ok(done == 1)
 }
 
 /// Restarts the countdown of a lease that is as its holder believes.
-pub(super) fn renew(conn: &Connection, boot: i64, renewal: &Renewal) -> rusqlite::Result<bool> {
+pub(super) fn renew(conn: &Connection, boot: i64, me: &InboxId, renewal: &Renewal) -> rusqlite::Result<bool> {
     let Renewal { name, token, fence, ttl, rewrite } = renewal;
     let (name, token, now, ttl) = (name.as_str(), token.reveal(), sql(now_ms()), sql(ttl.as_millis()));
-    let fence = fence.map(|f| sql(f.get()));
+    let (fence, me) = (fence.map(|f| sql(f.get())), &*me.0);
     let done = match rewrite {
-        None => conn.prepare_cached(RENEW)?.execute(params![name, token, now, ttl, boot, REVOKED, fence])?,
+        None => conn.prepare_cached(RENEW)?.execute(params![name, token, now, ttl, boot, REVOKED, fence, me])?,
         Some(owner) => {
             let owner = owner.wire();
-            conn.prepare_cached(CONFIRM)?.execute(params![name, token, now, ttl, boot, REVOKED, fence, owner])?
+            conn.prepare_cached(CONFIRM)?.execute(params![name, token, now, ttl, boot, REVOKED, fence, me, owner])?
         }
     };
     Ok(done == 1)

@@ -89,6 +89,7 @@ impl SqliteStore {
             pushes: tell,
             limits: Limits::DEFAULT,
             waits: Waits::default(),
+            looks_around: true,
             room,
         };
         let inbox = alive.id().clone();
@@ -126,6 +127,13 @@ impl SqliteStore {
     #[doc(hidden)]
     pub fn set_provisional_ms(&self, ms: u64) {
         let _ = self.send(Command::Provisional(ms));
+    }
+
+    /// Whether a waiter helps itself when a holder died or its lease ended. Without it nothing
+    /// happens but what is asked, so that answers can be compared step by step.
+    #[doc(hidden)]
+    pub fn set_looks_around(&self, looks: bool) {
+        let _ = self.send(Command::LooksAround(looks));
     }
 
     /// Makes the store believe that another process opened it, as it would after a fork.

@@ -72,7 +72,7 @@ impl Driver {
     pub(super) fn release(&mut self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
         self.waits.remove(name, token);
         self.attempt(Need::Less, |driver| {
-            if fast::release(&driver.conn, driver.boot, name, token)? {
+            if fast::release(&driver.conn, driver.boot, driver.alive.id(), name, token)? {
                 driver.committed();
                 return Ok(Release::Released);
             }
@@ -92,7 +92,7 @@ impl Driver {
 
     fn renew_one(&mut self, r: &Renewal) -> Result<Renewed, StoreError> {
         self.attempt(Need::Less, |driver| {
-            if fast::renew(&driver.conn, driver.boot, r)? {
+            if fast::renew(&driver.conn, driver.boot, driver.alive.id(), r)? {
                 driver.committed();
                 return Ok(Renewed::Renewed);
             }

@@ -55,12 +55,13 @@ if not value then
   if outcome == 'again' then return {'again', ticket} end
   if outcome == 'unusable' then return extra end
   value = redis.call('GET', lock)
-elseif value:sub(1, 4) == 'lh1 ' then
-  if value:sub(5, 5) == '0' then redis.call('SETRANGE', lock, 4, '1') end -- never over R
-  if redis.call('PTTL', lock) == -1 then
+else
+  -- What only begins like one of our values is foreign, and never written into.
+  local holder, digits, full = value:match('^lh1 [01R] ([%w_%-]+) (%d+) %S+ %d+ (%d+) ')
+  if holder and #holder == 32 and #digits == 16 then
+    if value:sub(5, 5) == '0' then redis.call('SETRANGE', lock, 4, '1') end -- never over R
     -- Somebody removed the expiry: a full ttl from now outlasts any belief.
-    local full = value:match('^lh1 . %S+ %d+ %S+ %d+ (%d+)')
-    if full then redis.call('PEXPIRE', lock, full) end
+    if redis.call('PTTL', lock) == -1 then redis.call('PEXPIRE', lock, full) end
   end
 end
 return {'queued', ticket, redis.call('ZRANK', queue, me), redis.call('PTTL', lock), value}

@@ -1,0 +1,246 @@
+//! The three places where locks live, each with the same clients on it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use leasehold::store::memory::MemoryWorld;
+use leasehold::store::redis::{RedisOptions, RedisStore};
+use leasehold::store::sqlite::SqliteStore;
+use leasehold::store::{Asked, Claim, Push, SharedStore, Try};
+use leasehold::{KeySpace, LockName, Owner, Token, Ttl};
+use leasehold_testkit::{Kind, RedisServer};
+use tempfile::TempDir;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::case::PROVISIONAL;
+
+/// Longer than anything here may take; only a hang does.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// One store and everybody who uses it.
+pub(crate) struct World {
+    backend: Backend,
+    /// Looks at locks, and writes the letters that follow every step.
+    pub(crate) onlooker: SharedStore,
+    /// `None`: dead.
+    pub(crate) clients: Vec<Option<Client>>,
+}
+
+enum Backend {
+    Memory(MemoryWorld),
+    Sqlite { db: PathBuf, onlooker: Arc<SqliteStore>, _dir: TempDir },
+    Redis(RedisServer),
+}
+
+/// A process, as far as a store can tell.
+pub(crate) struct Client {
+    pub(crate) store: SharedStore,
+    pushes: mpsc::UnboundedReceiver<Push>,
+    /// A lock of its own. Asked to finish it, the client hears of it after everything it was told
+    /// before.
+    letter_box: Claim,
+}
+
+impl World {
+    pub(crate) async fn new(kind: Kind) -> Self {
+        let (backend, onlooker): (_, SharedStore) = match kind {
+            Kind::Memory => {
+                let world = MemoryWorld::new();
+                world.set_provisional_ms(millis(PROVISIONAL));
+                let onlooker = Arc::new(world.open());
+                (Backend::Memory(world), onlooker)
+            }
+            Kind::Sqlite => {
+                let dir = tempfile::tempdir().expect("a directory");
+                let db = dir.path().join("locks.db");
+                let onlooker = Arc::new(SqliteStore::open(&db).expect("a database"));
+                (Backend::Sqlite { db, onlooker: onlooker.clone(), _dir: dir }, onlooker)
+            }
+            Kind::Redis => {
+                let server = RedisServer::start().await;
+                let onlooker = Arc::new(connect(&server).await);
+                (Backend::Redis(server), onlooker)
+            }
+        };
+        Self { backend, onlooker, clients: Vec::new() }
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        match self.backend {
+            Backend::Memory(_) => Kind::Memory,
+            Backend::Sqlite { .. } => Kind::Sqlite,
+            Backend::Redis(_) => Kind::Redis,
+        }
+    }
+
+    /// Everything is forgotten, and this many clients are there.
+    pub(crate) async fn begin(&mut self, clients: usize) {
+        if let Backend::Redis(server) = &self.backend {
+            server.command(&["FLUSHALL"]).await;
+            for client in self.clients.iter().flatten() {
+                client.take_letter_box().await;
+            }
+        }
+        for client in 0..clients {
+            self.revive(client).await;
+        }
+    }
+
+    /// Lets a client live, under a new address when it was dead.
+    pub(crate) async fn revive(&mut self, client: usize) {
+        while self.clients.len() <= client {
+            self.clients.push(None);
+        }
+        if self.clients[client].is_none() {
+            self.clients[client] = Some(self.open().await);
+        }
+    }
+
+    async fn open(&self) -> Client {
+        let store: SharedStore = match &self.backend {
+            Backend::Memory(world) => Arc::new(world.open()),
+            Backend::Sqlite { db, .. } => {
+                let store = SqliteStore::open(db).expect("the file of this test");
+                store.set_provisional_ms(millis(PROVISIONAL));
+                store.set_looks_around(false);
+                Arc::new(store)
+            }
+            Backend::Redis(server) => Arc::new(connect(server).await),
+        };
+        let client = Client { pushes: store.pushes(), store, letter_box: letter_box() };
+        client.take_letter_box().await;
+        client
+    }
+
+    /// Ends a client, and returns when nobody can take it for alive.
+    pub(crate) async fn kill(&mut self, client: usize, politely: bool) {
+        let Some(Client { store, pushes, letter_box }) = self.clients[client].take() else { return };
+        let before = self.listeners().await;
+        if politely {
+            store.close().await;
+        }
+        drop((store, pushes));
+        if let Some(before) = before {
+            let gone = async {
+                while self.listeners().await >= Some(before) {
+                    tokio::task::yield_now().await;
+                }
+            };
+            timeout(PATIENCE, gone).await.expect("a store notices that its client is gone");
+        }
+        // Where a lease outlives its process, this one is not needed any more.
+        self.onlooker.release(&letter_box.name, &letter_box.token).await.expect("an answer");
+    }
+
+    /// How many the store takes for alive; `None` where that is known at once.
+    async fn listeners(&self) -> Option<usize> {
+        match &self.backend {
+            Backend::Memory(_) => None,
+            Backend::Sqlite { db, .. } => {
+                let mut dir = db.as_os_str().to_owned();
+                dir.push(".alive");
+                Some(std::fs::read_dir(dir).expect("the directory of those alive").count())
+            }
+            Backend::Redis(server) => match server.command(&["PUBSUB", "SHARDCHANNELS", "lh1:inbox:*"]).await {
+                redis::Value::Array(channels) => Some(channels.len()),
+                other => panic!("PUBSUB answered {other:?}"),
+            },
+        }
+    }
+
+    /// Ends a lease as if its time had run out.
+    pub(crate) async fn expire(&self, name: &LockName) {
+        match &self.backend {
+            Backend::Memory(world) => world.expire(name),
+            Backend::Sqlite { onlooker, .. } => onlooker.expire(name),
+            Backend::Redis(server) => drop(server.command(&["DEL", &key(name)]).await),
+        }
+    }
+
+    /// Another kind of client takes the key.
+    pub(crate) async fn put_foreign(&self, name: &LockName, value: &str, ttl: Duration) {
+        match &self.backend {
+            Backend::Memory(world) => world.put_foreign(name, value, ttl),
+            Backend::Sqlite { .. } => panic!("nobody but us writes into the file"),
+            Backend::Redis(server) => {
+                server.command(&["SET", &key(name), value, "PX", &millis(ttl).to_string()]).await;
+            }
+        }
+    }
+
+    /// What each client was told since the last time.
+    pub(crate) async fn told(&mut self) -> Vec<Vec<Push>> {
+        let mut told = Vec::new();
+        for client in &mut self.clients {
+            told.push(match client {
+                Some(client) => client.told(&self.onlooker).await,
+                None => Vec::new(),
+            });
+        }
+        told
+    }
+
+    /// For the failure report.
+    pub(crate) fn log(&self) -> String {
+        match &self.backend {
+            Backend::Redis(server) => format!("\nthe server's log ends:\n{}", server.log_tail()),
+            Backend::Memory(_) | Backend::Sqlite { .. } => String::new(),
+        }
+    }
+}
+
+impl Client {
+    async fn take_letter_box(&self) {
+        let taken = self.store.try_acquire(&self.letter_box).await;
+        assert!(matches!(taken, Ok(Try::Granted(_))), "{taken:?}");
+    }
+
+    async fn told(&mut self, onlooker: &SharedStore) -> Vec<Push> {
+        let Claim { name, token, .. } = &self.letter_box;
+        let sent = onlooker.ask_to_finish(name, token.holder_id(), "that is all").await;
+        assert!(matches!(sent, Ok(Asked::Told(_))), "{sent:?}");
+        let mut told = Vec::new();
+        let all = async {
+            loop {
+                match self.pushes.recv().await.expect("a living store") {
+                    Push::Finish { token, .. } if token == self.letter_box.token => return,
+                    // These are about the connection.
+                    Push::Resync | Push::Hearing(_) => {}
+                    push => told.push(push),
+                }
+            }
+        };
+        timeout(PATIENCE, all).await.expect("a letter arrives");
+        told
+    }
+}
+
+async fn connect(server: &RedisServer) -> RedisStore {
+    let options = RedisOptions::default().limits(PROVISIONAL, Duration::from_secs(60));
+    RedisStore::connect(&server.url(), KeySpace::default(), options).await.expect("the server of this test")
+}
+
+fn letter_box() -> Claim {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    Claim {
+        name: LockName::new(format!("letters-{number}")).expect("a name"),
+        token: Token::random(),
+        ttl: Ttl::new(Ttl::MAX).expect("a ttl"),
+        owner: Owner::named("letters").expect("an owner"),
+        fenced: true,
+        listens: true,
+        since_ms: 1,
+    }
+}
+
+fn key(name: &LockName) -> String {
+    KeySpace::default().key(name).expect("a key")
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).expect("a short time")
+}
