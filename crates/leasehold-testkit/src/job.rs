@@ -23,12 +23,14 @@ pub struct Job {
     pub cycles: usize,
     /// Time inside, in microseconds.
     pub inside_us: u64,
-    /// A file of its own for the history.
+    /// The directory the history is kept in.
     pub history: PathBuf,
     /// Whether to wait for the line `go` before the first request.
     pub on_go: bool,
-    /// Whether to hold on to the first grant until told `release` (or killed).
+    /// Whether to stay inside after a grant, and do as told: `release`, `renew`, `write`, `abort`.
     pub hold: bool,
+    /// Whether to go on although told that the lease is lost, as work does that does not look.
+    pub stubborn: bool,
 }
 
 impl Job {
@@ -46,6 +48,7 @@ impl Job {
             history,
             on_go: false,
             hold: false,
+            stubborn: false,
         }
     }
 }
