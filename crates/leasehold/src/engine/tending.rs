@@ -86,18 +86,16 @@ impl Leases {
     /// is proven now rather than at its next renewal.
     pub(crate) fn look_at_all(&self) {
         let now = Moment::now();
-        let mut schedule = self.lock();
-        let ids: Vec<u64> = schedule.cells.keys().copied().collect();
-        for id in ids {
-            let cell = schedule.cells[&id].1.clone();
+        let all: Vec<_> = self.lock().cells.iter().map(|(id, (_, cell))| (*id, cell.clone())).collect();
+        for (id, cell) in all {
+            // Never under the schedule's lock: elsewhere the two are taken the other way round.
             let mut state = cell.state();
             if state.renew_at.is_some() {
                 state.renew_at = Some(now);
             }
             drop(state);
-            schedule.put(id, now);
+            self.lock().put(id, now);
         }
-        drop(schedule);
         self.woken.notify_one();
     }
 
@@ -333,16 +331,18 @@ impl Core {
     /// Tells the holder that its lease is over. The lock itself is given back when the holder has
     /// stopped, that is, when its guard is dropped: before that, work may still be going on.
     pub(crate) fn lose(&self, id: u64, cell: &LeaseCell, why: LossReason) {
+        // Whatever made us look at it, it needs no more looks.
+        let tended = self.leases.remove_from_schedule(id);
         let mut state = cell.state();
         state.belief.give_up();
-        if state.lost.is_some() {
+        // Given back meanwhile: a renewal that was on its way finds it gone, and nobody lost anything.
+        if !tended || state.lost.is_some() {
             return;
         }
         state.lost = Some(why);
         let (noted, owner) = (state.noted, state.owner.to_string());
         drop(state);
         cell.lost.cancel();
-        self.leases.remove_from_schedule(id);
         self.stats.lost_leases.add_one();
         tracing::warn!(name = %cell.name, holder = %cell.token.holder_id(), %why, "lease lost");
         self.observe(&Transition::Lost { name: cell.name.as_str(), why });
@@ -353,13 +353,13 @@ impl Core {
 }
 
 impl Leases {
-    /// A lost lease needs no more looks, but its guard lives.
-    fn remove_from_schedule(&self, id: u64) {
+    /// A lost lease needs no more looks, but its guard may live: says whether it does.
+    fn remove_from_schedule(&self, id: u64) -> bool {
         let mut schedule = self.lock();
-        if let Some((due, _)) = schedule.cells.get(&id) {
-            let key = (*due, id);
-            schedule.due.remove(&key);
-        }
+        let Some((due, _)) = schedule.cells.get(&id) else { return false };
+        let key = (*due, id);
+        schedule.due.remove(&key);
+        true
     }
 }
 
