@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each row's file uses a part of it")]
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use leasehold::{Guard, LockManager, Options};
@@ -95,14 +97,14 @@ pub(crate) async fn assert_no_locks_left(looker: &LockManager) -> Duration {
 pub(crate) struct Chronicle {
     dir: TempDir,
     writer: HistoryWriter,
-    killed: std::sync::Mutex<Vec<(u32, u64)>>,
+    killed: Mutex<Vec<(u32, u64)>>,
 }
 
 impl Chronicle {
     pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let writer = HistoryWriter::open(dir.path()).expect("a history");
-        Self { dir, writer, killed: std::sync::Mutex::default() }
+        Self { dir, writer, killed: Mutex::default() }
     }
 
     pub(crate) fn dir(&self) -> &Path {
@@ -188,4 +190,47 @@ pub(crate) fn longest(durations: &[Duration]) -> Duration {
 
 pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
+}
+
+/// Notices when the machine itself stands still: a thread and a task that sleep a millisecond and see
+/// how much later they wake. What a busy machine adds to every bound of time is no fault of ours, and
+/// is told with the figure.
+pub(crate) struct Metronome {
+    longest_us: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Metronome {
+    pub(crate) fn start() -> Self {
+        let (longest_us, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (on_thread, on_task) = ((longest_us.clone(), stop.clone()), (longest_us.clone(), stop.clone()));
+        let late =
+            |slept: Instant| u64::try_from(slept.elapsed().as_micros()).unwrap_or(u64::MAX).saturating_sub(1_000);
+        std::thread::spawn(move || {
+            while !on_thread.1.load(Relaxed) {
+                let slept = Instant::now();
+                std::thread::sleep(ms(1));
+                on_thread.0.fetch_max(late(slept), Relaxed);
+            }
+        });
+        tokio::spawn(async move {
+            while !on_task.1.load(Relaxed) {
+                let slept = Instant::now();
+                tokio::time::sleep(ms(1)).await;
+                on_task.0.fetch_max(late(slept), Relaxed);
+            }
+        });
+        Self { longest_us, stop }
+    }
+
+    /// The longest standstill since the start.
+    pub(crate) fn longest_stall(&self) -> Duration {
+        Duration::from_micros(self.longest_us.load(Relaxed))
+    }
+}
+
+impl Drop for Metronome {
+    fn drop(&mut self) {
+        self.stop.store(true, Relaxed);
+    }
 }
