@@ -2,7 +2,7 @@
 //!
 //! Each answers whether it applied; where it did not, the state machine decides.
 
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, params};
 
 use super::row::{REVOKED, now_ms, sql, unsql};
 use crate::clock;
@@ -37,25 +37,24 @@ pub(super) fn take(conn: &Connection, boot: i64, name: &LockName, asking: &Askin
     if wall_us >= Fence::MAX {
         return Ok(None);
     }
-    let fence: Option<i64> = conn
-        .prepare_cached(TAKE)?
-        .query_row(
-            params![
-                name.as_str(),
-                asking.token.reveal(),
-                sql(wall_us),
-                asking.inbox.as_ref().map(|i| &*i.0),
-                sql(wall_us / 1_000),
-                sql(asking.ttl_ms),
-                asking.owner.wire(),
-                sql(now + asking.ttl_ms),
-                boot,
-                sql(now),
-                sql(Fence::MAX)
-            ],
-            |row| row.get(0),
-        )
-        .optional()?;
+    let mut statement = conn.prepare_cached(TAKE)?;
+    let mut rows = statement.query(params![
+        name.as_str(),
+        asking.token.reveal(),
+        sql(wall_us),
+        asking.inbox.as_ref().map(|i| &*i.0),
+        sql(wall_us / 1_000),
+        sql(asking.ttl_ms),
+        asking.owner.wire(),
+        sql(now + asking.ttl_ms),
+        boot,
+        sql(now),
+        sql(Fence::MAX)
+    ])?;
+    let fence: Option<i64> = rows.next()?.map(|row| row.get(0)).transpose()?;
+    // The row comes before the commit. Only the step to the end says whether that went well: on a full
+    // disk it does not, and nothing was taken.
+    while rows.next()?.is_some() {}
     Ok(fence.map(unsql))
 }
 
