@@ -3,6 +3,7 @@
 
 mod handoff;
 mod release_loop;
+mod sqlite;
 mod throughput;
 
 use leasehold_testkit::RedisServer;
@@ -18,11 +19,16 @@ struct Size {
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [mode, contender, tasks, seconds] = &arguments[..]
+        && mode == "--only"
+    {
+        return only(contender, tasks.parse().expect("tasks"), seconds.parse().expect("seconds"));
+    }
     let size = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["--quick"] => Size { rounds: 5, seconds: 0.5, handoffs: 1_000 },
         [] => Size { rounds: 15, seconds: 2.0, handoffs: 10_000 },
         _ => {
-            eprintln!("usage: leasehold-bench [--quick]");
+            eprintln!("usage: leasehold-bench [--quick | --only bare|rslock|fenced|unfenced|memory TASKS SECONDS]");
             std::process::exit(2);
         }
     };
@@ -33,6 +39,17 @@ fn main() {
         throughput::run(&server, size).await;
         release_loop::run(&server, size).await;
         handoff::run(size).await;
+        sqlite::run(size).await;
+    });
+}
+
+/// One contender alone, for a profiler.
+fn only(contender: &str, tasks: usize, seconds: f64) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let server = RedisServer::start().await;
+        let rate = throughput::only(&server, contender, tasks, seconds).await;
+        println!("{contender}, {tasks} tasks: {rate:.0} pairs/s");
     });
 }
 

@@ -86,18 +86,33 @@ async fn bare_pair(mut connection: MultiplexedConnection, name: &str, sha: &str)
     assert_eq!(released, 1);
 }
 
-pub(crate) async fn run(server: &RedisServer, size: Size) {
+pub(crate) async fn only(server: &RedisServer, contender: &str, tasks: usize, seconds: f64) -> f64 {
+    if contender == "memory" {
+        // What our own code costs, without any store to wait for.
+        let manager = LockManager::connect("memory:").await.expect("a manager");
+        return Contender::Fenced(manager).pairs_per_second(tasks, seconds).await;
+    }
+    let names = ["bare", "rslock", "fenced", "unfenced"];
+    let which = names.iter().position(|name| *name == contender).expect("bare, rslock, fenced or unfenced");
+    contenders(server).await[which].pairs_per_second(tasks, seconds).await
+}
+
+async fn contenders(server: &RedisServer) -> [Contender; 4] {
     let client = redis::Client::open(server.url()).expect("a URL");
     let mut connection = client.get_multiplexed_async_connection().await.expect("a connection");
     let mut load = redis::cmd("SCRIPT");
     let sha: String = load.arg("LOAD").arg(COMPARE_AND_DELETE).query_async(&mut connection).await.expect("loaded");
     let manager = LockManager::connect(&server.url()).await.expect("a manager");
-    let contenders = [
+    [
         Contender::Bare(connection, sha.into()),
         Contender::Rslock(rslock::LockManager::new(vec![server.url()])),
         Contender::Fenced(manager.clone()),
         Contender::Unfenced(manager),
-    ];
+    ]
+}
+
+pub(crate) async fn run(server: &RedisServer, size: Size) {
+    let contenders = contenders(server).await;
     println!("lock + unlock, uncontended           bare/s   rslock   fenced  unfenced   (ratios to bare)");
     let mut table = Vec::new();
     for (t, tasks) in TASKS.into_iter().enumerate() {

@@ -40,18 +40,17 @@ pub struct Guard {
 struct Tended {
     alive: Arc<Alive>,
     cell: Arc<LeaseCell>,
-    id: u64,
 }
 
 impl Guard {
     pub(crate) fn begin(alive: Arc<Alive>, lease: NewLease, grant: &Grant, confirm: bool) -> Self {
         let cell = Arc::new(LeaseCell::new(lease, grant, confirm));
-        let id = alive.0.leases.insert(&cell);
-        Self { held: Some(Tended { alive, cell, id }) }
+        alive.0.leases.insert(&cell);
+        Self { held: Some(Tended { alive, cell }) }
     }
 
     pub(crate) fn unprotected(alive: Arc<Alive>, cell: Arc<LeaseCell>) -> Self {
-        Self { held: Some(Tended { alive, cell, id: u64::MAX }) }
+        Self { held: Some(Tended { alive, cell }) }
     }
 
     /// The lock.
@@ -96,8 +95,7 @@ impl Guard {
     /// # Cancel safety
     /// Cancel safe: the loss stays told.
     pub async fn lost(&self) -> LossReason {
-        self.cell().lost.cancelled().await;
-        self.cell().state().lost.unwrap_or(LossReason::Expired)
+        self.cell().wait_for(|state| state.lost).await
     }
 
     /// Why the lease was lost, if it was.
@@ -107,7 +105,7 @@ impl Guard {
 
     /// Is cancelled when the lease is lost: for work that already listens to such a token.
     pub fn lost_token(&self) -> CancellationToken {
-        self.cell().lost.clone()
+        self.cell().lost_token()
     }
 
     /// Waits until somebody asks this holder to come to an end soon, and says why. The lease stays
@@ -116,8 +114,7 @@ impl Guard {
     /// # Cancel safety
     /// Cancel safe: the request stays told.
     pub async fn asked_to_finish(&self) -> String {
-        self.cell().finish.cancelled().await;
-        self.cell().state().finish_reason.clone().unwrap_or_default()
+        self.cell().wait_for(|state| state.finish_reason.clone()).await
     }
 
     /// Prolongs the lease to `ttl` from now, and keeps renewing to that. It never shortens the
@@ -131,8 +128,8 @@ impl Guard {
     /// Dropped before the answer, the lease may have been prolonged or not; both are safe.
     pub async fn extend(&self, ttl: Duration) -> Result<(), Error> {
         let ttl = Ttl::new(ttl)?;
-        let Tended { alive, cell, id } = self.tended();
-        let (core, id) = (&alive.0, *id);
+        let Tended { alive, cell } = self.tended();
+        let core = &alive.0;
         let lost = |why| Error::Lost { name: cell.name.clone(), why };
         if !cell.protected {
             return Ok(());
@@ -158,22 +155,22 @@ impl Guard {
                 state.renew_at = state.plan.every.map(|every| asked_at + every);
                 drop(state);
                 if !believed {
-                    core.lose(id, cell, LossReason::Expired);
+                    core.lose(cell, LossReason::Expired);
                     return Err(lost(LossReason::Expired));
                 }
-                core.leases.touch(id);
+                core.leases.touch(cell);
                 Ok(())
             }
             Ok(Some(Renewed::Lost)) => {
-                core.lose(id, cell, LossReason::Gone);
+                core.lose(cell, LossReason::Gone);
                 Err(lost(LossReason::Gone))
             }
             Ok(Some(Renewed::Revoked)) => {
-                core.lose(id, cell, LossReason::Revoked);
+                core.lose(cell, LossReason::Revoked);
                 Err(lost(LossReason::Revoked))
             }
             Ok(Some(Renewed::Unknown(error))) | Err(error) => {
-                core.leases.touch(id);
+                core.leases.touch(cell);
                 Err(core.store_error(Operation::Renew, &cell.name, error))
             }
             Ok(None) => Err(core.store_error(Operation::Renew, &cell.name, crate::store::StoreErrorKind::Other.into())),
@@ -190,15 +187,15 @@ impl Guard {
     /// # Cancel safety
     /// Dropped before the answer, the release goes on in the background.
     pub async fn release(mut self) -> Result<bool, Error> {
-        let Tended { alive, cell, id } = self.held.take().expect("a guard holds until it is released");
-        alive.0.release(id, cell).await
+        let Tended { alive, cell } = self.held.take().expect("a guard holds until it is released");
+        alive.0.release(cell).await
     }
 
     /// Lets go of the guard and keeps the lease: it is renewed no more and ends by its ttl, unless
     /// whoever has its token renews or releases it. For handing a lock to another process.
     pub fn into_token(mut self) -> Token {
-        let Tended { alive, cell, id } = self.held.take().expect("a guard holds until it is released");
-        alive.0.leases.remove(id);
+        let Tended { alive, cell } = self.held.take().expect("a guard holds until it is released");
+        alive.0.leases.remove(&cell);
         cell.token.clone()
     }
 
@@ -220,8 +217,8 @@ impl Drop for Guard {
     /// Hands the release to the background: `drop` cannot await, and blocking here could stall the
     /// very runtime that has to answer.
     fn drop(&mut self) {
-        if let Some(Tended { alive, cell, id }) = self.held.take() {
-            alive.0.release_in_background(id, cell);
+        if let Some(Tended { alive, cell }) = self.held.take() {
+            alive.0.release_in_background(cell);
         }
     }
 }

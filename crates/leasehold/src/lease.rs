@@ -27,6 +27,12 @@ impl Belief {
         Self { valid_until: end(asked_at, lasts), over: false }
     }
 
+    /// A belief as it stands, for a world that keeps only its end.
+    #[cfg(test)]
+    pub(crate) fn until(valid_until: Moment) -> Self {
+        Self { valid_until, over: false }
+    }
+
     pub(crate) fn valid_until(&self) -> Moment {
         self.valid_until
     }

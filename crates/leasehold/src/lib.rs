@@ -52,4 +52,9 @@ pub use manager::{LockInfo, LockManager};
 pub use options::{OnUnavailable, Options};
 pub use request::LockRequest;
 pub use stats::Statistics;
+/// The examples of the README run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+mod readme {}
+
 pub use store::{Asked, Cursor, EvictMode, Evicted, Holder, Page, StoreError, StoreErrorKind, Waiter};

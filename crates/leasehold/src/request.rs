@@ -29,7 +29,7 @@ impl LockRequest {
     pub(crate) fn new(alive: Arc<Alive>, name: Result<LockName, Invalid>) -> Self {
         let options = &alive.0.options;
         // A name that has no key is refused here, like one that is malformed.
-        let name = name.and_then(|name| options.keys.key(&name).map(|_| name));
+        let name = name.and_then(|name| options.keys.check(&name).map(|()| name));
         let wish = name.map(|name| Wish {
             name,
             ttl: options.ttl,

@@ -1,8 +1,9 @@
 //! One lease of this process: what the guard, the tending task and the releaser share.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Moment;
@@ -22,11 +23,16 @@ pub(crate) struct LeaseCell {
     /// False when the store could not be asked and the policy is to go on all the same.
     pub(crate) protected: bool,
     state: Mutex<LeaseState>,
-    /// Set once, when the lease is lost.
-    pub(crate) lost: CancellationToken,
-    /// Set once, when somebody asks the holder to come to an end.
-    pub(crate) finish: CancellationToken,
+    /// Wakes whoever waits for `lost` or `finish_reason` of the state.
+    pub(crate) told: Notify,
+    /// For work that listens to such a token; made when somebody wants it.
+    lost_token: OnceLock<CancellationToken>,
+    /// Where the tending task finds it.
+    pub(crate) due: Mutex<Option<Due>>,
 }
+
+/// When a lease is looked at next, and which one it is among those due at that moment.
+pub(crate) type Due = (Moment, u64);
 
 pub(crate) struct LeaseState {
     pub(crate) belief: Belief,
@@ -86,8 +92,9 @@ impl LeaseCell {
                 lost: None,
                 finish_reason: None,
             }),
-            lost: CancellationToken::new(),
-            finish: CancellationToken::new(),
+            told: Notify::new(),
+            lost_token: OnceLock::new(),
+            due: Mutex::new(None),
         }
     }
 
@@ -103,6 +110,44 @@ impl LeaseCell {
 
     pub(crate) fn is_valid(&self, now: Moment) -> bool {
         self.state().belief.is_valid(now)
+    }
+
+    /// Marks the lease as lost. `false`: it was before.
+    pub(crate) fn lose(&self, why: LossReason) -> bool {
+        let mut state = self.state();
+        state.belief.give_up();
+        if state.lost.is_some() {
+            return false;
+        }
+        state.lost = Some(why);
+        drop(state);
+        self.told.notify_waiters();
+        if let Some(token) = self.lost_token.get() {
+            token.cancel();
+        }
+        true
+    }
+
+    /// Waits until something that was told is there.
+    pub(crate) async fn wait_for<T>(&self, look: impl Fn(&LeaseState) -> Option<T>) -> T {
+        loop {
+            // Listening before looking: what is told in between is not missed.
+            let told = self.told.notified();
+            if let Some(found) = look(&self.state()) {
+                return found;
+            }
+            told.await;
+        }
+    }
+
+    /// Is cancelled when the lease is lost.
+    pub(crate) fn lost_token(&self) -> CancellationToken {
+        let token = self.lost_token.get_or_init(CancellationToken::new).clone();
+        // Lost before the token was made, or while it was.
+        if self.state().lost.is_some() {
+            token.cancel();
+        }
+        token
     }
 
     pub(crate) fn renewal(&self, state: &LeaseState) -> Renewal {

@@ -39,8 +39,8 @@ impl Drop for Pending {
 
 impl Core {
     /// Gives a lock back. `Ok(false)`: it was not ours any more.
-    pub(crate) async fn release(self: &Arc<Self>, id: u64, cell: Arc<LeaseCell>) -> Result<bool, Error> {
-        self.give_up(id, &cell);
+    pub(crate) async fn release(self: &Arc<Self>, cell: Arc<LeaseCell>) -> Result<bool, Error> {
+        self.give_up(&cell);
         if !cell.protected {
             return Ok(true);
         }
@@ -59,8 +59,8 @@ impl Core {
     }
 
     /// For a guard that is dropped: `drop` cannot await.
-    pub(crate) fn release_in_background(self: &Arc<Self>, id: u64, cell: Arc<LeaseCell>) {
-        self.give_up(id, &cell);
+    pub(crate) fn release_in_background(self: &Arc<Self>, cell: Arc<LeaseCell>) {
+        self.give_up(&cell);
         if !cell.protected {
             return;
         }
@@ -91,9 +91,9 @@ impl Core {
     }
 
     /// The belief ends before the release is sent: nobody may act on a lease that is being given up.
-    fn give_up(&self, id: u64, cell: &LeaseCell) {
+    fn give_up(&self, cell: &LeaseCell) {
         cell.state().belief.give_up();
-        self.leases.remove(id);
+        self.leases.remove(cell);
     }
 
     async fn try_release(&self, cell: &LeaseCell) -> Result<Release, StoreError> {

@@ -1,7 +1,7 @@
 //! Renewing: one task tends all leases of a process. It renews those that are due in one batched
 //! pass, earliest deadline first, and tells a holder the moment its lease can no longer be proven.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::lease_cell::LeaseCell;
+use super::lease_cell::{Due, LeaseCell};
 use super::{Core, lock};
 use crate::clock::{Moment, sleep_until, wall_ms};
 use crate::event::{EventKind, LockEvent, LossReason, Transition};
@@ -28,6 +28,9 @@ const PASS_SIZE: usize = 1_000;
 /// The fleet's counters are at most this old.
 const COUNTED_EVERY: Duration = Duration::from_secs(5);
 
+/// Further away than any lease.
+const NEVER: Moment = Moment::from_boot(Duration::MAX);
+
 /// The leases of a process, by when they need to be looked at.
 #[derive(Default)]
 pub(crate) struct Leases {
@@ -38,8 +41,7 @@ pub(crate) struct Leases {
 
 #[derive(Default)]
 struct Schedule {
-    due: BTreeSet<(Moment, u64)>,
-    cells: HashMap<u64, (Moment, Arc<LeaseCell>)>,
+    due: BTreeMap<Due, Arc<LeaseCell>>,
     next_id: u64,
     /// When the tending task looks next; `None`: when it is woken.
     looks_at: Option<Moment>,
@@ -48,37 +50,34 @@ struct Schedule {
 
 impl Leases {
     /// Begins to tend a lease.
-    pub(crate) fn insert(&self, cell: &Arc<LeaseCell>) -> u64 {
+    pub(crate) fn insert(&self, cell: &Arc<LeaseCell>) {
+        let at = first_look(cell);
         let mut schedule = self.lock();
-        let id = schedule.next_id;
+        let due = (at, schedule.next_id);
         schedule.next_id += 1;
-        let due = first_look(cell);
-        schedule.due.insert((due, id));
-        schedule.cells.insert(id, (due, cell.clone()));
-        let too_late = schedule.looks_at.is_none_or(|at| at > due);
+        *lock(&cell.due) = Some(due);
+        schedule.due.insert(due, cell.clone());
+        let too_late = schedule.looks_at.is_none_or(|looks_at| looks_at > at);
         drop(schedule);
         if too_late {
             self.woken.notify_one();
         }
-        id
     }
 
     /// Stops tending a lease.
-    pub(crate) fn remove(&self, id: u64) {
+    pub(crate) fn remove(&self, cell: &LeaseCell) {
         let mut schedule = self.lock();
-        if let Some((due, _)) = schedule.cells.remove(&id) {
-            schedule.due.remove(&(due, id));
+        if let Some(due) = lock(&cell.due).take() {
+            schedule.due.remove(&due);
         }
-        if schedule.cells.is_empty() {
+        if schedule.due.is_empty() {
             self.emptied.notify_waiters();
         }
     }
 
     /// Looks at a lease again now, because something about it changed.
-    pub(crate) fn touch(&self, id: u64) {
-        let mut schedule = self.lock();
-        schedule.put(id, Moment::from_boot(Duration::ZERO));
-        drop(schedule);
+    pub(crate) fn touch(&self, cell: &LeaseCell) {
+        self.lock().put(cell, Moment::from_boot(Duration::ZERO));
         self.woken.notify_one();
     }
 
@@ -86,15 +85,13 @@ impl Leases {
     /// is proven now rather than at its next renewal.
     pub(crate) fn look_at_all(&self) {
         let now = Moment::now();
-        let all: Vec<_> = self.lock().cells.iter().map(|(id, (_, cell))| (*id, cell.clone())).collect();
-        for (id, cell) in all {
-            // Never under the schedule's lock: elsewhere the two are taken the other way round.
+        for cell in self.all() {
             let mut state = cell.state();
             if state.renew_at.is_some() {
                 state.renew_at = Some(now);
             }
             drop(state);
-            self.lock().put(id, now);
+            self.lock().put(&cell, now);
         }
         self.woken.notify_one();
     }
@@ -109,31 +106,30 @@ impl Leases {
     }
 
     pub(crate) fn revoked(&self, core: &Core, token: &Token) {
-        if let Some((id, cell)) = self.find(token) {
-            core.lose(id, &cell, LossReason::Revoked);
+        if let Some(cell) = self.find(token) {
+            core.lose(&cell, LossReason::Revoked);
         }
     }
 
     pub(crate) fn asked_to_finish(&self, token: &Token, reason: &str) {
-        if let Some((_, cell)) = self.find(token) {
+        if let Some(cell) = self.find(token) {
             tracing::info!(name = %cell.name, reason, "asked to finish");
             cell.state().finish_reason = Some(reason.to_owned());
-            cell.finish.cancel();
+            cell.told.notify_waiters();
         }
     }
 
     /// The manager shuts down: whoever holds something is told.
     pub(crate) fn lose_all(&self, core: &Core) {
-        let all: Vec<_> = self.lock().cells.iter().map(|(id, (_, cell))| (*id, cell.clone())).collect();
-        for (id, cell) in all {
-            core.lose(id, &cell, LossReason::Shutdown);
+        for cell in self.all() {
+            core.lose(&cell, LossReason::Shutdown);
         }
     }
 
     pub(crate) async fn wait_until_empty(&self) {
         loop {
             let emptied = self.emptied.notified();
-            if self.lock().cells.is_empty() {
+            if self.lock().due.is_empty() {
                 return;
             }
             emptied.await;
@@ -141,10 +137,12 @@ impl Leases {
     }
 
     /// A rare look-up, so a walk is good enough.
-    fn find(&self, token: &Token) -> Option<(u64, Arc<LeaseCell>)> {
-        let schedule = self.lock();
-        let found = schedule.cells.iter().find(|(_, (_, cell))| cell.token == *token);
-        found.map(|(id, (_, cell))| (*id, cell.clone()))
+    fn find(&self, token: &Token) -> Option<Arc<LeaseCell>> {
+        self.lock().due.values().find(|cell| cell.token == *token).cloned()
+    }
+
+    fn all(&self) -> Vec<Arc<LeaseCell>> {
+        self.lock().due.values().cloned().collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Schedule> {
@@ -153,18 +151,19 @@ impl Leases {
 }
 
 impl Schedule {
-    fn put(&mut self, id: u64, due: Moment) {
-        if let Some((old, _)) = self.cells.get_mut(&id) {
-            self.due.remove(&(*old, id));
-            *old = due;
-            self.due.insert((due, id));
-        }
+    /// Moves a lease. `false`: it is tended no more.
+    fn put(&mut self, cell: &LeaseCell, at: Moment) -> bool {
+        let mut due = lock(&cell.due);
+        let Some((old, id)) = *due else { return false };
+        let Some(cell) = self.due.remove(&(old, id)) else { return false };
+        *due = Some((at, id));
+        self.due.insert((at, id), cell);
+        true
     }
 
-    /// Everything to be looked at now.
-    fn take_due(&mut self, now: Moment) -> Vec<(u64, Arc<LeaseCell>)> {
-        let ids: Vec<u64> = self.due.range(..=(now, u64::MAX)).map(|(_, id)| *id).collect();
-        ids.into_iter().map(|id| (id, self.cells[&id].1.clone())).collect()
+    /// Everything to be looked at until then.
+    fn due_until(&self, then: Moment) -> Vec<Arc<LeaseCell>> {
+        self.due.range(..=(then, u64::MAX)).map(|(_, cell)| cell.clone()).collect()
     }
 }
 
@@ -178,7 +177,6 @@ fn first_look(cell: &LeaseCell) -> Moment {
 
 /// One renewal on its way.
 struct Sent {
-    id: u64,
     cell: Arc<LeaseCell>,
     renewal: Renewal,
 }
@@ -202,7 +200,7 @@ pub(crate) async fn tend(core: Arc<Core>, ended: CancellationToken) {
         }
         let next = {
             let mut schedule = core.leases.lock();
-            let next = schedule.due.first().map_or(count_at, |(due, _)| (*due).min(count_at));
+            let next = schedule.due.first_key_value().map_or(count_at, |((due, _), _)| (*due).min(count_at));
             schedule.looks_at = Some(next);
             next
         };
@@ -225,9 +223,9 @@ pub(crate) async fn tend(core: Arc<Core>, ended: CancellationToken) {
 
 /// Looks at every lease that is due. Returns those to renew, earliest deadline first.
 fn look(core: &Core, now: Moment) -> Vec<Sent> {
-    let due = core.leases.lock().take_due(now + PASS);
+    let due = core.leases.lock().due_until(now + PASS);
     let mut to_renew = Vec::new();
-    for (id, cell) in due {
+    for cell in due {
         let mut state = cell.state();
         if !state.noted && now >= cell.granted_at + NOTED_AFTER {
             state.noted = true;
@@ -244,7 +242,7 @@ fn look(core: &Core, now: Moment) -> Vec<Sent> {
             Step::Renew => {
                 state.renewing = true;
                 let renewal = cell.renewal(&state);
-                to_renew.push((state.belief.valid_until(), Sent { id, cell: cell.clone(), renewal }));
+                to_renew.push((state.belief.valid_until(), Sent { cell: cell.clone(), renewal }));
                 state.belief.valid_until()
             }
             Step::Sleep(until) => until,
@@ -255,13 +253,13 @@ fn look(core: &Core, now: Moment) -> Vec<Sent> {
             Step::Lost | Step::MaxHold => {
                 let why = if step == Step::Lost { LossReason::Expired } else { LossReason::MaxHold };
                 drop(state);
-                core.lose(id, &cell, why);
+                core.lose(&cell, why);
                 continue;
             }
         };
         let unnoted = (!state.noted).then_some(cell.granted_at + NOTED_AFTER);
         drop(state);
-        core.leases.lock().put(id, unnoted.map_or(look_again, |at| at.min(look_again)));
+        core.leases.lock().put(&cell, unnoted.map_or(look_again, |at| at.min(look_again)));
     }
     to_renew.sort_by_key(|(deadline, _)| *deadline);
     to_renew.into_iter().map(|(_, sent)| sent).collect()
@@ -281,7 +279,7 @@ async fn renew(core: &Core, sent: Vec<Sent>) -> (Moment, Vec<Sent>, Vec<Renewed>
 }
 
 fn take_answer(core: &Core, sent: &Sent, asked_at: Moment, answer: Renewed) {
-    let (id, cell) = (sent.id, &sent.cell);
+    let cell = &sent.cell;
     let now = Moment::now();
     let mut state = cell.state();
     state.renewing = false;
@@ -289,7 +287,7 @@ fn take_answer(core: &Core, sent: &Sent, asked_at: Moment, answer: Renewed) {
         Renewed::Renewed => {
             if !state.belief.renewed(now, asked_at, sent.renewal.ttl.duration()) {
                 drop(state);
-                return core.lose(id, cell, LossReason::Expired);
+                return core.lose(cell, LossReason::Expired);
             }
             if sent.renewal.rewrite.as_ref() == Some(&state.owner) && sent.renewal.ttl == state.ttl {
                 state.rewrite = false;
@@ -309,11 +307,11 @@ fn take_answer(core: &Core, sent: &Sent, asked_at: Moment, answer: Renewed) {
         }
         Renewed::Lost => {
             drop(state);
-            return core.lose(id, cell, LossReason::Gone);
+            return core.lose(cell, LossReason::Gone);
         }
         Renewed::Revoked => {
             drop(state);
-            return core.lose(id, cell, LossReason::Revoked);
+            return core.lose(cell, LossReason::Revoked);
         }
         Renewed::Unknown(error) => {
             // Neither renewed nor lost: ask again soon, until the deadline.
@@ -324,42 +322,27 @@ fn take_answer(core: &Core, sent: &Sent, asked_at: Moment, answer: Renewed) {
             core.observe(&Transition::StoreFailed { operation: crate::Operation::Renew, kind: error.kind() });
         }
     }
-    core.leases.touch(id);
+    core.leases.touch(cell);
 }
 
 impl Core {
     /// Tells the holder that its lease is over. The lock itself is given back when the holder has
     /// stopped, that is, when its guard is dropped: before that, work may still be going on.
-    pub(crate) fn lose(&self, id: u64, cell: &LeaseCell, why: LossReason) {
-        // Whatever made us look at it, it needs no more looks.
-        let tended = self.leases.remove_from_schedule(id);
-        let mut state = cell.state();
-        state.belief.give_up();
+    pub(crate) fn lose(&self, cell: &LeaseCell, why: LossReason) {
+        // Whatever made us look at it, it needs no more looks; but its guard lives.
+        let tended = self.leases.lock().put(cell, NEVER);
         // Given back meanwhile: a renewal that was on its way finds it gone, and nobody lost anything.
-        if !tended || state.lost.is_some() {
+        if !tended || !cell.lose(why) {
             return;
         }
-        state.lost = Some(why);
-        let (noted, owner) = (state.noted, state.owner.to_string());
-        drop(state);
-        cell.lost.cancel();
         self.stats.lost_leases.add_one();
         tracing::warn!(name = %cell.name, holder = %cell.token.holder_id(), %why, "lease lost");
         self.observe(&Transition::Lost { name: cell.name.as_str(), why });
-        if noted {
-            self.note(Note::Tell(lock_event(cell, &owner, EventKind::Lost, &why.to_string())));
+        let state = cell.state();
+        if state.noted {
+            let event = lock_event(cell, &state.owner.to_string(), EventKind::Lost, &why.to_string());
+            self.note(Note::Tell(event));
         }
-    }
-}
-
-impl Leases {
-    /// A lost lease needs no more looks, but its guard may live: says whether it does.
-    fn remove_from_schedule(&self, id: u64) -> bool {
-        let mut schedule = self.lock();
-        let Some((due, _)) = schedule.cells.get(&id) else { return false };
-        let key = (*due, id);
-        schedule.due.remove(&key);
-        true
     }
 }
 

@@ -214,16 +214,23 @@ impl KeySpace {
     /// # Errors
     /// [`Invalid::Name`] when a raw name would fall among our own helper keys.
     pub fn key(&self, name: &LockName) -> Result<String, Invalid> {
-        if !self.is_raw(name) {
-            return Ok(format!("{}{name}", self.prefix));
-        }
-        if name.as_str().starts_with(Self::RESERVED) {
+        self.check(name)?;
+        let prefix = if self.is_raw(name) { "" } else { &self.prefix };
+        let mut key = String::with_capacity(prefix.len() + name.as_str().len());
+        key.push_str(prefix);
+        key.push_str(name.as_str());
+        Ok(key)
+    }
+
+    /// Whether a name has a key, without making it.
+    pub(crate) fn check(&self, name: &LockName) -> Result<(), Invalid> {
+        if name.as_str().starts_with(Self::RESERVED) && self.is_raw(name) {
             return Err(Invalid::Name {
                 name: beginning(name.as_str()),
                 problem: "begins with `lh1:`, which is reserved while names are their own keys",
             });
         }
-        Ok(name.as_str().to_owned())
+        Ok(())
     }
 
     /// The name whose key this is, if it is one of ours.

@@ -3,7 +3,8 @@
 //! The memory store runs it, the SQLite store runs it inside a transaction whenever somebody waits,
 //! and the Redis scripts say the same in Lua; a property test drives all three and compares every
 //! answer. `explore` (a test) walks through every state of small worlds and shows that at most one
-//! client believes in a lease at a time, and that this fails as soon as one [`Rule`] is left out.
+//! client believes in a lease at a time, that fences rise, that what was taken away stays so, and
+//! that one of these fails as soon as one [`Rule`] is left out.
 
 use crate::facts::{Fence, HolderId, Owner, Token};
 

@@ -1,4 +1,4 @@
-/// The safety rules, by name. Each is there because two holders were found without it.
+/// The safety rules, by name. Each is there because the exploration finds a violation without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Rule {

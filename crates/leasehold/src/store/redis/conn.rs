@@ -16,6 +16,10 @@ use crate::store::{StoreError, StoreErrorKind};
 /// Requests that can wait for the connection to take them.
 const BACKLOG: usize = 1_024;
 
+/// Requests that pile up behind a write go out together up to this size. By default many small writes
+/// are made of them.
+const WRITE_AT_MOST: usize = 128 * 1024;
+
 /// A connection that is fit for use.
 pub(super) struct Conn {
     redis: MultiplexedConnection,
@@ -54,6 +58,7 @@ impl Conn {
             .set_connection_timeout(Some(options.connect_timeout))
             .set_response_timeout(Some(options.response_timeout))
             .set_pipeline_buffer_size(BACKLOG)
+            .set_write_backpressure_boundary(WRITE_AT_MOST)
             .set_push_sender(move |info: PushInfo| {
                 hears.push(&info);
                 Ok::<(), redis::aio::SendError>(())
@@ -165,7 +170,7 @@ impl Conn {
             Err(error) => {
                 let error = from_redis(&error);
                 if error.may_have_happened() {
-                    self.ear.broken.cancel();
+                    self.ear.break_off();
                 }
                 Err(error)
             }
@@ -181,7 +186,15 @@ impl Identity {
     }
 }
 
-/// A text reply.
+/// A reply in words.
+pub(super) fn said(value: &Value) -> Option<&str> {
+    match value {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
+        _ => None,
+    }
+}
+
+/// Any text, readable or not.
 pub(super) fn text(value: &Value) -> Option<String> {
     match value {
         Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),

@@ -29,8 +29,10 @@ pub(super) struct Ear {
     heard_one: Notify,
     /// The server ended our subscription: later replies may be somebody else's.
     poisoned: AtomicBool,
-    /// Cancelled when the connection is of no more use.
-    pub(super) broken: CancellationToken,
+    /// The connection is of no more use: a flag for those who are about to use it, and a token for
+    /// those who wait for it.
+    is_broken: AtomicBool,
+    broken: CancellationToken,
     seen: Arc<AtomicU64>,
     tell: mpsc::UnboundedSender<Push>,
 }
@@ -44,6 +46,7 @@ impl Ear {
             heard: AtomicU64::new(0),
             heard_one: Notify::new(),
             poisoned: AtomicBool::new(false),
+            is_broken: AtomicBool::new(false),
             broken: CancellationToken::new(),
             seen,
             tell,
@@ -54,6 +57,21 @@ impl Ear {
     pub(super) fn answered(&self, asked_at: Moment) -> bool {
         self.newest_ns.fetch_max(nanos(asked_at), Ordering::AcqRel);
         !self.poisoned.load(Ordering::Acquire)
+    }
+
+    /// The connection is not to be used any more.
+    pub(super) fn break_off(&self) {
+        self.is_broken.store(true, Ordering::Release);
+        self.broken.cancel();
+    }
+
+    pub(super) fn is_broken(&self) -> bool {
+        self.is_broken.load(Ordering::Acquire)
+    }
+
+    /// Waits until the connection broke.
+    pub(super) async fn broken(&self) {
+        self.broken.cancelled().await;
     }
 
     /// An echo is about to be sent.
@@ -81,10 +99,10 @@ impl Ear {
                     self.message(&String::from_utf8_lossy(text));
                 }
             }
-            PushKind::Disconnection => self.broken.cancel(),
+            PushKind::Disconnection => self.break_off(),
             PushKind::SUnsubscribe => {
                 self.poisoned.store(true, Ordering::Release);
-                self.broken.cancel();
+                self.break_off();
             }
             _ => {}
         }
@@ -198,7 +216,7 @@ mod tests {
         let (ear, _told) = ear();
         assert!(ear.answered(at(1)));
         ear.push(&PushInfo { kind: PushKind::SUnsubscribe, data: vec![] });
-        assert!(ear.broken.is_cancelled());
+        assert!(ear.is_broken());
         assert!(!ear.answered(at(2)));
     }
 }

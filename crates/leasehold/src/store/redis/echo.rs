@@ -96,7 +96,7 @@ async fn echo(link: &Link, conn: &Conn, number: u64, patience: Duration) -> Hear
     let back = async {
         match conn.ask(&cmd).await {
             // Nobody hears us, not even we: the subscription is gone.
-            Ok(answer) if answer.reply == Value::Int(0) => conn.ear.broken.cancel(),
+            Ok(answer) if answer.reply == Value::Int(0) => conn.ear.break_off(),
             Ok(_) => conn.ear.heard(number).await,
             Err(error) => {
                 tracing::debug!(%error, "no echo");
@@ -105,9 +105,9 @@ async fn echo(link: &Link, conn: &Conn, number: u64, patience: Duration) -> Hear
         }
     };
     tokio::select! {
-        () = conn.ear.broken.cancelled() => Heard::Broken,
+        () = conn.ear.broken() => Heard::Broken,
         back = timeout(patience, back) => match back {
-            Ok(()) if conn.ear.broken.is_cancelled() => Heard::Broken,
+            Ok(()) if conn.ear.is_broken() => Heard::Broken,
             Ok(()) => Heard::Yes,
             Err(_) => Heard::No,
         },
@@ -124,7 +124,7 @@ async fn next_is_due(conn: &Conn, waiting: &mut watch::Receiver<Waiting>, sent: 
             (false, true) => None,
         };
         tokio::select! {
-            () = conn.ear.broken.cancelled() => return false,
+            () = conn.ear.broken() => return false,
             () = async { sleep_until(due.unwrap_or(sent)).await }, if due.is_some() => return true,
             changed = waiting.changed() => if changed.is_err() { return false },
         }

@@ -73,22 +73,32 @@ impl Link {
         if self.is_forked() {
             return Err(StoreErrorKind::Forked.into());
         }
-        match &*self.state.borrow() {
-            State::Up(conn) => return Ok(conn.clone()),
-            State::Closed => return Err(StoreErrorKind::Closed.into()),
-            State::Down(_) => {}
+        if let Some(conn) = self.up() {
+            return Ok(conn);
         }
         let deadline = Instant::now() + self.options.response_timeout;
         let mut state = self.state.subscribe();
-        let up = state.wait_for(|state| !matches!(state, State::Down(_)));
-        match timeout_at(deadline, up).await.map(|state| state.map(|s| s.clone())) {
+        let settled = state.wait_for(|state| match state {
+            State::Up(conn) => !conn.ear.is_broken(),
+            State::Down(_) => false,
+            State::Closed => true,
+        });
+        match timeout_at(deadline, settled).await.map(|state| state.map(|s| s.clone())) {
             Ok(Ok(State::Up(conn))) => Ok(conn),
             Ok(_) => Err(StoreErrorKind::Closed.into()),
             Err(_) => match &*self.state.borrow() {
-                State::Up(conn) => Ok(conn.clone()),
                 State::Down(error) => Err(error.clone()),
+                State::Up(_) => Err(StoreErrorKind::Unreachable.into()),
                 State::Closed => Err(StoreErrorKind::Closed.into()),
             },
+        }
+    }
+
+    /// The connection, if there is one.
+    pub(super) fn up(&self) -> Option<Arc<Conn>> {
+        match &*self.state.borrow() {
+            State::Up(conn) if !conn.ear.is_broken() => Some(conn.clone()),
+            _ => None,
         }
     }
 
@@ -135,12 +145,11 @@ impl Link {
     }
 
     async fn keep_up(self: Arc<Self>, mut conn: Arc<Conn>) {
-        // Kept over attempts: what must not run on is the last connection that was used.
         loop {
             let born = Instant::now();
             tokio::select! {
                 () = self.stop.cancelled() => return,
-                () = conn.ear.broken.cancelled() => {}
+                () = conn.ear.broken() => {}
             }
             let previous = conn.identity.clone();
             tracing::warn!(inbox = %self.inbox, "the connection broke");

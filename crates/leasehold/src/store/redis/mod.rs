@@ -212,15 +212,17 @@ impl Store for RedisStore {
     }
 
     async fn close(&self) {
-        if let Ok(conn) = self.link.conn().await {
+        if self.link.is_forked() {
+            return;
+        }
+        let conn = self.link.up();
+        // Stopped first: the end of our subscription must not make it reconnect.
+        self.link.close();
+        if let Some(conn) = conn {
             let mut cmd = redis::cmd("SUNSUBSCRIBE");
             cmd.arg(&self.link.inbox);
-            // The link is stopped first: the end of our subscription must not make it reconnect.
-            self.link.close();
+            // Whatever it answers, the connection ends here.
             let _ = conn.ask(&cmd).await;
-        }
-        if !self.link.is_forked() {
-            self.link.close();
         }
     }
 }

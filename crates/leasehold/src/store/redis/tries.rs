@@ -2,7 +2,7 @@
 
 use redis::{Cmd, Pipeline, Value};
 
-use super::conn::{Answer, Conn, fence, items, text};
+use super::conn::{Answer, Conn, fence, items, said};
 use super::errors::{from_server, strange};
 use super::keys::{self, LockKeys};
 use super::value::{self, Record};
@@ -98,7 +98,7 @@ impl RedisStore {
             cmd.arg(claim.token.reveal()).arg(claim.ttl.as_millis()).arg(&digits);
         };
         let Answer { asked_at, reply } = conn.run(&scripts::RENEW, &[keys.lock()], args).await?;
-        match text(&reply).as_deref() {
+        match said(&reply) {
             Some("renewed") => Ok(Ok(asked_at)),
             Some("lost") => Ok(Err(Try::Held(None))),
             Some("revoked") => Ok(Err(Try::Revoked)),
@@ -112,7 +112,7 @@ impl RedisStore {
             cmd.arg(claim.token.reveal()).arg(self.link.seen());
         };
         match conn.run(&scripts::FENCE, &keys.all(), args).await {
-            Ok(answer) if text(&answer.reply).as_deref() == Some("not ours") => Ok(None),
+            Ok(answer) if said(&answer.reply) == Some("not ours") => Ok(None),
             Ok(answer) => fence(&answer.reply).map(Some).ok_or_else(|| strange("fence")),
             Err(error) => {
                 // Without a fence nothing is granted, so nothing may stay held. Whether this helps
@@ -137,7 +137,7 @@ impl RedisStore {
         };
         loop {
             let reply = items(conn.run(&scripts::YIELD, &keys.all(), args).await?.reply, "yield")?;
-            return match reply.first().and_then(text).as_deref() {
+            return match reply.first().and_then(said) {
                 Some("ours") => Ok(granted(claim, Some(fence), asked_at)),
                 Some("revoked") => Ok(Try::Revoked),
                 Some("again") => continue,

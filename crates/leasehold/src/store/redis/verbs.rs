@@ -2,7 +2,7 @@
 
 use redis::{Cmd, Pipeline, ServerErrorKind, Value};
 
-use super::conn::{Answer, Conn, fence, items, number, text};
+use super::conn::{Answer, Conn, fence, items, number, said};
 use super::errors::{from_server, strange};
 use super::scripts::{self, Script};
 use super::{RedisStore, value};
@@ -26,7 +26,7 @@ impl RedisStore {
             let Answer { asked_at, reply } = conn.run(&scripts::ACQUIRE, &keys.all(), args).await?;
             let reply = items(reply, "acquire")?;
             let given = reply.get(1).and_then(number);
-            match (word(&reply).as_deref(), given) {
+            match (word(&reply), given) {
                 (Some("granted"), Some(_)) => {
                     let fence = fence(&reply[1]).ok_or_else(|| strange("acquire"))?;
                     self.link.saw(fence);
@@ -53,7 +53,7 @@ impl RedisStore {
             cmd.arg(token.reveal()).arg(self.limits().provisional_ms);
         };
         loop {
-            return match text(&conn.run(&scripts::RELEASE, &keys.all(), args).await?.reply).as_deref() {
+            return match said(&conn.run(&scripts::RELEASE, &keys.all(), args).await?.reply) {
                 Some("released") => Ok(Release::Released),
                 Some("not ours") => Ok(Release::NotOwner),
                 Some("again") => continue,
@@ -70,7 +70,7 @@ impl RedisStore {
             cmd.arg(self.limits().provisional_ms);
         };
         loop {
-            return match text(&conn.run(&scripts::LEAVE, &keys.all(), args).await?.reply).as_deref() {
+            return match said(&conn.run(&scripts::LEAVE, &keys.all(), args).await?.reply) {
                 Some("waiting") => Ok(Left::WasWaiting),
                 Some("granted") => Ok(Left::WasGranted),
                 Some("again") => continue,
@@ -127,7 +127,7 @@ impl RedisStore {
                     }
                     Renewed::Unknown(from_server(error))
                 }
-                reply => match text(reply).as_deref() {
+                reply => match said(reply) {
                     Some("renewed") => Renewed::Renewed,
                     Some("lost") => Renewed::Lost,
                     Some("revoked") => Renewed::Revoked,
@@ -165,7 +165,7 @@ impl RedisStore {
         };
         loop {
             let reply = items(conn.run(&scripts::EVICT, &keys.all(), args).await?.reply, "evict")?;
-            return Ok(match (word(&reply).as_deref(), holder_at(&reply, 1, 2)) {
+            return Ok(match (word(&reply), holder_at(&reply, 1, 2)) {
                 (Some("free"), _) => Evicted::Free,
                 (Some("again"), _) => continue,
                 (Some("done"), Some(found)) => Evicted::Done(found),
@@ -188,7 +188,7 @@ impl RedisStore {
             cmd.arg(holder.as_str()).arg(reason);
         };
         let reply = items(conn.run(&scripts::FINISH, &[keys.lock()], args).await?.reply, "finish")?;
-        Ok(match (word(&reply).as_deref(), holder_at(&reply, 1, 2)) {
+        Ok(match (word(&reply), holder_at(&reply, 1, 2)) {
             (Some("free"), _) => Asked::Free,
             (Some("told"), Some(found)) => Asked::Told(found),
             (Some("deaf"), Some(found)) => Asked::Deaf(found),
@@ -205,8 +205,8 @@ impl RedisStore {
 }
 
 /// What a script answered, in a word.
-fn word(reply: &[Value]) -> Option<String> {
-    reply.first().and_then(text)
+fn word(reply: &[Value]) -> Option<&str> {
+    reply.first().and_then(said)
 }
 
 /// The holder whose value and remaining time stand in a reply.

@@ -52,8 +52,7 @@ pub(super) fn take(conn: &Connection, boot: i64, name: &LockName, asking: &Askin
         sql(Fence::MAX)
     ])?;
     let fence: Option<i64> = rows.next()?.map(|row| row.get(0)).transpose()?;
-    // The row comes before the commit. Only the step to the end says whether that went well: on a full
-    // disk it does not, and nothing was taken.
+    // The row comes before the commit: only the step after it says whether that worked.
     while rows.next()?.is_some() {}
     Ok(fence.map(unsql))
 }

@@ -9,7 +9,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -34,8 +34,13 @@ const CLEAR_ROWS: u32 = 512;
 const KEEP_FREE_US: u64 = 1_000_000;
 /// A reader in the way is not waited for any longer: writers stand still meanwhile.
 const CHECKPOINT_PATIENCE: Duration = Duration::from_millis(50);
-/// Tries to start the log anew when the disk is full.
-const CHECKPOINT_TRIES: u32 = 20;
+/// Tries to start the log anew, and to be the one who makes room, when the disk is full.
+const TRIES: u32 = 500;
+const TRY_EVERY: Duration = Duration::from_millis(2);
+/// Frames the log has to have beyond those of a step of growth, so that the step can be undone.
+const UNDO_FRAMES: i64 = 96;
+/// A page and its header in the log.
+const FRAME_BYTES: u64 = 1_024 + 24;
 /// The least the file grows by.
 const GROW_PAGES: i64 = 128;
 /// Kept back for releases.
@@ -58,6 +63,8 @@ pub(super) struct Room {
     /// Whoever has it locked runs the checkpoint. Not a file of SQLite's: those must never be
     /// opened or closed by anybody else in the process.
     checkpointer: File,
+    /// The log's name, to look at its size.
+    log: PathBuf,
     commits: u32,
     since_clearing: u32,
     cleared_up_to: String,
@@ -76,13 +83,19 @@ impl Room {
             .mode(mode)
             .open(&lock)
             .map_err(|e| unusable(&lock, &e))?;
-        let mut room =
-            Self { checkpointer, commits: 0, since_clearing: 0, cleared_up_to: String::new(), reserve_spent: false };
+        let mut room = Self {
+            checkpointer,
+            log: beside(path, "-wal"),
+            commits: 0,
+            since_clearing: 0,
+            cleared_up_to: String::new(),
+            reserve_spent: false,
+        };
         room.bound(conn).map_err(|e| refused(path, &e))?;
         let has = "SELECT count(*) FROM reserve WHERE id = ?1";
         let reserved: i64 = conn.query_row(has, [RESERVE_ROW], |row| row.get(0)).map_err(|e| refused(path, &e))?;
         if reserved == 0 {
-            room.reserve_spent = room.grow(conn, patience).is_err();
+            room.reserve_spent = room.alone(|room| room.grow(conn, patience)).is_err();
         }
         Ok(room)
     }
@@ -96,19 +109,23 @@ impl Room {
     }
 
     /// Makes the file longer, for good: pages count once they are on the disk.
+    ///
+    /// Each step can fail for want of room and leaves all as it was. That is why the log is made
+    /// long enough first: taking back what the disk had no room for needs frames, too.
     fn grow(&mut self, conn: &Connection, patience: &Patience) -> rusqlite::Result<()> {
         let pages = page_count(conn)?;
         let step = (pages / 4).max(GROW_PAGES);
         // Some of the new pages hold the tables of the file itself.
         let bound = pages + step + step / 16 + 16;
+        self.lengthen_log(conn, bound - pages + UNDO_FRAMES)?;
+        self.start_log_anew(conn, patience)?;
         conn.query_row(&format!("PRAGMA max_page_count = {bound}"), [], |_| Ok(()))?;
         let filled = conn.execute("INSERT INTO reserve (filler) VALUES (zeroblob(?1))", [step * FILL_BYTES]);
         let grown = filled.and_then(|_| self.start_log_anew(conn, patience));
-        // The filler gives its pages back; those that did not reach the disk are cut off again.
-        let emptied = conn.execute("DELETE FROM reserve WHERE id <> ?1", [RESERVE_ROW]);
         if grown.is_err() {
-            let _ = conn.execute_batch(&format!("PRAGMA incremental_vacuum({bound})"));
+            self.undo_growth(conn);
         }
+        let emptied = conn.execute("DELETE FROM reserve WHERE id <> ?1", [RESERVE_ROW]);
         self.bound(conn)?;
         grown.and(emptied)?;
         let keep = "INSERT OR IGNORE INTO reserve (id, filler) VALUES (?1, zeroblob(?2))";
@@ -117,27 +134,68 @@ impl Room {
         Ok(())
     }
 
+    /// Writes one frame after the other until the log has as many on the disk.
+    fn lengthen_log(&self, conn: &Connection, frames: i64) -> rusqlite::Result<()> {
+        let wanted = FRAME_BYTES * u64::try_from(frames).unwrap_or(0);
+        for _ in 0..frames {
+            // Looking at its size opens nothing.
+            if std::fs::metadata(&self.log).is_ok_and(|m| m.len() >= wanted) {
+                break;
+            }
+            conn.prepare_cached("UPDATE meta SET floor = floor")?.execute([])?;
+        }
+        Ok(())
+    }
+
+    /// Cuts off pages that did not reach the disk, also those of a process that died over it.
+    fn undo_growth(&self, conn: &Connection) {
+        let _ = conn.execute("DELETE FROM reserve WHERE id <> ?1", [RESERVE_ROW]);
+        // One page a row: they have to be asked for.
+        if let Ok(mut cut) = conn.prepare("PRAGMA incremental_vacuum")
+            && let Ok(mut rows) = cut.query([])
+        {
+            while let Ok(Some(_)) = rows.next() {}
+        }
+    }
+
     /// Copies the log into the file, so that the next writer starts it anew; insists.
     fn start_log_anew(&self, conn: &Connection, patience: &Patience) -> rusqlite::Result<()> {
-        for _ in 0..CHECKPOINT_TRIES {
-            if self.checkpoint(conn, patience)? {
+        for _ in 0..TRIES {
+            if Self::restart_log(conn, patience)? {
                 return Ok(());
             }
-            thread::sleep(Duration::from_millis(2));
+            thread::sleep(TRY_EVERY);
         }
         Err(rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY), None))
     }
 
-    /// Says whether it was done; not when another process is at it, or a reader in the way.
-    fn checkpoint(&self, conn: &Connection, patience: &Patience) -> rusqlite::Result<bool> {
-        if flock(&self.checkpointer, FlockOperation::NonBlockingLockExclusive).is_err() {
-            return Ok(false);
+    /// Waits to be the only process that makes room.
+    fn alone<R>(&mut self, run: impl FnOnce(&mut Self) -> R) -> R {
+        for _ in 0..TRIES {
+            if flock(&self.checkpointer, FlockOperation::NonBlockingLockExclusive).is_ok() {
+                break;
+            }
+            thread::sleep(TRY_EVERY);
         }
-        let done = patience.limited(CHECKPOINT_PATIENCE, || {
+        let result = run(self);
+        let _ = flock(&self.checkpointer, FlockOperation::Unlock);
+        result
+    }
+
+    /// Keeps the log short, unless another process is at it.
+    fn checkpoint(&self, conn: &Connection, patience: &Patience) {
+        if flock(&self.checkpointer, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            let _ = Self::restart_log(conn, patience);
+            let _ = flock(&self.checkpointer, FlockOperation::Unlock);
+        }
+    }
+
+    /// Says whether it was done; not when a reader is in the way.
+    fn restart_log(conn: &Connection, patience: &Patience) -> rusqlite::Result<bool> {
+        let busy = patience.limited(CHECKPOINT_PATIENCE, || {
             conn.query_row("PRAGMA wal_checkpoint(RESTART)", [], |row| row.get::<_, i64>(0))
         });
-        let _ = flock(&self.checkpointer, FlockOperation::Unlock);
-        Ok(done? == 0)
+        Ok(busy? == 0)
     }
 }
 
@@ -165,17 +223,21 @@ impl Driver {
     fn make_room(&mut self, need: Need, step: &mut u32) -> bool {
         loop {
             *step += 1;
-            let (room, conn) = (&mut self.room, &self.conn);
-            let helped = match (*step, need) {
-                (1, _) => room.bound(conn),
-                (2, _) => room.start_log_anew(conn, &self.patience).map(|()| true),
-                (3, Need::More) | (4, Need::Less) => room.grow(conn, &self.patience).map(|()| true),
+            let (step, conn, patience) = (*step, &self.conn, &self.patience);
+            let helped = self.room.alone(|room| match (step, need) {
+                (1, _) => Some(room.bound(conn)),
+                (2, _) => Some(room.start_log_anew(conn, patience).map(|()| true).or_else(|_| {
+                    room.undo_growth(conn);
+                    room.start_log_anew(conn, patience).map(|()| true)
+                })),
+                (3, Need::More) | (4, Need::Less) => Some(room.grow(conn, patience).map(|()| true)),
                 (3, Need::Less) => {
                     room.reserve_spent = true;
-                    conn.execute("DELETE FROM reserve", []).map(|_| true)
+                    Some(conn.execute("DELETE FROM reserve", []).map(|_| true))
                 }
-                _ => return false,
-            };
+                _ => None,
+            });
+            let Some(helped) = helped else { return false };
             if helped.unwrap_or(false) {
                 return true;
             }
@@ -197,13 +259,14 @@ impl Driver {
         let frames = self.conn.prepare_cached("PRAGMA wal_checkpoint(NOOP)");
         let frames = frames.and_then(|mut s| s.query_row([], |row| row.get::<_, i64>(1)));
         if frames.is_ok_and(|frames| frames > LOG_FRAMES) {
-            let _ = self.room.checkpoint(&self.conn, &self.patience);
+            self.room.checkpoint(&self.conn, &self.patience);
         }
         if self.room.since_clearing >= CLEAR_EVERY {
             self.room.since_clearing = 0;
             let _ = self.clear_away();
             if self.room.reserve_spent {
-                let _ = self.room.grow(&self.conn, &self.patience);
+                let (conn, patience) = (&self.conn, &self.patience);
+                let _ = self.room.alone(|room| room.grow(conn, patience));
             }
         }
     }

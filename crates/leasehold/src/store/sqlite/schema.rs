@@ -91,8 +91,11 @@ pub(super) fn open(path: &Path) -> Result<(Connection, Patience, bool), StoreErr
 
 fn set_up(conn: &mut Connection) -> rusqlite::Result<Result<bool, StoreError>> {
     let number = |conn: &Connection, sql: &str| conn.query_row(sql, [], |row| row.get::<_, i64>(0));
-    let (application, version) = (number(conn, "PRAGMA application_id")?, number(conn, "PRAGMA user_version")?);
-    let tables = number(conn, "SELECT count(*) FROM sqlite_master")?;
+    // All three from one moment: another process may be making the tables right now.
+    let look = conn.transaction()?;
+    let tables = number(&look, "SELECT count(*) FROM sqlite_master")?;
+    let (application, version) = (number(&look, "PRAGMA application_id")?, number(&look, "PRAGMA user_version")?);
+    look.commit()?;
     if let Err(error) = judge(application, version, tables) {
         return Ok(Err(error));
     }

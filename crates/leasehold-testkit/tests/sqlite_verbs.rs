@@ -1,0 +1,280 @@
+//! The SQLite store inside one process: every verb, two stores on one file, and what is refused.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use leasehold::event::{EventKind, LockEvent};
+use leasehold::store::sqlite::SqliteStore;
+use leasehold::store::*;
+use leasehold::{LockName, Owner, Token, Ttl};
+
+fn name(text: &str) -> LockName {
+    LockName::new(text).expect("a valid name")
+}
+
+fn claim(text: &str) -> Claim {
+    Claim {
+        name: name(text),
+        token: Token::random(),
+        ttl: Ttl::new(Duration::from_secs(60)).expect("valid"),
+        owner: Owner::default(),
+        fenced: true,
+        listens: true,
+        since_ms: 1,
+    }
+}
+
+fn open(dir: &tempfile::TempDir) -> SqliteStore {
+    SqliteStore::open(&dir.path().join("locks.db")).expect("opens")
+}
+
+async fn granted(store: &SqliteStore, claim: &Claim) -> Grant {
+    match store.try_acquire(claim).await.expect("answers") {
+        Try::Granted(grant) => grant,
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
+async fn queued(store: &SqliteStore, claim: &Claim) -> Place {
+    match store.acquire(claim, None).await.expect("answers") {
+        Acquire::Queued(place) => place,
+        other => panic!("not queued: {other:?}"),
+    }
+}
+
+fn renewal(claim: &Claim, grant: &Grant) -> Renewal {
+    Renewal { name: claim.name.clone(), token: claim.token.clone(), fence: grant.fence, ttl: claim.ttl, rewrite: None }
+}
+
+async fn push(pushes: &mut tokio::sync::mpsc::UnboundedReceiver<Push>) -> Push {
+    tokio::time::timeout(Duration::from_secs(5), pushes.recv()).await.expect("a push in time").expect("store is open")
+}
+
+#[tokio::test]
+async fn a_lock_is_taken_once_and_given_back_once() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = open(&dir);
+    let (a, b) = (claim("k"), claim("k"));
+    let first = granted(&store, &a).await;
+    let Try::Held(Some(holder)) = store.try_acquire(&b).await.expect("answers") else { panic!("two holders") };
+    assert_eq!(holder.id, a.token.holder_id());
+    assert_eq!(holder.fence, first.fence);
+    assert_eq!(granted(&store, &a).await.fence, first.fence, "a re-sent try is the same grant");
+    assert_eq!(store.release(&b.name, &b.token).await, Ok(Release::NotOwner));
+    assert_eq!(store.release(&a.name, &a.token).await, Ok(Release::Released));
+    assert_eq!(store.release(&a.name, &a.token).await, Ok(Release::NotOwner));
+    assert!(granted(&store, &b).await.fence > first.fence, "fences rise");
+    assert_eq!(store.holder(&a.name).await.expect("answers").map(|h| h.id), Some(b.token.holder_id()));
+}
+
+#[tokio::test]
+async fn a_release_hands_over_in_order_within_and_across_stores() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (one, two) = (open(&dir), open(&dir));
+    let (mut to_one, mut to_two) = (one.pushes(), two.pushes());
+    let (a, b, c) = (claim("k"), claim("k"), claim("k"));
+    granted(&one, &a).await;
+    assert_eq!(queued(&two, &b).await.position, 0);
+    let place = queued(&one, &c).await;
+    assert_eq!((place.position, place.holder.map(|h| h.id)), (1, Some(a.token.holder_id())));
+    assert_eq!(two.queue(&a.name).await.expect("answers").len(), 2);
+    assert!(matches!(two.try_acquire(&claim("k")).await, Ok(Try::Held(_))));
+
+    assert_eq!(one.release(&a.name, &a.token).await, Ok(Release::Released));
+    let Push::Granted { token, grant } = push(&mut to_two).await else { panic!("no grant") };
+    assert_eq!((&token, grant.lasts), (&b.token, Duration::from_secs(2)));
+    assert!(matches!(push(&mut to_one).await, Push::LookAgain { token, .. } if token == c.token));
+    assert_eq!(two.renew(&[renewal(&b, &grant)]).await, [Renewed::Renewed]);
+    let left = two.holder(&b.name).await.expect("answers").expect("held").ttl_left.expect("ends");
+    assert!(left > Duration::from_secs(50), "confirmed in full, {left:?} left");
+
+    assert_eq!(two.release(&b.name, &b.token).await, Ok(Release::Released));
+    assert!(matches!(push(&mut to_one).await, Push::Granted { token, .. } if token == c.token));
+    assert_eq!(one.leave(&c).await, Ok(Left::WasGranted));
+    assert_eq!(one.holder(&c.name).await, Ok(None));
+}
+
+#[tokio::test]
+async fn taking_away_and_asking_to_finish_reach_the_holder() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (one, two) = (open(&dir), open(&dir));
+    let mut pushes = one.pushes();
+    let a = claim("k");
+    let grant = granted(&one, &a).await;
+    let id = a.token.holder_id();
+    assert!(matches!(two.ask_to_finish(&a.name, id, "lunch").await, Ok(Asked::Told(_))));
+    assert!(matches!(push(&mut pushes).await, Push::Finish { reason, .. } if reason == "lunch"));
+    let other = Token::random().holder_id();
+    assert!(matches!(two.evict(&a.name, other, EvictMode::Force).await, Ok(Evicted::ChangedHands(_))));
+    assert!(matches!(two.evict(&a.name, id, EvictMode::Revoke).await, Ok(Evicted::Done(_))));
+    assert!(matches!(push(&mut pushes).await, Push::Revoked { token } if token == a.token));
+    assert_eq!(one.renew(&[renewal(&a, &grant)]).await, [Renewed::Revoked]);
+    assert_eq!(one.try_acquire(&a).await, Ok(Try::Revoked));
+    assert!(matches!(two.try_acquire(&claim("k")).await, Ok(Try::Held(Some(h))) if h.revoked));
+    assert!(matches!(two.evict(&a.name, id, EvictMode::Force).await, Ok(Evicted::Done(_))));
+    assert_eq!(two.evict(&a.name, id, EvictMode::Force).await, Ok(Evicted::Free));
+    assert_eq!(one.renew(&[renewal(&a, &grant)]).await, [Renewed::Lost]);
+}
+
+#[tokio::test]
+async fn an_ended_lease_is_free_and_its_fence_is_not_reused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = open(&dir);
+    let (a, b) = (claim("k"), claim("k"));
+    let first = granted(&store, &a).await;
+    store.expire(&a.name);
+    assert_eq!(store.holder(&a.name).await, Ok(None));
+    assert_eq!(store.renew(&[renewal(&a, &first)]).await, [Renewed::Lost]);
+    assert!(granted(&store, &b).await.fence > first.fence);
+    assert_eq!(store.release(&a.name, &a.token).await, Ok(Release::NotOwner));
+}
+
+#[tokio::test]
+async fn a_lease_of_a_closed_store_is_free_at_once_and_one_of_nobody_is_not() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (one, two) = (open(&dir), open(&dir));
+    let (a, mut nobody) = (claim("a"), claim("b"));
+    nobody.listens = false;
+    granted(&one, &a).await;
+    granted(&one, &nobody).await;
+    one.close().await;
+    assert_eq!(one.try_acquire(&claim("c")).await.map_err(|e| e.kind()), Err(StoreErrorKind::Closed));
+    drop(one);
+    assert_eq!(two.holder(&a.name).await, Ok(None));
+    granted(&two, &claim("a")).await;
+    assert!(matches!(two.try_acquire(&claim("b")).await, Ok(Try::Held(Some(_)))));
+}
+
+#[tokio::test]
+async fn dead_waiters_are_passed_over_however_many() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (one, two, dead) = (open(&dir), open(&dir), open(&dir));
+    let mut pushes = two.pushes();
+    let a = claim("k");
+    granted(&one, &a).await;
+    for _ in 0..450 {
+        queued(&dead, &claim("k")).await;
+    }
+    let last = claim("k");
+    assert_eq!(queued(&two, &last).await.position, 450);
+    dead.close().await;
+    assert_eq!(one.release(&a.name, &a.token).await, Ok(Release::Released));
+    loop {
+        if let Push::Granted { token, .. } = push(&mut pushes).await {
+            assert_eq!(token, last.token);
+            break;
+        }
+    }
+    assert_eq!(two.queue(&a.name).await.expect("answers").len(), 0);
+}
+
+#[tokio::test]
+async fn lists_counts_and_events() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (one, two) = (open(&dir), open(&dir));
+    let mut events = two.follow().await.expect("follows");
+    for i in 0..700 {
+        granted(&one, &claim(&format!("list:{i:03}"))).await;
+    }
+    granted(&one, &claim("other")).await;
+    let mut seen = Vec::new();
+    let mut after = None;
+    loop {
+        let page = two.list("list:", after, 300).await.expect("answers");
+        seen.extend(page.locks.into_iter().map(|(name, _)| name.to_string()));
+        let Some(next) = page.next else { break };
+        after = Some(next);
+    }
+    assert_eq!(seen, (0..700).map(|i| format!("list:{i:03}")).collect::<Vec<_>>());
+    assert_eq!(two.long_held().await.expect("answers").len(), 701);
+    one.count(&[("a", 2), ("b", 1)]).await.expect("counts");
+    two.count(&[("a", 3)]).await.expect("counts");
+    assert_eq!(one.counters().await, Ok(vec![("a".into(), 5), ("b".into(), 1)]));
+    let event = LockEvent {
+        kind: EventKind::Released,
+        name: "k".into(),
+        owner: "me".into(),
+        holder_id: "x".into(),
+        fence: Some(1),
+        at_ms: 2,
+        reason: "normal".into(),
+    };
+    one.note(vec![Note::Tell(event.clone())]).await.expect("notes");
+    let heard = tokio::time::timeout(Duration::from_secs(3), events.recv()).await.expect("in time");
+    assert_eq!(heard, Some(event));
+    assert!(one.describe().starts_with("sqlite:/"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 8)]
+async fn eight_tasks_on_two_stores_are_never_inside_together() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let stores = [Arc::new(open(&dir)), Arc::new(open(&dir))];
+    let (inside, fence, rounds) =
+        (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicU64::new(0)), Arc::new(AtomicUsize::new(0)));
+    let until = Instant::now() + Duration::from_secs(2);
+    let tasks: Vec<_> = (0..8)
+        .map(|i| {
+            let (store, inside, fence, rounds) = (stores[i % 2].clone(), inside.clone(), fence.clone(), rounds.clone());
+            tokio::spawn(async move {
+                while Instant::now() < until {
+                    let claim = claim("hot");
+                    if let Try::Granted(grant) = store.try_acquire(&claim).await.expect("answers") {
+                        assert_eq!(inside.fetch_add(1, SeqCst), 0, "two holders at once");
+                        let now = grant.fence.expect("fenced").get();
+                        assert!(fence.swap(now, SeqCst) < now, "fence did not rise");
+                        tokio::task::yield_now().await;
+                        inside.fetch_sub(1, SeqCst);
+                        assert_eq!(store.release(&claim.name, &claim.token).await, Ok(Release::Released));
+                        rounds.fetch_add(1, SeqCst);
+                    }
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.expect("no assertion failed");
+    }
+    println!("{} rounds", rounds.load(SeqCst));
+    assert!(rounds.load(SeqCst) > 100);
+}
+
+#[tokio::test]
+async fn a_forked_store_says_so_and_hangs_nowhere() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = open(&dir);
+    let a = claim("k");
+    let grant = granted(&store, &a).await;
+    store.pretend_forked(true);
+    let forked = |e: StoreError| e.kind() == StoreErrorKind::Forked;
+    assert!(store.try_acquire(&a).await.is_err_and(forked));
+    assert!(store.release(&a.name, &a.token).await.is_err_and(forked));
+    assert!(store.holder(&a.name).await.is_err_and(forked));
+    assert!(matches!(&store.renew(&[renewal(&a, &grant)]).await[..], [Renewed::Unknown(e)] if forked(e.clone())));
+    store.close().await;
+    store.pretend_forked(false);
+    assert_eq!(store.release(&a.name, &a.token).await, Ok(Release::Released), "the parent goes on");
+}
+
+fn refusal(path: &Path) -> StoreErrorKind {
+    SqliteStore::open(path).err().expect("refused").kind()
+}
+
+#[test]
+fn what_is_no_database_of_ours_is_left_alone() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("text.db");
+    std::fs::write(&file, "not a database, but long enough to look like one".repeat(100)).expect("writes");
+    assert_eq!(refusal(&file), StoreErrorKind::File);
+    assert_eq!(refusal(dir.path()), StoreErrorKind::File);
+    assert_eq!(refusal(&file.join("below-a-file.db")), StoreErrorKind::File);
+    assert_eq!(refusal(Path::new("/proc/locks.db")), StoreErrorKind::File);
+    drop(open(&dir));
+    let path = dir.path().join("locks.db");
+    let mut header = std::fs::read(&path).expect("reads");
+    header[60..64].copy_from_slice(&9_i32.to_be_bytes());
+    let newer = dir.path().join("newer.db");
+    std::fs::write(&newer, header).expect("writes");
+    assert_eq!(refusal(&newer), StoreErrorKind::NewerVersion);
+}

@@ -1,0 +1,112 @@
+//! What linters cannot see: that the documents say what is true.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    fs::read_to_string(root().join(&path)).unwrap_or_else(|e| panic!("{}: {e}", path.as_ref().display()))
+}
+
+fn files(dir: &Path, ending: &str, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).expect("a directory").map(|e| e.expect("an entry").path()) {
+        if entry.is_dir() {
+            files(&entry, ending, found);
+        } else if entry.extension().is_some_and(|e| e == ending) {
+            found.push(entry);
+        }
+    }
+}
+
+#[test]
+fn the_architecture_names_exactly_the_crates_that_exist() {
+    let text = read("ARCHITECTURE.md");
+    let named: Vec<&str> =
+        text.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("/`")).map(|(path, _)| path).collect();
+    let mut existing: Vec<String> = fs::read_dir(root().join("crates"))
+        .expect("crates")
+        .map(|e| format!("crates/{}", e.expect("an entry").file_name().to_string_lossy()))
+        .collect();
+    existing.extend(["bench".to_owned(), "xtask".to_owned()]);
+    existing.sort();
+    let mut crates: Vec<&str> =
+        named.into_iter().filter(|path| path.starts_with("crates/") || ["bench", "xtask"].contains(path)).collect();
+    crates.sort_unstable();
+    assert_eq!(crates, existing, "ARCHITECTURE.md and the workspace disagree");
+}
+
+#[test]
+fn the_architecture_names_exactly_the_files_of_the_library() {
+    let text = read("ARCHITECTURE.md");
+    for entry in fs::read_dir(root().join("crates/leasehold/src")).expect("sources") {
+        let entry = entry.expect("an entry");
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let shown = if entry.path().is_dir() { format!("`{name}/`") } else { format!("`{name}`") };
+        let minor = ["lib.rs", "journal.rs", "options.rs", "stats.rs"].contains(&name.as_str());
+        assert!(minor || text.contains(&shown), "ARCHITECTURE.md does not name {shown}");
+    }
+}
+
+#[test]
+fn time_is_read_in_one_file_only() {
+    let mut sources = Vec::new();
+    files(&root().join("crates/leasehold/src"), "rs", &mut sources);
+    for path in sources {
+        let text = fs::read_to_string(&path).expect("a source");
+        let production = text.split("#[cfg(test)]\nmod tests").next().expect("a first part");
+        let is_clock = path.ends_with("src/clock.rs");
+        for clock in ["SystemTime::now", "clock_gettime", "std::time::Instant"] {
+            assert!(is_clock || !production.contains(clock), "{} reads {clock}", path.display());
+        }
+    }
+}
+
+#[test]
+fn every_script_states_its_contract() {
+    let mut scripts = Vec::new();
+    files(&root().join("crates/leasehold/src/store/redis/lua"), "lua", &mut scripts);
+    assert!(scripts.len() >= 8, "{scripts:?}");
+    for path in scripts {
+        let text = fs::read_to_string(&path).expect("a script");
+        let head: String = text.lines().take_while(|line| line.starts_with("--")).collect();
+        assert!(head.contains("KEYS"), "{} does not state its keys", path.display());
+        assert!(!text.contains("'KEYS'"), "{} lists the whole server", path.display());
+    }
+}
+
+#[test]
+fn every_test_named_in_the_conformance_table_exists() {
+    let mut tests = Vec::new();
+    files(&root().join("crates"), "rs", &mut tests);
+    let all: String = tests.iter().map(|path| fs::read_to_string(path).expect("a source")).collect();
+    let table = read("docs/conformance.md");
+    let mut checked = 0;
+    for name in table.split('`').skip(1).step_by(2) {
+        let Some((_, test)) = name.rsplit_once("::") else { continue };
+        if test == "*" || test == "tests" || test.is_empty() {
+            continue;
+        }
+        assert!(all.contains(&format!("fn {test}(")), "docs/conformance.md names {name}, which does not exist");
+        checked += 1;
+    }
+    assert!(checked > 8, "only {checked}");
+}
+
+#[test]
+fn every_link_in_the_documents_leads_somewhere() {
+    let mut documents = vec!["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"];
+    documents.extend(["docs/guarantees.md", "docs/protocol.md", "docs/conformance.md"]);
+    for document in documents {
+        let text = read(document);
+        let dir = Path::new(document).parent().expect("a parent");
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let target = link.split('#').next().expect("a first part");
+            if !target.is_empty() && !target.contains("://") {
+                assert!(root().join(dir).join(target).exists(), "{document} links to {target}");
+            }
+        }
+    }
+}

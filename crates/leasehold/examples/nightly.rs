@@ -1,0 +1,50 @@
+//! A job that runs one at a time on this machine, without any server:
+//!
+//! ```text
+//! cargo run --release --example nightly
+//! ```
+//!
+//! Start it in two terminals: the second waits, says for whom, and enters the moment the first is
+//! done. Kill the first one (`kill -9`): the second enters at once all the same.
+
+use std::time::Duration;
+
+use leasehold::{Error, Guard, LockManager};
+
+const NAME: &str = "nightly-report";
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Error> {
+    // LEASEHOLD_STORE=redis://… makes it one at a time on many machines.
+    let store = std::env::var("LEASEHOLD_STORE").unwrap_or_else(|_| "sqlite:".into());
+    let locks = LockManager::connect(&store).await?;
+    println!("store      {}", locks.store());
+
+    let request = locks.lock(NAME).owner("nightly").ttl(Duration::from_secs(10));
+    let guard = match locks.lock(NAME).owner("nightly").ttl(Duration::from_secs(10)).no_wait().await {
+        Err(Error::NotAcquired { holder: Some(holder), .. }) => {
+            println!("waiting    {NAME} is held by {}", holder.owner);
+            request.await?
+        }
+        taken => taken?,
+    };
+    println!("inside     fence {}, lease until released", guard.fence().expect("fenced by default"));
+
+    tokio::select! {
+        // The work ends before the lock can be somebody else's.
+        why = guard.lost() => return Err(Error::Lost { name: guard.name().clone(), why }),
+        () = report(&guard) => {}
+    }
+    guard.release().await?;
+    println!("released   whoever waits is inside now");
+    locks.shutdown().await;
+    Ok(())
+}
+
+/// The job.
+async fn report(guard: &Guard) {
+    for page in 1..=3 {
+        println!("           writing page {page} of 3 (holder {})", guard.holder_id());
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+}

@@ -1,1 +1,0 @@
-//! Every state of small worlds.
