@@ -27,6 +27,8 @@ pub struct Job {
     pub history: PathBuf,
     /// Whether to wait for the line `go` before the first request.
     pub on_go: bool,
+    /// Whether to keep its managers open when all is done, until told `end` (or killed).
+    pub linger: bool,
     /// Whether to stay inside after a grant, and do as told: `release`, `renew`, `write`, `abort`.
     pub hold: bool,
     /// Whether to go on although told that the lease is lost, as work does that does not look.
@@ -47,6 +49,7 @@ impl Job {
             inside_us: 0,
             history,
             on_go: false,
+            linger: false,
             hold: false,
             stubborn: false,
         }

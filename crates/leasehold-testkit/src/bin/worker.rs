@@ -52,6 +52,10 @@ async fn work(job: Job) {
     for task in tasks {
         task.await.expect("no panic in a task");
     }
+    if job.linger {
+        say(&json!({ "served": true }));
+        wait_for("end", &mut *heard.lock().await).await;
+    }
     for manager in &managers {
         manager.shutdown().await;
     }

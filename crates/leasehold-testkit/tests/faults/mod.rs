@@ -57,6 +57,19 @@ pub(crate) async fn holding_worker(job: &Job) -> WorkerProcess {
     worker
 }
 
+/// A signal is on its way for a moment: waits until every thread stands still.
+pub(crate) async fn wait_until_stopped(pid: u32) {
+    let stands_still = || {
+        let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
+        let stat = |thread: std::fs::DirEntry| std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // `pid (name) state …`
+        threads.flatten().map(stat).all(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
+    };
+    while !stands_still() {
+        tokio::time::sleep(ms(1)).await;
+    }
+}
+
 /// The lock keys, queues and marks a Redis still has.
 pub(crate) async fn keys_left(server: &RedisServer) -> Vec<String> {
     let all: Vec<String> = match server.command(&["KEYS", "*"]).await {
