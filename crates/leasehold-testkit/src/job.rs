@@ -23,12 +23,16 @@ pub struct Job {
     pub cycles: usize,
     /// Time inside, in microseconds.
     pub inside_us: u64,
-    /// A file of its own for the history.
+    /// The directory the history is kept in.
     pub history: PathBuf,
     /// Whether to wait for the line `go` before the first request.
     pub on_go: bool,
-    /// Whether to hold on to the first grant until told `release` (or killed).
+    /// Whether to keep its managers open when all is done, until told `end` (or killed).
+    pub linger: bool,
+    /// Whether to stay inside after a grant, and do as told: `release`, `renew`, `write`, `abort`.
     pub hold: bool,
+    /// Whether to go on although told that the lease is lost, as work does that does not look.
+    pub stubborn: bool,
 }
 
 impl Job {
@@ -45,7 +49,9 @@ impl Job {
             inside_us: 0,
             history,
             on_go: false,
+            linger: false,
             hold: false,
+            stubborn: false,
         }
     }
 }

@@ -16,8 +16,8 @@ async fn ten_tasks_in_four_processes(kind: Kind) {
     let dir = tempfile::tempdir().expect("a directory");
     let cycles = full_or(100, 1_000);
     let mut workers = Vec::new();
-    for (i, tasks) in [3, 3, 2, 2].into_iter().enumerate() {
-        let mut job = Job::new(&url, "busy", dir.path().join(format!("{i}.jsonl")));
+    for tasks in [3, 3, 2, 2] {
+        let mut job = Job::new(&url, "busy", dir.path().to_owned());
         (job.tasks, job.cycles, job.on_go) = (tasks, cycles, true);
         workers.push(WorkerProcess::spawn(WORKER, &job));
     }

@@ -5,9 +5,10 @@ use std::io::BufRead;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::{Guard, LockManager, Options};
+use leasehold::{Error, Guard, LockManager, Options};
 use leasehold_testkit::history::{Event, HistoryWriter, Kind};
 use leasehold_testkit::job::Job;
+use serde_json::{Value, json};
 use tokio::sync::{Mutex, broadcast};
 
 fn main() {
@@ -35,7 +36,7 @@ async fn work(job: Job) {
             let _ = lines.send(line);
         }
     });
-    say(r#"{"ready":true}"#);
+    say(&json!({ "ready": true }));
     if job.on_go {
         wait_for("go", &mut *heard.lock().await).await;
     }
@@ -44,17 +45,21 @@ async fn work(job: Job) {
         for t in 0..job.tasks {
             let task = u64::try_from(m * job.tasks + t).expect("few");
             let (manager, job, history) = (manager.clone(), job.clone(), history.clone());
-            let releases = tell.subscribe();
-            tasks.push(tokio::spawn(cycle(manager, job, history, task, releases)));
+            let lines = tell.subscribe();
+            tasks.push(tokio::spawn(cycle(manager, job, history, task, lines)));
         }
     }
     for task in tasks {
         task.await.expect("no panic in a task");
     }
+    if job.linger {
+        say(&json!({ "served": true }));
+        wait_for("end", &mut *heard.lock().await).await;
+    }
     for manager in &managers {
         manager.shutdown().await;
     }
-    say(r#"{"done":true}"#);
+    say(&json!({ "done": true }));
 }
 
 async fn cycle(
@@ -62,7 +67,7 @@ async fn cycle(
     job: Arc<Job>,
     history: Arc<HistoryWriter>,
     task: u64,
-    mut releases: broadcast::Receiver<String>,
+    mut lines: broadcast::Receiver<String>,
 ) {
     let event = |kind| Event::now(task, &job.name, kind);
     for _ in 0..job.cycles {
@@ -73,34 +78,64 @@ async fn cycle(
             Ok(guard) => guard,
             Err(error) => {
                 history.record(&event(Kind::GaveUp));
-                say(&serde_json::json!({ "task": task, "error": error.to_string() }).to_string());
+                say(&json!({ "task": task, "error": error.to_string() }));
                 continue;
             }
         };
         let fence = guard.fence().expect("fenced").get();
         history.record(&event(Kind::Granted).fence(fence).valid_until_ns(until(&guard)));
-        if job.hold {
-            say(&serde_json::json!({ "task": task, "granted": fence, "holder": guard.holder_id().as_str() })
-                .to_string());
-            let told = tokio::select! {
-                () = wait_for("release", &mut releases) => true,
-                why = guard.lost() => {
-                    say(&serde_json::json!({ "task": task, "lost": why.to_string() }).to_string());
-                    false
-                }
-                () = record_renewals(&guard, &history, &job, task) => false,
-            };
-            history.record(&event(if told { Kind::ReleaseCalled } else { Kind::Lost }).fence(fence));
+        let end = if job.hold {
+            say(&json!({ "task": task, "granted": fence, "holder": guard.holder_id().as_str() }));
+            stay(&guard, &history, &job, task, &mut lines).await
         } else {
             if job.inside_us > 0 {
                 tokio::time::sleep(Duration::from_micros(job.inside_us)).await;
             }
-            history.record(&event(Kind::ReleaseCalled).fence(fence));
-        }
+            Kind::ReleaseCalled
+        };
+        history.record(&event(end).fence(fence));
         let released = guard.release().await;
         history.record(&event(Kind::Released).fence(fence));
         if job.hold {
-            say(&serde_json::json!({ "task": task, "released": released.ok() }).to_string());
+            say(&json!({ "task": task, "released": released.ok() }));
+        }
+    }
+}
+
+/// Stays inside until told to go, or until the lease is lost.
+async fn stay(
+    guard: &Guard,
+    history: &HistoryWriter,
+    job: &Job,
+    task: u64,
+    lines: &mut broadcast::Receiver<String>,
+) -> Kind {
+    tokio::select! {
+        () = obey(guard, job, task, lines) => Kind::ReleaseCalled,
+        why = guard.lost(), if !job.stubborn => {
+            say(&json!({ "task": task, "lost": why.to_string() }));
+            Kind::Lost
+        }
+        () = record_renewals(guard, history, job, task) => Kind::Lost,
+    }
+}
+
+/// Does as told until told to release.
+async fn obey(guard: &Guard, job: &Job, task: u64, lines: &mut broadcast::Receiver<String>) {
+    loop {
+        match next(lines).await.as_str() {
+            "release" => return,
+            "renew" => {
+                let answer = guard.extend(Duration::from_millis(job.ttl_ms)).await;
+                let lost = matches!(answer, Err(Error::Lost { .. }));
+                say(&json!({ "task": task, "renewed": answer.is_ok(), "lost": lost }));
+            }
+            "write" => {
+                let fence = guard.fence().expect("fenced").get();
+                say(&json!({ "task": task, "wrote": fence, "valid": guard.is_valid() }));
+            }
+            "abort" => std::process::abort(),
+            _ => {}
         }
     }
 }
@@ -123,15 +158,19 @@ fn until(guard: &Guard) -> u64 {
 }
 
 async fn wait_for(line: &str, lines: &mut broadcast::Receiver<String>) {
+    while next(lines).await != line {}
+}
+
+async fn next(lines: &mut broadcast::Receiver<String>) -> String {
     loop {
         match lines.recv().await {
-            Ok(heard) if heard == line => return,
-            Ok(_) | Err(broadcast::error::RecvError::Lagged(_)) => {}
+            Ok(line) => return line,
+            Err(broadcast::error::RecvError::Lagged(_)) => {}
             Err(broadcast::error::RecvError::Closed) => std::process::exit(0),
         }
     }
 }
 
-fn say(line: &str) {
+fn say(line: &Value) {
     println!("{line}");
 }

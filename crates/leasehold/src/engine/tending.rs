@@ -151,15 +151,14 @@ impl Leases {
 }
 
 impl Schedule {
-    /// Moves a lease, unless it is tended no more.
-    fn put(&mut self, cell: &LeaseCell, at: Moment) {
+    /// Moves a lease. `false`: it is tended no more.
+    fn put(&mut self, cell: &LeaseCell, at: Moment) -> bool {
         let mut due = lock(&cell.due);
-        if let Some((old, id)) = *due
-            && let Some(cell) = self.due.remove(&(old, id))
-        {
-            *due = Some((at, id));
-            self.due.insert((at, id), cell);
-        }
+        let Some((old, id)) = *due else { return false };
+        let Some(cell) = self.due.remove(&(old, id)) else { return false };
+        *due = Some((at, id));
+        self.due.insert((at, id), cell);
+        true
     }
 
     /// Everything to be looked at until then.
@@ -330,11 +329,12 @@ impl Core {
     /// Tells the holder that its lease is over. The lock itself is given back when the holder has
     /// stopped, that is, when its guard is dropped: before that, work may still be going on.
     pub(crate) fn lose(&self, cell: &LeaseCell, why: LossReason) {
-        if !cell.lose(why) {
+        // Whatever made us look at it, it needs no more looks; but its guard lives.
+        let tended = self.leases.lock().put(cell, NEVER);
+        // Given back meanwhile: a renewal that was on its way finds it gone, and nobody lost anything.
+        if !tended || !cell.lose(why) {
             return;
         }
-        // It needs no more looks, but its guard lives.
-        self.leases.lock().put(cell, NEVER);
         self.stats.lost_leases.add_one();
         tracing::warn!(name = %cell.name, holder = %cell.token.holder_id(), %why, "lease lost");
         self.observe(&Transition::Lost { name: cell.name.as_str(), why });

@@ -13,8 +13,9 @@ use crate::clock::Moment;
 use crate::facts::Ttl;
 use crate::store::Push;
 
-/// An echo that is not back after this is missing.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// An echo that is not back after this is missing. With the pause before it, a waiter at the head of
+/// its queue knows after a second that it may have missed its grant.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// Waiters before this position are near the head of their queue.
 const NEAR: usize = 8;
 const EVERY_NEAR: Duration = Duration::from_millis(500);

@@ -2,7 +2,7 @@
 //! missed.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
@@ -31,7 +31,8 @@ pub(super) struct Link {
     /// The highest fence this process saw.
     seen: Arc<AtomicU64>,
     pub(super) stop: CancellationToken,
-    pid: u32,
+    /// The process that connected.
+    pid: AtomicU32,
 }
 
 #[derive(Clone)]
@@ -58,7 +59,7 @@ impl Link {
             tell,
             seen: Arc::default(),
             stop: CancellationToken::new(),
-            pid: std::process::id(),
+            pid: AtomicU32::new(std::process::id()),
         });
         let conn = link.open(None).await?;
         link.state.send_replace(State::Up(conn.clone()));
@@ -69,7 +70,7 @@ impl Link {
     /// The connection; while there is none, waits for one as long as for an answer.
     pub(super) async fn conn(&self) -> Result<Arc<Conn>, StoreError> {
         // Before anything else: a lock held by the parent at the fork is held for ever here.
-        if std::process::id() != self.pid {
+        if self.is_forked() {
             return Err(StoreErrorKind::Forked.into());
         }
         if let Some(conn) = self.up() {
@@ -131,7 +132,13 @@ impl Link {
 
     /// Whether this is still the process that connected.
     pub(super) fn is_forked(&self) -> bool {
-        std::process::id() != self.pid
+        std::process::id() != self.pid.load(Ordering::Relaxed)
+    }
+
+    /// As it would look after a fork.
+    pub(super) fn pretend_forked(&self, forked: bool) {
+        let pid = std::process::id();
+        self.pid.store(if forked { pid.wrapping_add(1) } else { pid }, Ordering::Relaxed);
     }
 
     /// Ends every task, and the connection with its last request.

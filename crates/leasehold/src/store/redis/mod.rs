@@ -122,6 +122,12 @@ impl RedisStore {
         Ok(Self { link, keys, shared, described, waiting, pushes: Mutex::new(Some(pushes)) })
     }
 
+    /// Makes the store believe that another process connected it, as it would after a fork.
+    #[doc(hidden)]
+    pub fn pretend_forked(&self, forked: bool) {
+        self.link.pretend_forked(forked);
+    }
+
     fn lock_keys(&self, name: &LockName) -> Result<LockKeys, StoreError> {
         LockKeys::new(&self.keys, name)
     }

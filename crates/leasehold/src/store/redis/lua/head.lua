@@ -50,7 +50,7 @@ local function hint(rank, ms)
   local waiter = redis.call('ZRANGE', queue, rank, rank)[1]
   if not waiter then return end
   local token, inbox = waiter:match('^(%S+) (%S+)')
-  if inbox ~= '-' then say(inbox, 'N ' .. token .. ' ' .. ms) end
+  if inbox and inbox ~= '-' then say(inbox, 'N ' .. token .. ' ' .. ms) end
 end
 
 -- Writes the holder, for `ms`.
@@ -65,7 +65,8 @@ end
 -- Only 'me' and 'gave' touch the lock. A waiter taken out is never put back: ZADD into an emptied queue
 -- would make one that never ends.
 local function hand_off(provisional, me, before)
-  if redis.call('EXISTS', queue) == 0 then return 'nobody' end
+  -- Somebody's value of another type is no queue: nobody stands there.
+  if redis.call('TYPE', queue).ok ~= 'zset' then return 'nobody' end
   -- A write that is allowed when memory is full: after it nothing in the script is refused for memory.
   redis.call('ZREM', queue, '')
   local fence, err = next_fence()
@@ -78,7 +79,8 @@ local function hand_off(provisional, me, before)
     local waiter = redis.call('ZPOPMIN', queue)[1]
     if not waiter then return 'nobody' end
     local token, inbox, ttl, owner = waiter:match('^(%S+) (%S+) (%d+) %d+ (.*)$')
-    local ms, there = math.min(tonumber(ttl), provisional), true
+    -- An entry nobody of ours wrote is nobody.
+    local ms, there = math.min(tonumber(ttl) or 0, provisional), token ~= nil
     if inbox == '-' then
       local polled = redis.call('HGET', polls, token)
       redis.call('HDEL', polls, token)
@@ -88,7 +90,7 @@ local function hand_off(provisional, me, before)
       hold(fence, token, inbox, ttl, owner, ttl)
       return 'me', fence
     end
-    if inbox ~= '-' then there = say(inbox, 'G ' .. token .. ' ' .. fence .. ' ' .. ms) > 0 end
+    if there and inbox ~= '-' then there = say(inbox, 'G ' .. token .. ' ' .. fence .. ' ' .. ms) > 0 end
     if there then
       hold(fence, token, inbox, ttl, owner, ms)
       hint(0, ms)

@@ -3,8 +3,11 @@
 -- replies "waiting"   it stood in line, or was unknown
 --         "granted"   the grant had crossed it: handed on
 --         "again"
-redis.call('ZREM', KEYS[2], ARGV[1] .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4] .. ' ' .. ARGV[5])
-if ARGV[2] == '-' then redis.call('HDEL', KEYS[4], ARGV[1]) end
+-- Where somebody put a value of another type we do not stand, and the lock is given back all the same.
+local me = ARGV[1] .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
+local left = redis.pcall('ZREM', KEYS[2], me)
+if type(left) == 'table' and not left.err:find('^WRONGTYPE') then return left end
+if ARGV[2] == '-' then redis.pcall('HDEL', KEYS[4], ARGV[1]) end
 local value = redis.pcall('GET', KEYS[1])
 if type(value) ~= 'string' or value:sub(7, 38) ~= ARGV[1] then return 'waiting' end
 --#head
