@@ -90,7 +90,7 @@ async fn waiters_enter_in_order_without_overlap(arena: Arena) {
         tasks.push(tokio::spawn(async move {
             let guard = manager.lock("line").wait_up_to(LONG).await.expect("its turn");
             assert_eq!(inside.fetch_add(1, SeqCst), 0, "two holders at once");
-            order.lock().unwrap().push((i, guard.fence().expect("fenced")));
+            order.lock().expect("no panic before").push((i, guard.fence().expect("fenced")));
             inside.fetch_sub(1, SeqCst);
             guard.release().await.expect("answered");
         }));
@@ -101,7 +101,7 @@ async fn waiters_enter_in_order_without_overlap(arena: Arena) {
     for task in tasks {
         timeout(LONG, task).await.expect("in time").expect("no panic");
     }
-    let order = order.lock().unwrap();
+    let order = order.lock().expect("no panic before");
     assert_eq!(order.iter().map(|(i, _)| *i).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
     assert!(order.is_sorted_by(|a, b| a.1 < b.1), "fences rise: {order:?}");
 }
@@ -357,7 +357,7 @@ async fn tasks_of_one_process_stand_in_line_once(arena: Arena) {
     // Polled in order by one task, so they ask in order.
     let everybody = futures_util::future::join_all((0..6).map(async |i| {
         let guard = b.lock("room").owner(format!("task-{i}")).wait_up_to(LONG).await.expect("its turn");
-        order.lock().unwrap().push(i);
+        order.lock().expect("no panic before").push(i);
         // The record says who it is at the latest when the confirm has arrived.
         guard.extend(ms(30_000)).await.expect("ours");
         let confirmed = b.holder("room").await.expect("answered").expect("held");
@@ -372,7 +372,7 @@ async fn tasks_of_one_process_stand_in_line_once(arena: Arena) {
         first.release().await.expect("answered");
     };
     timeout(LONG, async { tokio::join!(everybody, release) }).await.expect("in time");
-    assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3, 4, 5]);
+    assert_eq!(*order.lock().expect("no panic before"), [0, 1, 2, 3, 4, 5]);
     assert!(!a.is_locked("room").await.expect("answered"));
 }
 
