@@ -190,20 +190,16 @@ impl<'a> Drive<'a> {
 
     /// Why nobody sends this request now.
     fn leave_out(&self, request: &Request) -> Option<&'static str> {
-        let unwritten = |attempt: usize| {
-            let name = self.attempts[attempt].name;
-            self.memories.iter().position(|m| m.unwritten(name, &self.attempts) == Some(attempt))
-        };
         match request {
             Request::Ask { verb: Verb::Try, attempt } => {
                 let Attempt { name, claim, .. } = &self.attempts[*attempt];
                 let somebody_waits = !self.memories[0].views[*name].queue.is_empty();
-                (claim.fenced && somebody_waits && unwritten(*attempt).is_some())
+                (claim.fenced && somebody_waits && self.unwritten(*attempt).is_some())
                     .then_some("it was answered and somebody has come since")
             }
             Request::Renew { what, .. } => {
                 let strange = |one: &RenewOne| {
-                    let Some(world) = unwritten(one.attempt) else { return false };
+                    let Some(world) = self.unwritten(one.attempt) else { return false };
                     let granted = self.memories[world].granted(one.attempt);
                     self.fence(world, one).is_some_and(|fence| granted.is_some_and(|own| own != fence))
                 };
@@ -211,6 +207,12 @@ impl<'a> Drive<'a> {
             }
             _ => None,
         }
+    }
+
+    /// The store where an attempt holds its lock by a plain try whose fence is not written yet.
+    fn unwritten(&self, attempt: usize) -> Option<usize> {
+        let name = self.attempts[attempt].name;
+        self.memories.iter().position(|m| m.unwritten(name, &self.attempts) == Some(attempt))
     }
 
     /// Whom an unfenced try overtakes: the first in line who lives, if any.
@@ -274,6 +276,8 @@ impl<'a> Drive<'a> {
     /// Sends requests to every store and compares what they show.
     async fn exchange(&mut self, requests: &[Request], learn: bool) -> Result<(), Stop> {
         let mut shown = Vec::new();
+        // Before any store has answered: what a client forgets does not depend on the store.
+        let unwritten: HashSet<usize> = (0..self.attempts.len()).filter(|a| self.unwritten(*a).is_some()).collect();
         for world in 0..self.worlds.len() {
             let mut replies = Vec::new();
             for request in requests {
@@ -287,7 +291,7 @@ impl<'a> Drive<'a> {
                 views.push(View { holder, queue: onlooker.queue(name).await.expect("a look at the queue") });
             }
             let sight = Sight { replies, pushes, views };
-            self.learn(world, &sight, learn);
+            self.learn(world, &sight, learn, &unwritten);
             shown.push(self.memories[world].take_in(sight, &self.attempts));
         }
         self.compare(shown)
@@ -340,14 +344,15 @@ impl<'a> Drive<'a> {
     }
 
     /// What the clients know from now on.
-    fn learn(&mut self, world: usize, sight: &Sight, answered: bool) {
-        for Reply { attempt, name, answer } in &sight.replies {
+    fn learn(&mut self, world: usize, sight: &Sight, answered: bool, unwritten: &HashSet<usize>) {
+        for Reply { attempt, answer, .. } in &sight.replies {
             let Some(attempt) = attempt else { continue };
-            // Whoever asks again after a plain try forgets what the first answer said.
-            let again = self.memories[world].unwritten(*name, &self.attempts) == Some(*attempt);
             let known = self.known[world].entry(*attempt).or_default();
-            if let Some(Grant { fence, .. }) = granted(answer).filter(|_| answered || again) {
-                known.fence = *fence;
+            match granted(answer) {
+                Some(Grant { fence, .. }) if answered => known.fence = *fence,
+                // Whoever asks again after a plain try forgets what the first answer said.
+                Some(_) if unwritten.contains(attempt) => known.fence = None,
+                _ => {}
             }
             if let Answer::Acquire(Ok(Acquire::Queued(place))) = answer
                 && answered
