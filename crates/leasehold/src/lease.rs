@@ -59,6 +59,7 @@ impl Belief {
         self.over = true;
     }
 
+    #[cfg(test)]
     pub(crate) fn is_over(&self) -> bool {
         self.over
     }
