@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use leasehold::event::{EventKind, LockEvent};
 use leasehold::store::sqlite::SqliteStore;
 use leasehold::store::*;
+use leasehold::{EventKind, LockEvent};
 use leasehold::{LockName, Owner, Token, Ttl};
 
 fn name(text: &str) -> LockName {
