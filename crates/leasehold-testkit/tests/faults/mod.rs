@@ -145,7 +145,7 @@ impl Chronicle {
 
     /// A worker is about to die: from now on it holds nothing.
     pub(crate) fn dies(&self, worker: &WorkerProcess) {
-        self.killed.lock().expect("no panic before").push((worker.pid(), now_ns()));
+        self.killed.lock().expect("no panic meanwhile").push((worker.pid(), now_ns()));
     }
 
     pub(crate) fn kill(&self, worker: &mut WorkerProcess) {
@@ -157,7 +157,7 @@ impl Chronicle {
     /// while the signal was on its way.
     pub(crate) fn read(&self) -> History {
         let mut events = History::read(self.dir()).expect("a history").events().to_vec();
-        for &(pid, killed_ns) in self.killed.lock().expect("no panic before").iter() {
+        for &(pid, killed_ns) in self.killed.lock().expect("no panic meanwhile").iter() {
             let mut last = std::collections::HashMap::new();
             for event in events.iter().filter(|event| event.pid == pid) {
                 last.insert((event.task, event.name.clone()), event.clone());
