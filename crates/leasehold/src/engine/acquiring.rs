@@ -118,7 +118,7 @@ pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish) -> Result<Guard, Err
     };
     match error {
         Error::Store { source, .. } if core.options.on_unavailable == OnUnavailable::FailOpen => {
-            Ok(go_on_unprotected(alive, wish, source).await)
+            Ok(Box::pin(go_on_unprotected(alive, wish, source)).await)
         }
         Error::NotAcquired { .. } => {
             core.stats.not_acquired.add_one();
@@ -148,7 +148,8 @@ async fn obtain(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<See
             return Err(Ended::Late);
         }
     }
-    Ok((wait(alive, wish, began, seen).await?, true))
+    // Boxed: a lock that is free should not carry the room for waiting around.
+    Ok((Box::pin(wait(alive, wish, began, seen)).await?, true))
 }
 
 /// One try; `None` when somebody else holds the lock. Sent again where the store did not answer.
