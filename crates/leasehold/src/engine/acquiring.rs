@@ -1,5 +1,6 @@
 //! Acquiring: one try, and where that says "held" and the caller can wait, a seat in the room.
 
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -91,10 +92,16 @@ pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish) -> Result<Guard, Err
         Wait::UpTo(wait) => Some(began + wait + GRACE),
         Wait::Forever => None,
     };
-    let outcome = tokio::select! {
-        biased;
-        outcome = obtain(alive, &wish, began, &seen) => outcome,
-        () = sleep_until(answer_by) => Err(Ended::Late),
+    let outcome = {
+        let mut obtaining = pin!(obtain(alive, &wish, began, &seen));
+        match answer_by {
+            None => obtaining.await,
+            Some(by) => tokio::select! {
+                biased;
+                outcome = &mut obtaining => outcome,
+                () = sleep_until(Some(by)) => Err(Ended::Late),
+            },
+        }
     };
     let waited = began.until(Moment::now());
     let error = match outcome {
