@@ -148,7 +148,8 @@ async fn stopped_holders(kind: Kind) {
     let mut successors = Vec::new();
     for i in 0..processes {
         let name = format!("stopped-{i}");
-        let guard = manager.lock(name).ttl(TTL).wait_up_to(TTL + ms(1_000)).await.expect("the lease ends");
+        let request = manager.lock(name).owner("successor").ttl(TTL).wait_up_to(TTL + ms(1_000));
+        let guard = request.await.expect("the lease ends");
         chronicle.granted(u64::try_from(i).expect("few"), &guard);
         // The resource saw this holder's fence, and takes nothing below it from now on.
         successors.push((guard.fence().expect("fenced").get(), guard));
@@ -170,7 +171,7 @@ async fn stopped_holders(kind: Kind) {
         let released = worker.wait_for_line(|line| line["task"] == 0 && !line["released"].is_null(), LONG).await;
         assert_eq!(released.expect("answered")["released"], false, "not its own any more");
         let holder = manager.holder(guard.name()).await.expect("answered").expect("held");
-        assert_eq!(holder.id, guard.holder_id(), "the successor is untouched");
+        assert_eq!((holder.id, holder.owner.task()), (guard.holder_id(), "successor"), "it is untouched");
         assert!(guard.is_valid() && guard.loss().is_none());
     }
     assert_eq!(accepted, 0, "stale writes got through");
