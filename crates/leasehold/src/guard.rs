@@ -46,6 +46,10 @@ impl Guard {
     pub(crate) fn begin(alive: Arc<Alive>, lease: NewLease, grant: &Grant, confirm: bool) -> Self {
         let cell = Arc::new(LeaseCell::new(lease, grant, confirm));
         alive.0.leases.insert(&cell);
+        // A shutdown that told every holder may have passed while this grant was on its way.
+        if alive.0.closing.is_cancelled() {
+            alive.0.lose(&cell, LossReason::Shutdown);
+        }
         Self { held: Some(Tended { alive, cell }) }
     }
 
@@ -191,12 +195,21 @@ impl Guard {
         alive.0.release(cell).await
     }
 
-    /// Lets go of the guard and keeps the lease: it is renewed no more and ends by its ttl, unless
-    /// whoever has its token renews or releases it. For handing a lock to another process.
-    pub fn into_token(mut self) -> Token {
+    /// Lets go of the guard and keeps the lease: it is renewed no more and ends by its ttl, counted from
+    /// this call, unless whoever has its token renews or releases it. For handing a lock to another
+    /// process.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] when the lease is over, [`Error::Store`] when the store did not answer; the lock
+    /// is released in the background then.
+    pub async fn into_token(mut self) -> Result<Token, Error> {
+        // Whoever gets the token counts on the whole ttl: a lease that came by hand-off may not even
+        // be confirmed yet.
+        let ttl = self.cell().state().ttl;
+        self.extend(ttl.duration()).await?;
         let Tended { alive, cell } = self.held.take().expect("a guard holds until it is released");
         alive.0.leases.remove(&cell);
-        cell.token.clone()
+        Ok(cell.token.clone())
     }
 
     /// How long the lease is still proven.

@@ -10,6 +10,7 @@ use crate::event::{EventKind, LockEvent};
 use crate::facts::{HolderId, Invalid, LockName, Token, Ttl};
 use crate::guard::Guard;
 use crate::journal::Journal;
+use crate::lease::Belief;
 use crate::options::Options;
 use crate::request::LockRequest;
 use crate::stats::Statistics;
@@ -274,7 +275,7 @@ impl LockManager {
         let asked_at = Moment::now();
         let answer = core.within(async { Ok(core.store.renew(&[renewal]).await.pop()) }).await;
         match answer {
-            Ok(Some(Renewed::Renewed)) => Ok(asked_at + ttl.duration()),
+            Ok(Some(Renewed::Renewed)) => Ok(Belief::new(asked_at, ttl.duration()).valid_until()),
             Ok(Some(Renewed::Lost)) => Err(Error::Lost { name, why: LossReason::Gone }),
             Ok(Some(Renewed::Revoked)) => Err(Error::Lost { name, why: LossReason::Revoked }),
             Ok(Some(Renewed::Unknown(error))) | Err(error) => Err(core.store_error(Operation::Renew, &name, error)),
@@ -345,9 +346,13 @@ impl std::fmt::Debug for LockManager {
 
 /// A URL as it may be shown: without user and password, and without query.
 fn without_secrets(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
-    let rest = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    let Some((scheme, rest)) = url.split_once("://") else {
+        // A path may be shown; of a URL that lacks its slashes nobody knows where the password is.
+        let scheme = url.split_once(':').map_or(url, |(scheme, _)| scheme);
+        return if matches!(scheme, "sqlite" | "memory") { url.to_owned() } else { format!("{scheme}:…") };
+    };
     let rest = rest.split_once('?').map_or(rest, |(path, _)| path);
+    let rest = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
     format!("{scheme}://{rest}")
 }
 
@@ -358,6 +363,8 @@ mod tests {
     #[test]
     fn a_url_is_shown_without_its_secrets() {
         assert_eq!(without_secrets("redis://u:p@ss@h:1/0?password=x"), "redis://h:1/0");
+        assert_eq!(without_secrets("redis://h:1?password=a@b"), "redis://h:1");
+        assert_eq!(without_secrets("redis:u:secret@h"), "redis:…");
         assert_eq!(without_secrets("sqlite:a/b.db"), "sqlite:a/b.db");
     }
 }

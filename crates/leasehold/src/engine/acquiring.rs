@@ -124,7 +124,9 @@ pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish) -> Result<Guard, Err
         }
     };
     match error {
-        Error::Store { source, .. } if core.options.on_unavailable == OnUnavailable::FailOpen => {
+        Error::Store { source, .. }
+            if core.options.on_unavailable == OnUnavailable::FailOpen && source.is_passing() =>
+        {
             Ok(Box::pin(go_on_unprotected(alive, wish, source)).await)
         }
         Error::NotAcquired { .. } => {
@@ -147,13 +149,16 @@ enum Ended {
 async fn obtain(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<Seen>) -> Result<(Guard, bool), Ended> {
     let core = &alive.0;
     // Whoever can wait does not overtake tasks of its own process that wait already.
-    if wish.wait == Wait::Not || !core.rooms.is_open(&wish.name) {
+    if wish.wait == Wait::Not || wish.ownerless || !core.rooms.is_open(&wish.name) {
         if let Some(guard) = try_once(alive, wish, began, seen).await? {
             return Ok((guard, false));
         }
         if wish.wait == Wait::Not {
             return Err(Ended::Late);
         }
+    }
+    if wish.ownerless {
+        return Ok((Box::pin(poll(alive, wish, began, seen)).await?, false));
     }
     // Boxed: a lock that is free should not carry the room for waiting around.
     Ok((Box::pin(wait(alive, wish, began, seen)).await?, true))
@@ -164,7 +169,9 @@ async fn try_once(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<S
     let core = &alive.0;
     let mut undo = Undo::arm(core, claim(wish));
     let mut pause = FIRST_PAUSE;
+    let mut sends = 0;
     loop {
+        sends += 1;
         let error = match core.store.try_acquire(undo.claim()).await {
             Ok(Try::Granted(grant)) => {
                 if Belief::new(grant.asked_at, grant.lasts).is_valid(Moment::now()) {
@@ -188,11 +195,12 @@ async fn try_once(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<S
         };
         lock(seen).failed = Some(error.clone());
         if !worth_asking_again(&error) || began.until(Moment::now()) >= core.options.patience {
-            let name = wish.name.clone();
-            if !error.may_have_happened() {
+            // The undo stays armed: a try has several steps, and an error of the last one says nothing
+            // of the first. Only where the first step was refused is there nothing to give back.
+            if sends == 1 && error.was_refused() {
                 undo.disarm();
             }
-            return Err(Ended::Error(core.store_error(Operation::Acquire, &name, error)));
+            return Err(Ended::Error(core.store_error(Operation::Acquire, &wish.name, error)));
         }
         // With the same token: should the lost request have been granted, it is ours.
         if error.may_have_happened() && !core.store.may_resend_try() {
@@ -200,6 +208,33 @@ async fn try_once(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<S
         }
         tokio::time::sleep(jittered(pause)).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+/// Waits without standing in line: the room's place belongs to this process, and a lease that belongs
+/// to none must not be had by it.
+async fn poll(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<Seen>) -> Result<Guard, Ended> {
+    let options = &alive.0.options;
+    let deadline = match wish.wait {
+        Wait::UpTo(wait) => Some(began + wait),
+        Wait::Not | Wait::Forever => None,
+    };
+    let mut pause = wish.retry_every.unwrap_or(options.poll_interval).max(FIRST_PAUSE);
+    loop {
+        if deadline.is_some_and(|end| Moment::now() >= end) {
+            return Err(Ended::Late);
+        }
+        if alive.0.closing.is_cancelled() {
+            return Err(Ended::Error(Error::ShutDown { name: wish.name.clone() }));
+        }
+        let next = Moment::now() + jittered(pause);
+        sleep_until(Some(deadline.map_or(next, |end| end.min(next)))).await;
+        if let Some(guard) = try_once(alive, wish, Moment::now(), seen).await? {
+            return Ok(guard);
+        }
+        if wish.retry_every.is_none() {
+            pause = (pause * 2).min(options.max_poll_interval);
+        }
     }
 }
 

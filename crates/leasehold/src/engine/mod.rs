@@ -137,8 +137,11 @@ impl Core {
     }
 
     pub(crate) fn observe(&self, transition: &Transition<'_>) {
-        if let Some(observer) = &self.options.observer {
-            observer.observe(transition);
+        let Some(observer) = &self.options.observer else { return };
+        // An observer's panic must not end the task that renews every lease.
+        let observed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| observer.observe(transition)));
+        if observed.is_err() {
+            tracing::error!("an observer panicked");
         }
     }
 

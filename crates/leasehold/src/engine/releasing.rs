@@ -79,9 +79,15 @@ impl Core {
         self.spawn(async move {
             let forgotten_at = Moment::now() + claim.ttl.duration() + core.options.patience;
             let mut pause = FIRST_PAUSE;
-            while let Err(error) = core.within(core.store.leave(&claim)).await {
-                tracing::debug!(name = %claim.name, %error, "an attempt is not given up yet");
-                if Moment::now() >= forgotten_at || error.kind() == StoreErrorKind::Closed {
+            loop {
+                match core.within(core.store.leave(&claim)).await {
+                    // Where a lost connection may still carry out what it sent, once is not enough.
+                    Ok(_) if core.store.may_resend_try() => return,
+                    Ok(_) => pause = LONGEST_PAUSE,
+                    Err(error) if error.kind() == StoreErrorKind::Closed => return,
+                    Err(error) => tracing::debug!(name = %claim.name, %error, "an attempt is not given up yet"),
+                }
+                if Moment::now() >= forgotten_at {
                     return;
                 }
                 tokio::time::sleep(jittered(pause)).await;
@@ -119,8 +125,10 @@ impl Core {
             tokio::time::sleep(self.options.emergency_release_delay).await;
             match self.within(self.store.release_emergency(&cell.name, &cell.token)).await {
                 Ok(answer) => {
-                    self.stats.emergency_releases.add_one();
-                    self.alert("gpu_lock_emergency_release", cell, &error.to_string());
+                    if answer == Release::Released {
+                        self.stats.emergency_releases.add_one();
+                        self.alert("gpu_lock_emergency_release", cell, &error.to_string());
+                    }
                     self.released(cell, answer, ReleaseLayer::Emergency);
                     return;
                 }

@@ -79,7 +79,8 @@ impl Rooms {
         let mut rooms = self.lock();
         if let Some(room) = rooms.get(&name) {
             lock(&room.seats).push_back(seat);
-            let _ = room.knock.send(Knock::Seats);
+            let closing = alive.0.closing.is_cancelled();
+            let _ = room.knock.send(if closing { Knock::Close } else { Knock::Seats });
             return room.clone();
         }
         let (knock, knocks) = mpsc::unbounded_channel();
@@ -91,6 +92,10 @@ impl Rooms {
             place: Mutex::new((0, None)),
         });
         rooms.insert(name, room.clone());
+        // A shutdown that closed every room may have passed just before.
+        if alive.0.closing.is_cancelled() {
+            let _ = room.knock.send(Knock::Close);
+        }
         drop(rooms);
         alive.0.spawn(run(alive.clone(), room.clone(), knocks));
         room
@@ -269,12 +274,14 @@ struct Waiting<'a> {
     failing_since: Option<Moment>,
     /// A grant that came by message while a question was still open.
     pushed: Option<Grant>,
+    /// A message asked for a look by then; the answer to an older question does not undo it.
+    look_by: Option<Moment>,
 }
 
 impl<'a> Waiting<'a> {
     fn new(core: &'a Core, room: &'a Room, claim: &'a Claim) -> Self {
         let ask_at = Moment::now();
-        Self { core, room, claim, ticket: None, ask_at, polls: 0, failing_since: None, pushed: None }
+        Self { core, room, claim, ticket: None, ask_at, polls: 0, failing_since: None, pushed: None, look_by: None }
     }
 
     async fn wait(mut self, knocks: &mut mpsc::UnboundedReceiver<Knock>) -> Attempt {
@@ -326,10 +333,10 @@ impl<'a> Waiting<'a> {
                     return Some(Attempt::Granted { grant, confirm: true });
                 }
                 // Read too late: asked for again, which proves it anew, or hands it on.
-                self.ask_at = Moment::now();
+                self.look_by(Moment::now());
             }
             Knock::Push(Push::LookAgain { token, after }) if token == self.claim.token => {
-                self.ask_at = self.ask_at.min(Moment::now() + after);
+                self.look_by(Moment::now() + after);
             }
             Knock::Push(_) => {}
             Knock::Seats => {
@@ -340,7 +347,7 @@ impl<'a> Waiting<'a> {
                     self.ask_at = self.ask_at.min(Moment::now() + self.poll_pause());
                 }
             }
-            Knock::Resync => self.ask_at = Moment::now(),
+            Knock::Resync => self.look_by(Moment::now()),
             Knock::Close => return Some(Attempt::Closed),
         }
         None
@@ -357,7 +364,7 @@ impl<'a> Waiting<'a> {
                 }
                 // Whether the question was heard is unknown: the token is given back.
                 Err(_) => return Some(Attempt::UsedUp),
-                Ok(_) => {}
+                Ok(_) => self.look_by(now),
             }
         }
         match answer {
@@ -379,7 +386,8 @@ impl<'a> Waiting<'a> {
                 if moved {
                     self.core.rooms.tell_store(self.core);
                 }
-                self.ask_at = now + self.pause(&place);
+                let by_itself = now + self.pause(&place);
+                self.ask_at = self.look_by.take().map_or(by_itself, |by| by.min(by_itself));
                 *lock(&self.room.seen) = Seen { holder: place.holder, answered: true, failed: None };
             }
             Err(error) => {
@@ -395,6 +403,11 @@ impl<'a> Waiting<'a> {
         None
     }
 
+    fn look_by(&mut self, by: Moment) {
+        self.look_by = Some(self.look_by.map_or(by, |old| old.min(by)));
+        self.ask_at = self.ask_at.min(by);
+    }
+
     /// How long until the next question.
     fn pause(&mut self, place: &Place) -> Duration {
         if self.polling() {
@@ -407,7 +420,8 @@ impl<'a> Waiting<'a> {
             return BEHIND_FOREIGN;
         }
         let position = u32::try_from(place.position).unwrap_or(u32::MAX);
-        let left = place.holder.as_ref().and_then(|h| h.ttl_left).unwrap_or_default();
+        // Behind a key without expiry only the head asks often.
+        let left = place.holder.as_ref().map_or(Duration::ZERO, |h| h.ttl_left.unwrap_or(ASK_EVERY));
         let after_end =
             left.saturating_add(Duration::from_millis(1)).saturating_add(PER_POSITION.saturating_mul(position));
         after_end.min(ASK_EVERY)

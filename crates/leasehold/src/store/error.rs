@@ -35,6 +35,13 @@ impl StoreError {
         )
     }
 
+    /// Whether the very first step of a request was refused, and so nothing was done: the store is
+    /// closed, belongs to another process, is full, or the request makes no sense.
+    pub(crate) fn was_refused(&self) -> bool {
+        use StoreErrorKind as K;
+        matches!(self.kind, K::Closed | K::Forked | K::Refused | K::DiskFull | K::OutOfMemory)
+    }
+
     /// Whether the request may have been carried out all the same.
     pub fn may_have_happened(&self) -> bool {
         matches!(self.kind, StoreErrorKind::Unreachable | StoreErrorKind::NoAnswer)

@@ -27,8 +27,9 @@ pub(super) struct Conn {
     pub(super) identity: Option<Identity>,
     /// The server's wall clock less ours.
     ahead_ms: i64,
-    /// Whether our previous connection is certain to carry out nothing more.
-    pub(super) previous_ended: bool,
+    /// Whether a connection of ours that broke can be ended for certain: then nothing it sent is carried
+    /// out later.
+    pub(super) may_kill: bool,
 }
 
 /// How the server knows a connection. A number alone could be another's after a restart.
@@ -66,7 +67,7 @@ impl Conn {
                 Ok::<(), redis::aio::SendError>(())
             });
         let redis = client.get_multiplexed_async_connection_with_config(&config).await.map_err(|e| from_redis(&e))?;
-        let mut conn = Self { redis, ear, identity: None, ahead_ms: 0, previous_ended: true };
+        let mut conn = Self { redis, ear, identity: None, ahead_ms: 0, may_kill: true };
         conn.introduce(previous).await?;
         let mut subscribe = redis::cmd("SSUBSCRIBE");
         subscribe.arg(inbox);
@@ -86,18 +87,18 @@ impl Conn {
         let mut pipe = Pipeline::new();
         pipe.cmd("CLIENT").arg("SETNAME").arg("leasehold");
         pipe.cmd("CLIENT").arg("INFO");
-        if let Some(Identity { id, addr }) = previous {
-            pipe.cmd("CLIENT").arg(&["KILL", "ID", id, "ADDR", addr, "SKIPME", "yes"]);
-        }
+        // Without a previous connection nobody is meant, and the answer says whether it is permitted.
+        let (id, addr) = previous.map_or(("1", "0.0.0.0:0"), |p| (p.id.as_str(), p.addr.as_str()));
+        pipe.cmd("CLIENT").arg(&["KILL", "ID", id, "ADDR", addr, "SKIPME", "yes"]);
         let replies = self.ask_all(&pipe).await?.reply;
         // None of these must be permitted.
         self.identity = replies.get(1).and_then(text).as_deref().and_then(Identity::parse);
         if let Some(Value::ServerError(error)) = replies.get(2) {
-            self.previous_ended = false;
-            tracing::debug!(error = %from_server(error), "the previous connection could not be ended");
+            self.may_kill = false;
+            tracing::debug!(error = %from_server(error), "a previous connection cannot be ended");
         }
-        // A connection that cannot be named cannot be ended later either.
-        self.previous_ended &= self.identity.is_some();
+        // A connection that cannot be named cannot be ended either.
+        self.may_kill &= self.identity.is_some();
         Ok(())
     }
 

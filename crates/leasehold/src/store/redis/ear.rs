@@ -4,8 +4,8 @@
 //! push was written after every command whose reply was read before it. The send time of the newest
 //! such command is a moment before the pushed lease began.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::{PushInfo, PushKind, Value};
@@ -22,8 +22,7 @@ pub(super) struct Ear {
     /// Send time of the newest command whose reply was read, in ns of the boot clock.
     newest_ns: AtomicU64,
     /// The echo that is under way, by number and send time.
-    echo: AtomicU64,
-    echo_sent_ns: AtomicU64,
+    echo: Mutex<(u64, u64)>,
     /// The newest echo that came back.
     heard: AtomicU64,
     heard_one: Notify,
@@ -41,8 +40,7 @@ impl Ear {
     pub(super) fn new(seen: Arc<AtomicU64>, tell: mpsc::UnboundedSender<Push>) -> Self {
         Self {
             newest_ns: AtomicU64::new(0),
-            echo: AtomicU64::new(0),
-            echo_sent_ns: AtomicU64::new(0),
+            echo: Mutex::new((0, 0)),
             heard: AtomicU64::new(0),
             heard_one: Notify::new(),
             poisoned: AtomicBool::new(false),
@@ -76,8 +74,7 @@ impl Ear {
 
     /// An echo is about to be sent.
     pub(super) fn expect_echo(&self, number: u64, sent_at: Moment) {
-        self.echo_sent_ns.store(nanos(sent_at), Ordering::Release);
-        self.echo.store(number, Ordering::Release);
+        *self.echo.lock().unwrap_or_else(PoisonError::into_inner) = (number, nanos(sent_at));
     }
 
     /// Waits until an echo has come back.
@@ -110,8 +107,10 @@ impl Ear {
 
     fn message(&self, text: &str) {
         if let Some(number) = text.strip_prefix("E ").and_then(|n| n.parse().ok()) {
-            if number == self.echo.load(Ordering::Acquire) {
-                self.newest_ns.fetch_max(self.echo_sent_ns.load(Ordering::Acquire), Ordering::AcqRel);
+            // Number and send time belong together: the time of a later echo would prove too much.
+            let (expected, sent_ns) = *self.echo.lock().unwrap_or_else(PoisonError::into_inner);
+            if number == expected {
+                self.newest_ns.fetch_max(sent_ns, Ordering::AcqRel);
             }
             self.heard.fetch_max(number, Ordering::AcqRel);
             self.heard_one.notify_waiters();

@@ -2,7 +2,7 @@
 //! missed.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
@@ -30,6 +30,7 @@ pub(super) struct Link {
     pub(super) tell: mpsc::UnboundedSender<Push>,
     /// The highest fence this process saw.
     seen: Arc<AtomicU64>,
+    may_kill: AtomicBool,
     pub(super) stop: CancellationToken,
     /// The process that connected.
     pid: AtomicU32,
@@ -58,6 +59,7 @@ impl Link {
             state: watch::Sender::new(State::Down(StoreErrorKind::Unreachable.into())),
             tell,
             seen: Arc::default(),
+            may_kill: AtomicBool::new(true),
             stop: CancellationToken::new(),
             pid: AtomicU32::new(std::process::id()),
         });
@@ -117,13 +119,9 @@ impl Link {
         &self.client
     }
 
-    /// Whether nothing sent on an earlier connection can still be carried out.
-    pub(super) fn previous_ended(&self) -> bool {
-        match &*self.state.borrow() {
-            State::Up(conn) => conn.previous_ended,
-            // The next connection will end this one, if it may.
-            State::Down(_) | State::Closed => true,
-        }
+    /// Whether nothing sent on a connection that broke can be carried out after the next one stands.
+    pub(super) fn may_kill(&self) -> bool {
+        self.may_kill.load(Ordering::Acquire)
     }
 
     /// The highest fence this process saw.
@@ -155,6 +153,7 @@ impl Link {
     async fn open(&self, previous: Option<&Identity>) -> Result<Arc<Conn>, StoreError> {
         let ear = Ear::new(self.seen.clone(), self.tell.clone());
         let conn = Conn::open(&self.client, &self.options, &self.inbox, ear, self.seen(), previous).await?;
+        self.may_kill.fetch_and(conn.may_kill, Ordering::AcqRel);
         Ok(Arc::new(conn))
     }
 

@@ -195,7 +195,7 @@ impl Store for RedisStore {
     }
 
     fn may_resend_try(&self) -> bool {
-        self.link.previous_ended()
+        self.link.may_kill()
     }
 
     fn pushes(&self) -> mpsc::UnboundedReceiver<Push> {
