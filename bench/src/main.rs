@@ -50,6 +50,12 @@ fn only(contender: &str, tasks: usize, seconds: f64) {
         let server = RedisServer::start().await;
         let rate = throughput::only(&server, contender, tasks, seconds).await;
         println!("{contender}, {tasks} tasks: {rate:.0} pairs/s");
+        if let redis::Value::BulkString(info) = server.command(&["INFO", "commandstats"]).await {
+            let info = String::from_utf8_lossy(&info).into_owned();
+            for line in info.lines().filter(|line| line.contains("usec_per_call")) {
+                println!("  {}", line.split(",rejected").next().unwrap_or(line));
+            }
+        }
     });
 }
 

@@ -15,6 +15,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, Test
 use tokio::runtime::{Builder, Runtime};
 
 mod agreement {
+    pub(crate) mod asking;
     pub(crate) mod case;
     pub(crate) mod drive;
     pub(crate) mod seen;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold::{Error, EventKind, EvictMode, Evicted, LossReason, Owner, Token, Ttl};
+use leasehold::{Error, EventKind, EvictMode, Evicted, LockManager, LossReason, Owner, Token, Ttl};
 use leasehold_testkit::{Arena, on_every_store};
 use tokio::time::timeout;
 
@@ -49,6 +49,16 @@ on_every_store!(
     ten_tasks_never_meet_inside,
 );
 
+/// Until so many stand in line.
+async fn stand_in_line(manager: &LockManager, name: &str, waiters: usize) {
+    let waiting = async {
+        while manager.info(name).await.expect("answered").waiters.len() != waiters {
+            tokio::time::sleep(ms(1)).await;
+        }
+    };
+    timeout(LONG, waiting).await.unwrap_or_else(|_| panic!("never {waiters} in line for {name}"));
+}
+
 async fn a_lock_is_held_by_one_and_says_by_whom(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
     let guard = a.lock("one").owner("alice").await.expect("free");
@@ -80,20 +90,18 @@ async fn waiters_enter_in_order_without_overlap(arena: Arena) {
         tasks.push(tokio::spawn(async move {
             let guard = manager.lock("line").wait_up_to(LONG).await.expect("its turn");
             assert_eq!(inside.fetch_add(1, SeqCst), 0, "two holders at once");
-            order.lock().unwrap().push((i, guard.fence().expect("fenced")));
+            order.lock().expect("no panic before").push((i, guard.fence().expect("fenced")));
             inside.fetch_sub(1, SeqCst);
             guard.release().await.expect("answered");
         }));
         // It stands in line before the next one comes.
-        timeout(LONG, async { while looker.info("line").await.expect("answered").waiters.len() <= i {} })
-            .await
-            .unwrap();
+        stand_in_line(&looker, "line", i + 1).await;
     }
     assert!(first.release().await.expect("answered"));
     for task in tasks {
         timeout(LONG, task).await.expect("in time").expect("no panic");
     }
-    let order = order.lock().unwrap();
+    let order = order.lock().expect("no panic before");
     assert_eq!(order.iter().map(|(i, _)| *i).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
     assert!(order.is_sorted_by(|a, b| a.1 < b.1), "fences rise: {order:?}");
 }
@@ -132,7 +140,7 @@ async fn a_waiter_that_gives_up_leaves_no_trace(arena: Arena) {
     let guard = a.lock("given-up").await.expect("free");
     let Err(Error::NotAcquired { waited, .. }) = b.lock("given-up").wait_up_to(ms(100)).await else { panic!("held") };
     assert!(waited >= ms(100), "{waited:?}");
-    timeout(LONG, async { while !a.info("given-up").await.expect("answered").waiters.is_empty() {} }).await.unwrap();
+    stand_in_line(&a, "given-up", 0).await;
     guard.release().await.expect("answered");
     assert!(a.try_lock("given-up").await.expect("answered").is_some());
 }
@@ -232,7 +240,7 @@ async fn a_revoked_holder_and_its_successor_never_overlap(arena: Arena) {
             guard
         }
     });
-    timeout(LONG, async { while c.info("revoked").await.expect("answered").waiters.is_empty() {} }).await.unwrap();
+    stand_in_line(&c, "revoked", 1).await;
     let evicted = c.evict("revoked", holder.holder_id(), EvictMode::Revoke, "test").await.expect("answered");
     assert!(matches!(evicted, Evicted::Done(old) if old.id == holder.holder_id()));
     assert_eq!(timeout(LONG, holder.lost()).await.expect("told"), LossReason::Revoked);
@@ -335,7 +343,7 @@ async fn polling_works_without_events(arena: Arena) {
         let b = b.clone();
         async move { b.lock("polled").wait_up_to(LONG).retry_every(ms(20)).await }
     });
-    timeout(LONG, async { while b.info("polled").await.expect("answered").waiters.is_empty() {} }).await.unwrap();
+    stand_in_line(&b, "polled", 1).await;
     assert!(!b.info("polled").await.expect("answered").waiters[0].listens);
     guard.release().await.expect("answered");
     let guard = timeout(LONG, waiter).await.expect("in time").expect("no panic").expect("its turn");
@@ -345,29 +353,26 @@ async fn polling_works_without_events(arena: Arena) {
 async fn tasks_of_one_process_stand_in_line_once(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
     let first = a.lock("room").await.expect("free");
-    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let mut tasks = Vec::new();
-    for i in 0..6 {
-        let (b, order) = (b.clone(), order.clone());
-        tasks.push(tokio::spawn(async move {
-            let guard = b.lock("room").owner(format!("task-{i}")).wait_up_to(LONG).await.expect("its turn");
-            order.lock().unwrap().push(i);
-            let holder = b.holder("room").await.expect("answered").expect("held");
-            // The record says who it is at the latest when the confirm has arrived.
-            guard.extend(ms(30_000)).await.expect("ours");
-            let confirmed = b.holder("room").await.expect("answered").expect("held");
-            assert_eq!(confirmed.owner.task(), format!("task-{i}"), "{holder:?}");
-            guard.release().await.expect("answered");
-        }));
-        tokio::time::sleep(ms(20)).await;
-    }
-    timeout(LONG, async { while a.info("room").await.expect("answered").waiters.is_empty() {} }).await.unwrap();
-    assert_eq!(a.info("room").await.expect("answered").waiters.len(), 1, "one entry per process and name");
-    first.release().await.expect("answered");
-    for task in tasks {
-        timeout(LONG, task).await.expect("in time").expect("no panic");
-    }
-    assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3, 4, 5]);
+    let order = std::sync::Mutex::new(Vec::new());
+    // Polled in order by one task, so they ask in order.
+    let everybody = futures_util::future::join_all((0..6).map(async |i| {
+        let guard = b.lock("room").owner(format!("task-{i}")).wait_up_to(LONG).await.expect("its turn");
+        order.lock().expect("no panic before").push(i);
+        // The record says who it is at the latest when the confirm has arrived.
+        guard.extend(ms(30_000)).await.expect("ours");
+        let confirmed = b.holder("room").await.expect("answered").expect("held");
+        assert_eq!(confirmed.owner.task(), format!("task-{i}"));
+        guard.release().await.expect("answered");
+    }));
+    let release = async {
+        stand_in_line(&a, "room", 1).await;
+        // The other tasks ask too, and add nothing to the line.
+        tokio::time::sleep(ms(100)).await;
+        assert_eq!(a.info("room").await.expect("answered").waiters.len(), 1, "one entry per process and name");
+        first.release().await.expect("answered");
+    };
+    timeout(LONG, async { tokio::join!(everybody, release) }).await.expect("in time");
+    assert_eq!(*order.lock().expect("no panic before"), [0, 1, 2, 3, 4, 5]);
     assert!(!a.is_locked("room").await.expect("answered"));
 }
 
@@ -378,7 +383,7 @@ async fn unfenced_locks_exclude_too(arena: Arena) {
     assert!(b.try_lock("plain").await.expect("answered").is_none());
     assert!(b.lock("plain").unfenced().no_wait().optional().await.expect("answered").is_none());
     let waiter = tokio::spawn(async move { b.lock("plain").unfenced().wait_up_to(LONG).await });
-    timeout(LONG, async { while a.info("plain").await.expect("answered").waiters.is_empty() {} }).await.unwrap();
+    stand_in_line(&a, "plain", 1).await;
     guard.release().await.expect("answered");
     let guard = timeout(LONG, waiter).await.expect("in time").expect("no panic").expect("its turn");
     assert_eq!(guard.fence(), None, "asked for none");
@@ -403,7 +408,7 @@ async fn shutdown_tells_holders_and_gives_everything_back(arena: Arena) {
         let a = a.clone();
         async move { a.lock("down").await }
     });
-    timeout(LONG, async { while b.info("down").await.expect("answered").waiters.is_empty() {} }).await.unwrap();
+    stand_in_line(&b, "down", 1).await;
     let worker = tokio::spawn(async move {
         let why = guard.lost().await;
         drop(guard);

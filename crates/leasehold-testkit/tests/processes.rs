@@ -52,3 +52,8 @@ fn check(dir: &Path) -> History {
 async fn ten_tasks_in_four_processes_on_redis() {
     ten_tasks_in_four_processes(Kind::Redis).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_tasks_in_four_processes_on_sqlite() {
+    ten_tasks_in_four_processes(Kind::Sqlite).await;
+}

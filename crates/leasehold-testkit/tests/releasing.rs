@@ -28,9 +28,9 @@ impl Observer for Seen {
         match transition {
             Transition::Alert { kind, name, owner, .. } => {
                 let alert = ((*kind).to_owned(), (*name).to_owned(), (*owner).to_owned());
-                self.alerts.lock().unwrap().push(alert);
+                self.alerts.lock().expect("no panic before").push(alert);
             }
-            Transition::Released { layer, .. } => self.layers.lock().unwrap().push(*layer),
+            Transition::Released { layer, .. } => self.layers.lock().expect("no panic before").push(*layer),
             _ => {}
         }
     }
@@ -75,12 +75,12 @@ async fn a_failing_script_is_counted_alerted_and_survived() {
     assert_eq!((statistics.normal_release_failures, statistics.release_script_errors), (1, 1));
     assert!((statistics.emergency_release_rate() - 1.0).abs() < 1e-9);
     assert!((statistics.exception_rate() - 1.0).abs() < 1e-9);
-    until("both alerts", async || seen.alerts.lock().unwrap().len() == 2).await;
-    let alerts = seen.alerts.lock().unwrap().clone();
+    until("both alerts", async || seen.alerts.lock().expect("no panic before").len() == 2).await;
+    let alerts = seen.alerts.lock().expect("no panic before").clone();
     let kinds: Vec<&str> = alerts.iter().map(|(kind, ..)| kind.as_str()).collect();
     assert_eq!(kinds, ["lua_script_error", "gpu_lock_emergency_release"]);
     assert!(alerts.iter().all(|(_, name, owner)| name == "gpu_lock:0" && owner.starts_with("tts@")), "{alerts:?}");
-    assert_eq!(*seen.layers.lock().unwrap(), [ReleaseLayer::Emergency]);
+    assert_eq!(*seen.layers.lock().expect("no panic before"), [ReleaseLayer::Emergency]);
     assert!(manager.journal().expect("kept").entries().expect("readable").is_empty());
 }
 
@@ -107,8 +107,8 @@ async fn a_release_is_tried_again_when_the_connection_breaks() {
     let cut = proxy.cut_before_forwarding(leasehold_testkit::proxy::on("EVALSHA"), 1);
     drop(guard);
     cut.wait_for_hits(1).await;
-    until("the retry", async || seen.layers.lock().unwrap().len() == 1).await;
-    assert_eq!(*seen.layers.lock().unwrap(), [ReleaseLayer::Retried]);
+    until("the retry", async || seen.layers.lock().expect("no panic before").len() == 1).await;
+    assert_eq!(*seen.layers.lock().expect("no panic before"), [ReleaseLayer::Retried]);
     assert_eq!(manager.statistics().ownership_violations, 0);
     assert!(!manager.is_locked("cut").await.expect("answered"));
 }
@@ -122,7 +122,7 @@ async fn an_unanswered_release_that_worked_is_no_violation() {
     let cut = proxy.cut_after_forwarding(leasehold_testkit::proxy::on("EVALSHA"), 1);
     assert!(guard.release().await.is_err(), "no answer is not an answer");
     cut.wait_for_hits(1).await;
-    until("the retry", async || seen.layers.lock().unwrap().len() == 1).await;
+    until("the retry", async || seen.layers.lock().expect("no panic before").len() == 1).await;
     assert_eq!(manager.statistics().ownership_violations, 0, "released before: not somebody else's");
 }
 
@@ -144,7 +144,7 @@ async fn what_cannot_be_released_is_journalled_and_replayed_when_the_store_is_ba
     assert!(entries[0].owner.starts_with("tts@") && !entries[0].why.is_empty());
     assert_eq!(manager.statistics().journalled_releases, 1);
     assert!(!format!("{entries:?}").contains(token.reveal()), "no secret in what people see");
-    assert_eq!(*seen.layers.lock().unwrap(), [ReleaseLayer::Journalled]);
+    assert_eq!(*seen.layers.lock().expect("no panic before"), [ReleaseLayer::Journalled]);
     assert_eq!(arena.server().command(&["EXISTS", "gpu_lock:0"]).await, redis::Value::Int(1));
     proxy.refuse(false);
     until("the replay", async || journal.entries().expect("readable").is_empty()).await;

@@ -7,6 +7,7 @@
 //! Start it in two terminals: the second waits, says for whom, and enters the moment the first is
 //! done. Kill the first one (`kill -9`): the second enters at once all the same.
 
+use std::process::ExitCode;
 use std::time::Duration;
 
 use leasehold::{Error, Guard, LockManager};
@@ -14,17 +15,27 @@ use leasehold::{Error, Guard, LockManager};
 const NAME: &str = "nightly-report";
 
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Error> {
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("nightly: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<(), Error> {
     // LEASEHOLD_STORE=redis://… makes it one at a time on many machines.
     let store = std::env::var("LEASEHOLD_STORE").unwrap_or_else(|_| "sqlite:".into());
     let locks = LockManager::connect(&store).await?;
     println!("store      {}", locks.store());
 
-    let request = locks.lock(NAME).owner("nightly").ttl(Duration::from_secs(10));
-    let guard = match locks.lock(NAME).owner("nightly").ttl(Duration::from_secs(10)).no_wait().await {
+    let request = || locks.lock(NAME).owner("nightly").ttl(Duration::from_secs(10));
+    let guard = match request().no_wait().await {
         Err(Error::NotAcquired { holder: Some(holder), .. }) => {
             println!("waiting    {NAME} is held by {}", holder.owner);
-            request.await?
+            request().await?
         }
         taken => taken?,
     };

@@ -15,10 +15,11 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use leasehold::store::{Acquire, Claim, EvictMode, Grant, Push, Renewal, Ticket};
-use leasehold::{Fence, HolderId, LockName, Owner, Token, Ttl};
+use leasehold::store::{Acquire, Grant, Push, Renewal, Ticket};
+use leasehold::{Fence, HolderId, LockName, Owner, Ttl};
 use leasehold_testkit::Kind;
 
+use super::asking::{Attempt, FenceOf, RenewOne, Request};
 use super::case::{Case, FOREIGN, Fate, FenceSpec, Letter, RenewSpec, Step, TTLS, Verb, Whom};
 use super::seen::{Answer, Memory, Reply, Sight, View, granted, lock};
 use super::worlds::World;
@@ -32,39 +33,6 @@ pub(crate) enum Stop {
     /// The machine was too slow for it.
     Slow,
     Disagreement(String),
-}
-
-/// One attempt by one life of one client.
-pub(crate) struct Attempt {
-    pub(crate) client: usize,
-    pub(crate) name: usize,
-    pub(crate) claim: Claim,
-    pub(crate) id: HolderId,
-}
-
-/// The same for every store.
-#[derive(Clone)]
-enum Request {
-    Ask { verb: Verb, attempt: usize },
-    Renew { what: Vec<RenewOne>, by: usize },
-    Release { attempt: usize, by: usize },
-    Evict { name: usize, whom: HolderId, mode: EvictMode, by: usize },
-    Finish { name: usize, whom: HolderId, by: usize },
-}
-
-#[derive(Clone)]
-struct RenewOne {
-    attempt: usize,
-    fence: FenceOf,
-    ttl: Ttl,
-    rewrite: Option<Owner>,
-}
-
-#[derive(Clone, Copy)]
-enum FenceOf {
-    Nobody,
-    Own,
-    Rank(usize),
 }
 
 /// What a client knows of an attempt, in one store's numbers.
@@ -193,7 +161,7 @@ impl<'a> Drive<'a> {
                 break;
             }
             let mut all = vec![request.clone()];
-            let mut text = self.words(&request);
+            let mut text = request.words(&self.attempts);
             if let Some(why) = self.leave_out(&request) {
                 self.log.push(format!("{text}: left out, {why}"));
                 return Ok(());
@@ -222,20 +190,16 @@ impl<'a> Drive<'a> {
 
     /// Why nobody sends this request now.
     fn leave_out(&self, request: &Request) -> Option<&'static str> {
-        let unwritten = |attempt: usize| {
-            let name = self.attempts[attempt].name;
-            self.memories.iter().position(|m| m.unwritten(name, &self.attempts) == Some(attempt))
-        };
         match request {
             Request::Ask { verb: Verb::Try, attempt } => {
                 let Attempt { name, claim, .. } = &self.attempts[*attempt];
                 let somebody_waits = !self.memories[0].views[*name].queue.is_empty();
-                (claim.fenced && somebody_waits && unwritten(*attempt).is_some())
+                (claim.fenced && somebody_waits && self.unwritten(*attempt).is_some())
                     .then_some("it was answered and somebody has come since")
             }
             Request::Renew { what, .. } => {
                 let strange = |one: &RenewOne| {
-                    let Some(world) = unwritten(one.attempt) else { return false };
+                    let Some(world) = self.unwritten(one.attempt) else { return false };
                     let granted = self.memories[world].granted(one.attempt);
                     self.fence(world, one).is_some_and(|fence| granted.is_some_and(|own| own != fence))
                 };
@@ -243,6 +207,12 @@ impl<'a> Drive<'a> {
             }
             _ => None,
         }
+    }
+
+    /// The store where an attempt holds its lock by a plain try whose fence is not written yet.
+    fn unwritten(&self, attempt: usize) -> Option<usize> {
+        let name = self.attempts[attempt].name;
+        self.memories.iter().position(|m| m.unwritten(name, &self.attempts) == Some(attempt))
     }
 
     /// Whom an unfenced try overtakes: the first in line who lives, if any.
@@ -293,7 +263,7 @@ impl<'a> Drive<'a> {
         self.dead.remove(&client);
         let first = self.attempts.len();
         for _ in 0..many {
-            let attempt = new_attempt(client, name, self.names[name].clone(), self.attempts.len());
+            let attempt = Attempt::new(client, name, self.names[name].clone(), self.attempts.len());
             self.attempts.push(attempt);
         }
         self.log.push(format!("{many} attempts of another process ask for {}", lock(name)));
@@ -306,6 +276,8 @@ impl<'a> Drive<'a> {
     /// Sends requests to every store and compares what they show.
     async fn exchange(&mut self, requests: &[Request], learn: bool) -> Result<(), Stop> {
         let mut shown = Vec::new();
+        // Before any store has answered: what a client forgets does not depend on the store.
+        let unwritten: HashSet<usize> = (0..self.attempts.len()).filter(|a| self.unwritten(*a).is_some()).collect();
         for world in 0..self.worlds.len() {
             let mut replies = Vec::new();
             for request in requests {
@@ -319,7 +291,7 @@ impl<'a> Drive<'a> {
                 views.push(View { holder, queue: onlooker.queue(name).await.expect("a look at the queue") });
             }
             let sight = Sight { replies, pushes, views };
-            self.learn(world, &sight, learn);
+            self.learn(world, &sight, learn, &unwritten);
             shown.push(self.memories[world].take_in(sight, &self.attempts));
         }
         self.compare(shown)
@@ -372,14 +344,15 @@ impl<'a> Drive<'a> {
     }
 
     /// What the clients know from now on.
-    fn learn(&mut self, world: usize, sight: &Sight, answered: bool) {
-        for Reply { attempt, name, answer } in &sight.replies {
+    fn learn(&mut self, world: usize, sight: &Sight, answered: bool, unwritten: &HashSet<usize>) {
+        for Reply { attempt, answer, .. } in &sight.replies {
             let Some(attempt) = attempt else { continue };
-            // Whoever asks again after a plain try forgets what the first answer said.
-            let again = self.memories[world].unwritten(*name, &self.attempts) == Some(*attempt);
             let known = self.known[world].entry(*attempt).or_default();
-            if let Some(Grant { fence, .. }) = granted(answer).filter(|_| answered || again) {
-                known.fence = *fence;
+            match granted(answer) {
+                Some(Grant { fence, .. }) if answered => known.fence = *fence,
+                // Whoever asks again after a plain try forgets what the first answer said.
+                Some(_) if unwritten.contains(attempt) => known.fence = None,
+                _ => {}
             }
             if let Answer::Acquire(Ok(Acquire::Queued(place))) = answer
                 && answered
@@ -430,52 +403,6 @@ impl<'a> Drive<'a> {
             writeln!(text, "{:>3}. {line}", number + 1).expect("text");
         }
         text
-    }
-
-    fn words(&self, request: &Request) -> String {
-        let who = |attempt: &usize| format!("{} (attempt {attempt})", Letter(self.attempts[*attempt].client));
-        match request {
-            Request::Ask { verb, attempt } => {
-                let what = match verb {
-                    Verb::Try => "tries",
-                    Verb::Acquire { with_ticket: true } => "asks, with its ticket if it has one, for",
-                    Verb::Acquire { with_ticket: false } => "asks, without a ticket, for",
-                    Verb::Release => "releases",
-                    Verb::Leave => "leaves",
-                };
-                format!("{} {what} {}", who(attempt), lock(self.attempts[*attempt].name))
-            }
-            Request::Renew { what, by } => {
-                let one = |one: &RenewOne| {
-                    let fence = match one.fence {
-                        FenceOf::Nobody => "no fence".to_owned(),
-                        FenceOf::Own => "its own fence".to_owned(),
-                        FenceOf::Rank(rank) => format!("fence {rank}"),
-                    };
-                    let name = lock(self.attempts[one.attempt].name);
-                    let rewrite = if one.rewrite.is_some() { ", rewriting it" } else { "" };
-                    format!("attempt {} on {name} for {:?} with {fence}{rewrite}", one.attempt, one.ttl.duration())
-                };
-                let all: Vec<String> = what.iter().map(one).collect();
-                format!("{} renews {}", Letter(*by), all.join("; "))
-            }
-            Request::Release { attempt, by } => {
-                let name = lock(self.attempts[*attempt].name);
-                format!("{} releases {name} with the token of attempt {attempt}", Letter(*by))
-            }
-            Request::Evict { name, whom, mode, by } => {
-                let how = if *mode == EvictMode::Force { "forces out of" } else { "revokes on" };
-                format!("{} {how} {} {}", Letter(*by), lock(*name), self.words_for(*whom))
-            }
-            Request::Finish { name, whom, by } => {
-                format!("{} asks {} to finish with {}", Letter(*by), self.words_for(*whom), lock(*name))
-            }
-        }
-    }
-
-    fn words_for(&self, id: HolderId) -> String {
-        let found = self.attempts.iter().position(|a| a.id == id);
-        found.map_or_else(|| format!("holder {id}"), |a| format!("attempt {a}"))
     }
 
     fn whom(&self, name: usize, whom: Whom) -> HolderId {
@@ -558,7 +485,7 @@ impl<'a> Drive<'a> {
                 continue;
             }
             let name = spec.name % self.case.names;
-            let mut attempt = new_attempt(client, name, self.names[name].clone(), self.attempts.len());
+            let mut attempt = Attempt::new(client, name, self.names[name].clone(), self.attempts.len());
             attempt.claim.ttl = Ttl::new(TTLS[spec.ttl]).expect("a ttl");
             attempt.claim.fenced = spec.fenced;
             attempt.claim.listens = spec.listens;
@@ -566,20 +493,4 @@ impl<'a> Drive<'a> {
             self.attempts.push(attempt);
         }
     }
-}
-
-fn new_attempt(client: usize, name: usize, lock: LockName, number: usize) -> Attempt {
-    let token = Token::random();
-    let id = token.holder_id();
-    let claim = Claim {
-        name: lock,
-        token,
-        ttl: Ttl::new(TTLS[0]).expect("a ttl"),
-        // With everything that separates the parts of a record.
-        owner: Owner::named(format!("attempt {number} of {}@a:1", Letter(client))).expect("an owner"),
-        fenced: true,
-        listens: true,
-        since_ms: 1_700_000_000_000 + u64::try_from(number).expect("a number"),
-    };
-    Attempt { client, name, claim, id }
 }

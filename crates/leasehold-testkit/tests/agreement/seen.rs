@@ -13,8 +13,8 @@ use leasehold::store::{
 use leasehold::{Fence, Token};
 use leasehold_testkit::Kind;
 
+use super::asking::Attempt;
 use super::case::{Letter, PROVISIONAL, TTLS};
-use super::drive::Attempt;
 
 /// An answer, of whichever verb.
 #[derive(Debug)]

@@ -27,6 +27,11 @@ pub(crate) trait World {
     /// Ends a store as a crash would, and returns when nobody can take it for alive.
     async fn crash(&self, store: Arc<dyn Store>);
 
+    /// Whether a dead holder's lock is free at once, rather than when its lease ends.
+    fn sees_death(&self) -> bool {
+        false
+    }
+
     /// Ends a lease as if its time had run out.
     async fn expire(&self, name: &LockName);
 }
@@ -60,13 +65,26 @@ impl SqliteHere {
     }
 }
 
+impl SqliteHere {
+    /// How many processes the store takes for alive.
+    fn alive(&self) -> usize {
+        std::fs::read_dir(self.0.path().join("locks.db.alive")).expect("the directory of those alive").count()
+    }
+}
+
 impl World for SqliteHere {
     async fn open(&self) -> Arc<dyn Store> {
         Arc::new(self.store())
     }
 
     async fn crash(&self, store: Arc<dyn Store>) {
+        let before = self.alive();
         drop(store);
+        eventually("its FIFO is gone", async || self.alive() < before).await;
+    }
+
+    fn sees_death(&self) -> bool {
+        true
     }
 
     async fn expire(&self, name: &LockName) {

@@ -1,5 +1,6 @@
 //! Acquiring: one try, and where that says "held" and the caller can wait, a seat in the room.
 
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -91,10 +92,16 @@ pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish) -> Result<Guard, Err
         Wait::UpTo(wait) => Some(began + wait + GRACE),
         Wait::Forever => None,
     };
-    let outcome = tokio::select! {
-        biased;
-        outcome = obtain(alive, &wish, began, &seen) => outcome,
-        () = sleep_until(answer_by) => Err(Ended::Late),
+    let outcome = {
+        let mut obtaining = pin!(obtain(alive, &wish, began, &seen));
+        match answer_by {
+            None => obtaining.await,
+            Some(by) => tokio::select! {
+                biased;
+                outcome = &mut obtaining => outcome,
+                () = sleep_until(Some(by)) => Err(Ended::Late),
+            },
+        }
     };
     let waited = began.until(Moment::now());
     let error = match outcome {
@@ -118,7 +125,7 @@ pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish) -> Result<Guard, Err
     };
     match error {
         Error::Store { source, .. } if core.options.on_unavailable == OnUnavailable::FailOpen => {
-            Ok(go_on_unprotected(alive, wish, source).await)
+            Ok(Box::pin(go_on_unprotected(alive, wish, source)).await)
         }
         Error::NotAcquired { .. } => {
             core.stats.not_acquired.add_one();
@@ -148,7 +155,8 @@ async fn obtain(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<See
             return Err(Ended::Late);
         }
     }
-    Ok((wait(alive, wish, began, seen).await?, true))
+    // Boxed: a lock that is free should not carry the room for waiting around.
+    Ok((Box::pin(wait(alive, wish, began, seen)).await?, true))
 }
 
 /// One try; `None` when somebody else holds the lock. Sent again where the store did not answer.

@@ -1,5 +1,5 @@
 //! What a store must do, in few verbs. The siblings ([`memory`], [`sqlite`], [`redis`]) know
-//! nothing of each other; one state machine ([`machine`](crate::machine)) says what each verb means.
+//! nothing of each other; one state machine (`machine`) says what each verb means.
 //!
 //! [`Store`] is the lock path, [`Inspect`] the look path. `Err` always means that the answer is
 //! unknown, never that the lock is taken.

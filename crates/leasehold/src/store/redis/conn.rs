@@ -161,7 +161,7 @@ impl Conn {
                 let mut cmd = script.eval();
                 cmd.arg(keys.len()).arg(keys);
                 args(&mut cmd);
-                self.ask(&cmd).await
+                Box::pin(self.ask(&cmd)).await
             }
             Value::ServerError(error) => Err(from_server(error)),
             _ => Ok(answer),

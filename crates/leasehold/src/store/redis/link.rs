@@ -76,6 +76,11 @@ impl Link {
         if let Some(conn) = self.up() {
             return Ok(conn);
         }
+        // Rare, so boxed: otherwise every request would carry the room for it around.
+        Box::pin(self.wait_for_conn()).await
+    }
+
+    async fn wait_for_conn(&self) -> Result<Arc<Conn>, StoreError> {
         let deadline = Instant::now() + self.options.response_timeout;
         let mut state = self.state.subscribe();
         let settled = state.wait_for(|state| match state {

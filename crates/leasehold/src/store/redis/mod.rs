@@ -1,7 +1,7 @@
 //! Locks on a Redis or Valkey server: plain commands while nobody waits, scripts when somebody does.
 //!
 //! One connection carries commands and messages. Each script states its contract in its own file
-//! under `lua/`; what they mean is [`machine`](crate::machine), in Lua.
+//! under `lua/`; what they mean is `machine`, in Lua.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -19,6 +19,7 @@ enum Found {
     Other(Try),
 }
 
+/// What is rare is boxed: otherwise every try would carry the room for it around.
 impl RedisStore {
     pub(super) async fn ask_try(&self, claim: &Claim) -> Result<Try, StoreError> {
         let keys = self.lock_keys(&claim.name)?;
@@ -29,7 +30,7 @@ impl RedisStore {
             return match self.found(&conn, &keys, claim, reply).await? {
                 Found::Free => Ok(granted(claim, None, asked_at)),
                 Found::Other(answer) => Ok(answer),
-                Found::Ours(fence) => Ok(match self.renew_first(&conn, &keys, claim, fence).await? {
+                Found::Ours(fence) => Ok(match Box::pin(self.renew_first(&conn, &keys, claim, fence)).await? {
                     Ok(asked_at) => granted(claim, None, asked_at),
                     Err(answer) => answer,
                 }),
@@ -48,7 +49,7 @@ impl RedisStore {
             Found::Free => counted,
             Found::Ours(known) => {
                 let fence = known.or(counted);
-                match self.renew_first(&conn, &keys, claim, fence).await? {
+                match Box::pin(self.renew_first(&conn, &keys, claim, fence)).await? {
                     Ok(renewed_at) => asked_at = renewed_at,
                     Err(answer) => return Ok(answer),
                 }
@@ -63,14 +64,14 @@ impl RedisStore {
         };
         let fence = match fence {
             Some(fence) => fence,
-            None => match self.repair_fence(&conn, &keys, claim).await? {
+            None => match Box::pin(self.repair_fence(&conn, &keys, claim)).await? {
                 Some(fence) => fence,
                 None => return Ok(Try::Held(None)),
             },
         };
         self.link.saw(fence);
         if exists != Value::Int(0) {
-            return self.yield_to_queue(&conn, &keys, claim, fence, asked_at).await;
+            return Box::pin(self.yield_to_queue(&conn, &keys, claim, fence, asked_at)).await;
         }
         Ok(granted(claim, Some(fence), asked_at))
     }
@@ -83,7 +84,7 @@ impl RedisStore {
                 _ => Found::Other(Try::Held(Some(seen_in_passing(&value)))),
             }),
             Value::ServerError(error) if from_server(&error).kind() == StoreErrorKind::WrongType => {
-                Ok(Found::Other(Try::Held(self.look_at(conn, keys.lock()).await?)))
+                Ok(Found::Other(Try::Held(Box::pin(self.look_at(conn, keys.lock())).await?)))
             }
             Value::ServerError(error) => Err(from_server(&error)),
             _ => Err(strange("a try")),
