@@ -272,14 +272,16 @@ async fn hand_offs(
     server: &RedisServer,
 ) -> Vec<Duration> {
     let (lanes, each) = full_or((10, 6), (20, 15));
+    let mut pairs = Vec::new();
+    for _ in 0..lanes {
+        pairs.push((connect(&server.url()).await, connect(&proxy.url()).await));
+    }
     let metronome = Metronome::start();
     let trouble = tokio::spawn(trouble);
-    let mut tasks = Vec::new();
-    let mut chronicles = Vec::new();
-    for lane in 0..lanes {
+    let (mut tasks, mut chronicles) = (Vec::new(), Vec::new());
+    for (lane, (direct, troubled)) in pairs.into_iter().enumerate() {
         let chronicle = Arc::new(Chronicle::new());
         chronicles.push(chronicle.clone());
-        let (direct, troubled) = (connect(&server.url()).await, connect(&proxy.url()).await);
         tasks.push(tokio::spawn(to_and_fro(direct, troubled, format!("lane-{lane}"), each, chronicle)));
     }
     let mut took = Vec::new();
