@@ -17,6 +17,7 @@ use crate::facts::{Fence, HolderId, LockName, Owner, Token, Ttl};
 mod error;
 pub mod memory;
 pub mod redis;
+mod seen;
 pub mod sqlite;
 
 pub use error::{StoreError, StoreErrorKind};

@@ -247,7 +247,7 @@ fn connection_info(url: &str, options: &RedisOptions) -> Result<ConnectionInfo, 
     let keepalive =
         TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(2)).with_retries(3);
     // Not NODELAY: all tasks share one connection, and what they ask while an answer is on its way goes
-    // out together with the next packet (a quarter more locks a second at 64 tasks). A request on an idle
+    // out together with the next packet, which is worth more than it costs. A request on an idle
     // connection leaves at once either way.
     let tcp = TcpSettings::default()
         .set_keepalive(keepalive)

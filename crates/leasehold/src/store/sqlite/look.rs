@@ -11,7 +11,7 @@ use super::row::{self, now_ms, sql, unsql};
 use crate::event::LockEvent;
 use crate::facts::LockName;
 use crate::machine::{InboxId, Slot};
-use crate::store::memory::view;
+use crate::store::seen::view;
 use crate::store::*;
 
 /// Rows read in one statement of a list.

@@ -6,7 +6,7 @@ use super::room::Need;
 use super::row::{self, now_ms};
 use crate::facts::{HolderId, LockName, Token};
 use crate::machine::{AcquireReply, AskReply, EvictReply, Lock, PassReply, RenewReply, Slot, TryReply, Turn};
-use crate::store::memory::view;
+use crate::store::seen::view;
 use crate::store::*;
 
 impl Driver {
