@@ -1,0 +1,373 @@
+//! Every command and option, and what a refused command line looks like: one line and exit 64.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use leasehold::{HolderId, LockName, Ttl};
+
+use crate::duration;
+use crate::exit::{Exit, Failure};
+use crate::say;
+
+/// Locks that people can hold, see and trust.
+///
+/// On one machine no server is needed: all processes share a SQLite file. On many machines, name a
+/// Redis or Valkey server with --store or LEASEHOLD_STORE.
+#[derive(Debug, Parser)]
+#[command(name = "leasehold", version, max_term_width = 100, after_help = EXAMPLES, disable_help_subcommand = true)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  leasehold run nightly-report -- ./report.sh       one copy at a time; others wait
+  leasehold run --no-wait backup -- ./backup.sh     ... or end with 75 at once
+  leasehold why nightly-report                      who holds it, who waits
+  leasehold ls                                      every lock that is held
+  leasehold doctor                                  can this store keep a promise?
+
+Exit codes: 64 usage, 69 store unreachable, 75 held by somebody else, 76 lease lost or not held by
+the one named, 78 configuration; run passes on its command's own.";
+
+/// Options of every command.
+#[derive(Debug, Args)]
+pub(crate) struct Global {
+    /// sqlite:PATH, redis://HOST:PORT or memory: [default: $LEASEHOLD_STORE, else a SQLite file]
+    #[arg(long, global = true, value_name = "URL", display_order = 900)]
+    pub(crate) store: Option<String>,
+    /// Sets locks of one application apart from another's [default: $LEASEHOLD_NAMESPACE, else leasehold]
+    #[arg(long, global = true, value_name = "NS", display_order = 901)]
+    pub(crate) namespace: Option<String>,
+    /// Answer in JSON, for programs
+    #[arg(long, global = true, display_order = 902)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Run(RunArgs),
+    Acquire(AcquireArgs),
+    Renew(RenewArgs),
+    Release(ReleaseArgs),
+    Evict(EvictArgs),
+    Ls(LsArgs),
+    Why(WhyArgs),
+    Journal(JournalArgs),
+    /// Can this store keep a promise? One line per check: ok, warn or bad, and what to do
+    ///
+    /// Ends with 0 when nothing is bad, else with 1.
+    Doctor,
+    /// Print the completions of a shell
+    ///
+    /// For bash: leasehold completions bash > ~/.local/share/bash-completion/completions/leasehold
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page, or write one per command into a directory
+    Man {
+        /// Write leasehold.1, leasehold-run.1, … there
+        #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+        out: Option<PathBuf>,
+    },
+}
+
+/// Run a command while holding a lock
+///
+/// Waits for the lock, runs CMD, releases the lock when CMD ends, and ends with CMD's own exit code
+/// (128+n for signal n). CMD sees LEASEHOLD_NAME and LEASEHOLD_FENCE.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  leasehold run nightly-report -- ./report.sh
+  leasehold run --no-wait backup -- ./backup.sh || [ $? -eq 75 ]     skip when it runs already
+  leasehold run --wait 5m --ttl 10s deploy -- make deploy
+  leasehold run --no-wait --hold-at-least 50s cron -- ./short.sh     hosts whose clocks differ
+
+Exit codes: CMD's own; 75 not acquired (-E changes it), 76 lease lost, 69 store unreachable,
+64 usage, 78 configuration, 126 CMD cannot be started, 127 CMD not found.")]
+pub(crate) struct RunArgs {
+    /// How long the lock outlives a crash of this machine: the lease, renewed while CMD runs [default: 30s]
+    #[arg(long, value_name = "D", value_parser = duration::parse_ttl)]
+    pub(crate) ttl: Option<Ttl>,
+    /// Wait at most so long for the lock (500ms, 30s, 5m, 1h); without it, for as long as it takes
+    #[arg(long, value_name = "D", value_parser = duration::parse, conflicts_with = "no_wait")]
+    pub(crate) wait: Option<Duration>,
+    /// Do not wait: end with 75 when somebody else holds the lock
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+    /// What people read who ask for the holder [default: CMD's name]
+    #[arg(long, value_name = "S")]
+    pub(crate) owner: Option<String>,
+    /// What happens to CMD when the lease is lost
+    #[arg(long, value_enum, value_name = "kill|warn", default_value = "kill", hide_possible_values = true)]
+    pub(crate) on_lost: OnLost,
+    /// Time between SIGTERM and SIGKILL for a CMD whose lease is lost; it never reaches beyond the lease
+    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    pub(crate) grace: Option<Duration>,
+    /// Keep the lock at least so long, even when CMD ends sooner
+    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    pub(crate) hold_at_least: Option<Duration>,
+    /// The exit code for "somebody else holds it" [default: 75]
+    #[arg(short = 'E', long = "conflict-exit-code", value_name = "CODE")]
+    pub(crate) conflict_exit_code: Option<u8>,
+    /// The lock
+    #[arg(value_parser = parse_name)]
+    pub(crate) name: LockName,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// What `run` does to its command when the lease is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum OnLost {
+    /// End it and all its children, before the lock can be somebody else's.
+    Kill,
+    /// Say so and let it run: only for work that checks its fence.
+    Warn,
+}
+
+/// Take a lock for a script, and print its token and fence
+///
+/// Such a lease belongs to no process: nothing but its ttl ends it, unless the script renews or releases
+/// it with the token. Where a single command can be wrapped, `leasehold run` is the safer way.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  export LEASEHOLD_TOKEN=$(leasehold acquire deploy --ttl 10m | head -n 1)
+  leasehold renew deploy
+  leasehold release deploy
+
+Prints the token on the first line and the fence on the second. Keep the token secret: it alone can
+renew and release the lock.")]
+pub(crate) struct AcquireArgs {
+    /// The lock
+    #[arg(value_parser = parse_name)]
+    pub(crate) name: LockName,
+    /// How long the lease lasts when nobody renews it (500ms, 30s, 5m, 1h; at most 24h)
+    #[arg(long, value_name = "D", value_parser = duration::parse_ttl)]
+    pub(crate) ttl: Ttl,
+    /// Wait at most so long for the lock; without it, end with 75 when somebody else holds it
+    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    pub(crate) wait: Option<Duration>,
+    /// What people read who ask for the holder [default: the parent process's name]
+    #[arg(long, value_name = "S")]
+    pub(crate) owner: Option<String>,
+}
+
+/// Where a token comes from: a process list is read by everybody.
+#[derive(Debug, Args)]
+pub(crate) struct TokenArgs {
+    /// The token that `acquire` printed; visible to everybody who can list processes
+    #[arg(long, value_name = "T", conflicts_with = "token_file")]
+    pub(crate) token: Option<String>,
+    /// Read the token from the first line of a file (- is stdin) [default: $LEASEHOLD_TOKEN]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) token_file: Option<PathBuf>,
+}
+
+/// Prolong a lease that `acquire` took
+///
+/// Ends with 76 when the lock is not, or no longer, held by that token, or was revoked.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  leasehold renew deploy --token-file ./token
+  LEASEHOLD_TOKEN=… leasehold renew deploy --ttl 10m")]
+pub(crate) struct RenewArgs {
+    /// The lock
+    #[arg(value_parser = parse_name)]
+    pub(crate) name: LockName,
+    #[command(flatten)]
+    pub(crate) token: TokenArgs,
+    /// How long it lasts from now; never shortens [default: what the lease was taken with]
+    #[arg(long, value_name = "D", value_parser = duration::parse_ttl)]
+    pub(crate) ttl: Option<Ttl>,
+}
+
+/// Give back a lock that `acquire` took
+///
+/// Ends with 76 when the lock is not, or no longer, held by that token; nothing is touched then.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  leasehold release deploy --token-file ./token
+  LEASEHOLD_TOKEN=… leasehold release deploy")]
+pub(crate) struct ReleaseArgs {
+    /// The lock
+    #[arg(value_parser = parse_name)]
+    pub(crate) name: LockName,
+    #[command(flatten)]
+    pub(crate) token: TokenArgs,
+}
+
+/// Take a lock away from its holder
+///
+/// Revokes by default: the holder is told to stop, its renewals are refused, and the lock passes on when
+/// it releases or its lease ends. Never makes two holders. --force frees the lock at once: a holder that
+/// is still at work does not know, and only fences protect what it writes.
+///
+/// Only the holder that was looked at is meant: when the lock changes hands meanwhile, nothing is done
+/// (exit 76). A lock that is free already is no error (exit 0).
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  leasehold evict gpu_lock:0 --reason 'stuck since noon'
+  leasehold evict gpu_lock:0 --expect 7f3a91c2b04d --force --yes")]
+pub(crate) struct EvictArgs {
+    /// The lock
+    #[arg(value_parser = parse_name)]
+    pub(crate) name: LockName,
+    /// Only if this is still the holder (the id that `why` shows)
+    #[arg(long, value_name = "HOLDER_ID", value_parser = parse_holder_id)]
+    pub(crate) expect: Option<HolderId>,
+    /// Free the lock at once, for a holder that is known to be dead
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Why, for those who read the events
+    #[arg(long, value_name = "S", default_value = "by hand", hide_default_value = true)]
+    pub(crate) reason: String,
+    /// Do not ask
+    #[arg(long, short)]
+    pub(crate) yes: bool,
+}
+
+/// List the locks that are held
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  leasehold ls
+  leasehold ls gpu_lock: --watch
+  leasehold ls --json | jq -r '.[] | select(.waiters != []) | .name'
+
+SEEN is the last sign of life: when the lease was taken or last renewed.")]
+pub(crate) struct LsArgs {
+    /// Only names that begin with this
+    #[arg(value_name = "PREFIX")]
+    pub(crate) prefix: Option<String>,
+    /// Look again every second until interrupted
+    #[arg(long, short)]
+    pub(crate) watch: bool,
+}
+
+/// Say who holds a lock, since when, whether it lives, and who waits
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  leasehold why nightly-report
+  leasehold why --json gpu_lock:0 | jq .owner")]
+pub(crate) struct WhyArgs {
+    /// The lock
+    #[arg(value_parser = parse_name)]
+    pub(crate) name: LockName,
+}
+
+/// What could not be done and was written down on this machine
+///
+/// A release that failed by every means is kept in a journal, and done when the store is back.
+#[derive(Debug, Args)]
+pub(crate) struct JournalArgs {
+    /// The journal's directory [default: $XDG_STATE_HOME/leasehold/journal]
+    #[arg(long, value_name = "DIR", global = true, value_hint = ValueHint::DirPath)]
+    pub(crate) dir: Option<PathBuf>,
+    #[command(subcommand)]
+    pub(crate) command: JournalCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum JournalCommand {
+    /// Every entry that is not settled, oldest first
+    List,
+    /// One entry in full (never its token)
+    Show {
+        /// The entry
+        id: String,
+    },
+    /// Do now what the journal says is still to be done in the store
+    Replay,
+    /// Take an entry out without doing anything
+    Settle {
+        /// The entry
+        id: String,
+        /// Do not ask
+        #[arg(long, short)]
+        yes: bool,
+    },
+}
+
+fn parse_name(text: &str) -> Result<LockName, String> {
+    LockName::new(text).map_err(|error| error.to_string())
+}
+
+fn parse_holder_id(text: &str) -> Result<HolderId, String> {
+    HolderId::parse(text).map_err(|error| error.to_string())
+}
+
+/// The command line, or the one line that says what is wrong with it. Help and version are printed
+/// here, and are no failure.
+pub(crate) fn parse() -> Result<Option<Cli>, Failure> {
+    match Cli::try_parse() {
+        Ok(cli) => Ok(Some(cli)),
+        Err(error) if !error.use_stderr() => {
+            say::data(&error.render().to_string())?;
+            Ok(None)
+        }
+        Err(error) => Err(Failure::new(Exit::Usage, refusal(&error))),
+    }
+}
+
+/// clap's message and its first tip, in one line.
+fn refusal(error: &clap::Error) -> String {
+    use std::error::Error as _;
+    let argument = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(argument)) => argument.as_str(),
+        _ => "",
+    };
+    match (error.kind(), error.source()) {
+        (ErrorKind::ValueValidation, Some(source)) => format!("{argument}: {source}"),
+        (ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand, _) => "no command was given; see leasehold --help".into(),
+        // What is meant for CMD stands behind `--`, so anything unknown before it may be CMD itself.
+        (ErrorKind::UnknownArgument, _) if !argument.starts_with('-') && is_run_without_dashes() => {
+            format!("write -- before the command: leasehold run NAME -- {argument} …")
+        }
+        _ => {
+            let text = error.render().to_string();
+            let usage = |part: &&str| !part.starts_with("Usage:") && !part.starts_with("For more");
+            let said = text.split("\n\n").take_while(usage).map(|part| match part.trim_start().strip_prefix("tip: ") {
+                Some(tips) => one_line(tips.lines().next().unwrap_or(tips)),
+                None => one_line(part),
+            });
+            let said = said.collect::<Vec<_>>().join("; ");
+            format!("{}; see leasehold --help", said.strip_prefix("error: ").unwrap_or(&said))
+        }
+    }
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn is_run_without_dashes() -> bool {
+    let mut args = std::env::args_os().skip(1);
+    args.any(|arg| arg == "run") && !args.any(|arg| arg == "--")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definitions_make_sense() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,94 @@
+//! Durations as people write and read them.
+
+use std::time::Duration;
+
+use leasehold::Ttl;
+
+const UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)];
+
+/// Reads `500ms`, `30s`, `5m`, `1h`, `1h30m`. A bare number is refused: nobody can know its unit.
+pub(crate) fn parse(text: &str) -> Result<Duration, String> {
+    let digits = |text: &str| text.bytes().take_while(u8::is_ascii_digit).count();
+    if !text.is_empty() && digits(text) == text.len() {
+        return Err(format!("{text} what? write {text}s, {text}ms, {text}m or {text}h"));
+    }
+    let unreadable = || format!("{text:?} is not a duration; write 500ms, 30s, 5m, 1h or 1h30m");
+    let mut rest = text;
+    let mut total_ms: u64 = 0;
+    let mut above = u64::MAX;
+    while !rest.is_empty() {
+        let (number, tail) = rest.split_at(digits(rest));
+        let letters = tail.bytes().take_while(u8::is_ascii_lowercase).count();
+        let (unit, tail) = tail.split_at(letters);
+        let (_, unit_ms) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(unreadable)?;
+        // From large to small, each at most once: `5m1h` is a slip of somebody.
+        if number.is_empty() || *unit_ms >= above {
+            return Err(unreadable());
+        }
+        let part = number.parse::<u64>().ok().and_then(|n| n.checked_mul(*unit_ms));
+        total_ms = part.and_then(|p| total_ms.checked_add(p)).ok_or_else(|| format!("{text:?} is too long"))?;
+        (above, rest) = (*unit_ms, tail);
+    }
+    if above == u64::MAX { Err(unreadable()) } else { Ok(Duration::from_millis(total_ms)) }
+}
+
+/// Reads the duration of a lease.
+pub(crate) fn parse_ttl(text: &str) -> Result<Ttl, String> {
+    Ttl::new(parse(text)?).map_err(|error| error.to_string())
+}
+
+/// `420ms`, `38s`, `8m 40s`, `2h 05m`, `3d 04h`: two units at most.
+pub(crate) fn shown(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match seconds {
+        0 => format!("{}ms", duration.as_millis()),
+        1..60 => format!("{seconds}s"),
+        60..3_600 => format!("{}m {:02}s", seconds / 60, seconds % 60),
+        3_600..86_400 => format!("{}h {:02}m", seconds / 3_600, seconds / 60 % 60),
+        _ => format!("{}d {:02}h", seconds / 86_400, seconds / 3_600 % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_people_write() {
+        let ms = |text: &str| parse(text).map(|d| d.as_millis());
+        assert_eq!(ms("500ms"), Ok(500));
+        assert_eq!(ms("30s"), Ok(30_000));
+        assert_eq!(ms("5m"), Ok(300_000));
+        assert_eq!(ms("1h"), Ok(3_600_000));
+        assert_eq!(ms("1h30m"), Ok(5_400_000));
+        assert_eq!(ms("1m500ms"), Ok(60_500));
+        assert_eq!(ms("0s"), Ok(0));
+    }
+
+    #[test]
+    fn a_bare_number_is_asked_for_its_unit() {
+        assert_eq!(parse("30"), Err("30 what? write 30s, 30ms, 30m or 30h".into()));
+    }
+
+    #[test]
+    fn refuses_the_rest() {
+        for bad in ["", " ", "s", "-5s", "5 s", "5S", "5m1h", "5s5s", "1.5s", "5min", "99999999999999999999s", "5s\n"] {
+            assert!(parse(bad).is_err(), "{bad:?}");
+        }
+        assert!(parse("18446744073709551615h").is_err());
+        assert!(parse_ttl("0s").is_err());
+        assert!(parse_ttl("25h").is_err());
+    }
+
+    #[test]
+    fn shows_two_units_at_most() {
+        let shown = |ms| shown(Duration::from_millis(ms));
+        assert_eq!(shown(0), "0ms");
+        assert_eq!(shown(999), "999ms");
+        assert_eq!(shown(38_900), "38s");
+        assert_eq!(shown(520_000), "8m 40s");
+        assert_eq!(shown(242_000), "4m 02s");
+        assert_eq!(shown(7_500_000), "2h 05m");
+        assert_eq!(shown(273_600_000), "3d 04h");
+    }
+}

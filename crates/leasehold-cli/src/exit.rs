@@ -1,0 +1,104 @@
+//! Exit codes, and the failure that carries one with its line.
+
+use std::process::ExitCode;
+
+use leasehold::{Error, StoreError, StoreErrorKind};
+
+/// How the command ends. The codes are those of `sysexits.h` and of env(1), so that scripts can tell
+/// "somebody else is at it" from "nobody knows".
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// 0: done.
+    Done,
+    /// 1: `doctor` found something bad.
+    Findings,
+    /// 64: the command line makes no sense.
+    Usage,
+    /// 69: the store cannot be reached or does not answer; later it may.
+    Unreachable,
+    /// 74: the output could not be written.
+    Output,
+    /// 75: somebody else holds the lock.
+    NotAcquired,
+    /// 76: the lease was lost, or is not (any more) held by the one who was named.
+    Lost,
+    /// 78: a setting or the store itself has to be changed before this can work.
+    Config,
+    /// 126: the command of `run` exists and cannot be started.
+    CannotStart,
+    /// 127: the command of `run` does not exist.
+    NotFound,
+    /// The code of the command that `run` ran, or the one asked for with `-E`.
+    Code(u8),
+}
+
+impl Exit {
+    /// The number.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::Findings => 1,
+            Self::Usage => 64,
+            Self::Unreachable => 69,
+            Self::Output => 74,
+            Self::NotAcquired => 75,
+            Self::Lost => 76,
+            Self::Config => 78,
+            Self::CannotStart => 126,
+            Self::NotFound => 127,
+            Self::Code(code) => code,
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        exit.code().into()
+    }
+}
+
+/// Why a command ends otherwise than asked: one line for people, more lines where they help, and the
+/// exit code.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// How the command ends.
+    pub(crate) exit: Exit,
+    /// What happened, to which lock, and what to do next. Escaped when it is printed.
+    pub(crate) line: String,
+    /// What else helps, a line each.
+    pub(crate) details: Vec<String>,
+}
+
+impl Failure {
+    pub(crate) fn new(exit: Exit, line: impl Into<String>) -> Self {
+        Self { exit, line: line.into(), details: Vec::new() }
+    }
+
+    /// With one more line.
+    pub(crate) fn detail(mut self, line: impl Into<String>) -> Self {
+        self.details.push(line.into());
+        self
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let exit = match &error {
+            Error::NotAcquired { .. } => Exit::NotAcquired,
+            Error::Lost { .. } => Exit::Lost,
+            Error::Store { source, .. } | Error::Connect { source, .. } => store_exit(source),
+            Error::Invalid(_) => Exit::Usage,
+            _ => Exit::Unreachable,
+        };
+        Self::new(exit, error.to_string())
+    }
+}
+
+/// Whether somebody has to change something, or whether it may work later as it is.
+pub(crate) fn store_exit(error: &StoreError) -> Exit {
+    use StoreErrorKind as K;
+    match error.kind() {
+        K::Refused | K::File | K::NotAuthenticated | K::NotPermitted | K::WrongType | K::NewerVersion => Exit::Config,
+        _ => Exit::Unreachable,
+    }
+}
