@@ -107,9 +107,11 @@ fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let python = tools.python();
     let valkey = if quick { Err(by_request()) } else { tools.valkey() };
 
-    let mut docs = workspace.cargo(&["doc", "--workspace", "--no-deps"]);
+    let mut docs = workspace.cargo(&["doc", "--workspace", "--all-features", "--no-deps"]);
     docs.env("RUSTDOCFLAGS", "-D warnings");
-    let mut tests = workspace.cargo(&["test", "--workspace"]);
+    let lint = ["clippy", "--workspace", "--all-features", "--all-targets", "--", "-D", "warnings"];
+    let lint = workspace.cargo(&lint);
+    let mut tests = workspace.cargo(&["test", "--workspace", "--all-features"]);
     let mut tests_on_valkey = workspace.cargo(&["test", "-p", "leasehold-testkit"]);
     if let Ok(python) = &python {
         tests.env("LEASEHOLD_TEST_PYTHON", python);
@@ -117,7 +119,7 @@ fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     }
     let mut plan = vec![
         Step::run("format", workspace.cargo(&["fmt", "--all", "--check"])),
-        Step::run("lint", workspace.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])),
+        Step::run("lint", lint),
         if quick { Step::skip("docs", by_request()) } else { Step::run("docs", docs) },
         Step::run("tests", tests),
         match valkey {

@@ -29,6 +29,8 @@
 //! `docs/protocol.md`.
 
 pub mod clock;
+#[cfg(feature = "config")]
+pub mod config;
 mod engine;
 mod error;
 mod event;
@@ -56,5 +58,9 @@ pub use stats::Statistics;
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 mod readme {}
+/// So do those of the guides.
+#[cfg(all(doctest, feature = "config"))]
+#[doc = include_str!("../../../docs/configuration.md")]
+mod configuration {}
 
 pub use store::{Asked, Cursor, EvictMode, Evicted, Holder, Page, StoreError, StoreErrorKind, Waiter};

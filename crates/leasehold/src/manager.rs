@@ -345,7 +345,7 @@ impl std::fmt::Debug for LockManager {
 }
 
 /// A URL as it may be shown: without user and password, and without query.
-fn without_secrets(url: &str) -> String {
+pub(crate) fn without_secrets(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         // A path may be shown; of a URL that lacks its slashes nobody knows where the password is.
         let scheme = url.split_once(':').map_or(url, |(scheme, _)| scheme);

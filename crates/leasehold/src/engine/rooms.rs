@@ -424,7 +424,7 @@ impl<'a> Waiting<'a> {
         let left = place.holder.as_ref().map_or(Duration::ZERO, |h| h.ttl_left.unwrap_or(ASK_EVERY));
         let after_end =
             left.saturating_add(Duration::from_millis(1)).saturating_add(PER_POSITION.saturating_mul(position));
-        after_end.min(ASK_EVERY)
+        after_end.min(ASK_EVERY).min(self.core.options.ask_again_within)
     }
 
     fn polling(&self) -> bool {

@@ -157,6 +157,12 @@ impl RawPattern {
     }
 }
 
+impl fmt::Display for RawPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.beginning, if self.open { "*" } else { "" })
+    }
+}
+
 /// The one function from a name to its key, and back.
 ///
 /// ```
@@ -207,6 +213,11 @@ impl KeySpace {
     /// The namespace.
     pub fn namespace(&self) -> &Namespace {
         &self.namespace
+    }
+
+    /// Which names are their own key.
+    pub fn raw(&self) -> &[RawPattern] {
+        &self.raw
     }
 
     /// The key of a name.

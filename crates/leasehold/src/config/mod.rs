@@ -1,0 +1,191 @@
+//! The configuration: one YAML file, every key also as an environment variable.
+//!
+//! Defaults give way to the file, the file to the environment (`LEASEHOLD_…`), the environment to
+//! what the program says outright. A key that is not known, one that is given twice and a value that
+//! makes no sense are errors, with file, line, column and the line itself; and of every value it is
+//! known where it came from. `docs/configuration.md` lists the keys.
+//!
+//! ```
+//! use std::time::Duration;
+//! use leasehold::config::{Config, Settings};
+//!
+//! let mut settings = Settings::new().yaml("locks.yaml", "
+//! store: memory
+//! namespace: billing
+//! gpu_lock:
+//!   max_wait_time: 1800
+//! ");
+//! let config = Config::read(&mut settings);
+//! settings.finish()?;
+//! assert_eq!(config.gpu_lock.max_wait_time, Duration::from_secs(1800));
+//! # Ok::<(), leasehold::config::ConfigError>(())
+//! ```
+
+mod error;
+mod gpu;
+mod settings;
+mod value;
+mod yaml;
+
+use std::path::Path;
+use std::time::Duration;
+
+pub use error::{ConfigError, Origin, Problem};
+pub use gpu::{Cleanup, ExceptionHandling, GpuLock, GpuLockMonitor, Heartbeat, MonitorHeartbeat, TimeoutLevels};
+pub use settings::{Settings, Shown, variable};
+pub use value::{JournalDir, Setting, StoreUrl, Written, duration};
+
+use crate::error::Error;
+use crate::facts::{KeySpace, Namespace, Owner, Ttl};
+use crate::manager::LockManager;
+use crate::options::{OnUnavailable, Options};
+use crate::request::LockRequest;
+
+/// The environment variable that names the file.
+pub const FILE_VARIABLE: &str = "LEASEHOLD_CONFIG";
+
+/// Everything the library can be told by a file.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Config {
+    /// `store`: which store; the embedded one by default.
+    pub store: StoreUrl,
+    /// `namespace` and `raw_names`: how names become keys.
+    pub keys: KeySpace,
+    /// `ttl`: the lease of a request that names none.
+    pub ttl: Ttl,
+    /// `owner`: who this process is, for people.
+    pub owner: Owner,
+    /// `on_unavailable`: `closed` or `open`, when the store cannot be reached.
+    pub on_unavailable: OnUnavailable,
+    /// `answer_within`: how long one request may go unanswered.
+    pub answer_within: Duration,
+    /// `patience`: how long a waiter goes on while the store cannot be reached.
+    pub patience: Duration,
+    /// `journal`: where releases that failed by all means are kept.
+    pub journal: JournalDir,
+    /// `gpu_lock`
+    pub gpu_lock: GpuLock,
+    /// `gpu_lock_monitor`
+    pub gpu_lock_monitor: GpuLockMonitor,
+}
+
+impl Config {
+    /// Reads a file, or the one that `LEASEHOLD_CONFIG` names, or none; then the environment. The
+    /// section `server` is left to the server.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it, at once.
+    pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
+        let named = std::env::var_os(FILE_VARIABLE).filter(|name| !name.is_empty());
+        let file = file.map(Path::to_owned).or(named.map(Into::into));
+        let mut settings = Settings::new().environment();
+        if let Some(file) = file {
+            settings = settings.file(file);
+        }
+        let config = Self::read(&mut settings);
+        settings.leave("server");
+        settings.finish()?;
+        Ok(config)
+    }
+
+    /// Reads the library's keys from settings that others read from too. Only after
+    /// [`Settings::finish`] has found nothing wrong does it mean anything.
+    pub fn read(settings: &mut Settings) -> Self {
+        let options = Options::default();
+        let default_store = StoreUrl::parse("sqlite:").expect("a URL");
+        let namespace = settings.get("namespace", Namespace::default());
+        let raw = settings.get("raw_names", options.keys.raw().to_vec());
+        let keys = KeySpace::new(namespace, raw).unwrap_or_else(|invalid| {
+            settings.refuse("raw_names", &invalid.to_string());
+            KeySpace::default()
+        });
+        Self {
+            store: settings.get("store", default_store),
+            keys,
+            ttl: settings.get("ttl", options.ttl),
+            owner: settings.get("owner", options.owner),
+            on_unavailable: settings.get("on_unavailable", options.on_unavailable),
+            answer_within: settings.get("answer_within", options.answer_within),
+            patience: settings.get("patience", options.patience),
+            journal: settings.get("journal", JournalDir(options.journal)),
+            gpu_lock: GpuLock::read(settings),
+            gpu_lock_monitor: GpuLockMonitor::read(settings),
+        }
+    }
+
+    /// The options of a manager for everyday locks.
+    pub fn options(&self) -> Options {
+        Options {
+            keys: self.keys.clone(),
+            ttl: self.ttl,
+            owner: self.owner.clone(),
+            on_unavailable: self.on_unavailable,
+            answer_within: self.answer_within,
+            patience: self.patience,
+            journal: self.journal.0.clone(),
+            ..Options::default()
+        }
+    }
+
+    /// The options of a manager for GPU locks: as the others, and as `gpu_lock` says.
+    pub fn gpu_options(&self) -> Options {
+        let GpuLock { exception_handling: release, heartbeat, .. } = &self.gpu_lock;
+        let max_poll = if self.gpu_lock.exponential_backoff {
+            self.gpu_lock.max_poll_interval
+        } else {
+            self.gpu_lock.poll_interval
+        };
+        Options {
+            ttl: self.gpu_ttl(),
+            heartbeat: heartbeat.interval.min(self.gpu_lock_monitor.heartbeat.interval),
+            events: self.gpu_lock.use_event_driven,
+            poll_interval: self.gpu_lock.poll_interval,
+            max_poll_interval: max_poll,
+            ask_again_within: self.gpu_lock.fallback_timeout,
+            emergency_release: release.enable_emergency_release,
+            emergency_release_delay: release.emergency_release_delay,
+            max_release_retries: release.max_release_retries,
+            ..self.options()
+        }
+    }
+
+    /// The lease of a GPU lock. A renewing one is at most the heartbeat's timeout, the monitor's
+    /// included: so that a dead holder's lease has ended when it counts as dead, and a living one's
+    /// goes on for as long as it lives.
+    pub fn gpu_ttl(&self) -> Ttl {
+        let GpuLock { lock_timeout, heartbeat, .. } = &self.gpu_lock;
+        if !heartbeat.enabled {
+            return *lock_timeout;
+        }
+        (*lock_timeout).min(heartbeat.timeout).min(self.gpu_lock_monitor.heartbeat.timeout)
+    }
+
+    /// A request for the lock of one GPU (`gpu_lock:<id>`), as `gpu_lock` says; a long task says
+    /// more: `config.gpu_request(&locks, 0).wait_up_to(half_an_hour)`. For a manager with
+    /// [`gpu_options`](Self::gpu_options).
+    pub fn gpu_request(&self, locks: &LockManager, gpu_id: u32) -> LockRequest {
+        locks
+            .lock(format!("gpu_lock:{gpu_id}"))
+            .ttl(self.gpu_ttl().duration())
+            .wait_up_to(self.gpu_lock.max_wait_time)
+            .renew(self.gpu_lock.heartbeat.enabled)
+    }
+
+    /// Opens the store for everyday locks.
+    ///
+    /// # Errors
+    /// [`Error::Connect`] when the store cannot be used.
+    pub async fn connect(&self) -> Result<LockManager, Error> {
+        LockManager::connect_with(self.store.reveal(), self.options()).await
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self::read(&mut Settings::new())
+    }
+}
+
+#[cfg(test)]
+mod tests;

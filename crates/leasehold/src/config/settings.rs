@@ -1,0 +1,339 @@
+//! The layers of a configuration, and the reading of typed values from them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use super::error::{ConfigError, Origin, Problem};
+use super::value::{Setting, Written};
+use super::yaml::{self, At, Kind, Node};
+
+/// What every environment variable begins with.
+const PREFIX: &str = "LEASEHOLD_";
+
+/// What was said in a file, in the environment and by the program, before it has types.
+///
+/// Each part of the system reads its own keys from it; whatever nobody asked for is an unknown key.
+/// Problems are collected, so that a person gets all of them at once.
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::config::{Config, Settings};
+///
+/// let mut settings = Settings::new()
+///     .yaml("locks.yaml", "ttl: 20s\nserver:\n  page_size: 50\n")
+///     .variables([("LEASEHOLD_NAMESPACE", "billing")])
+///     .set("ttl", "5s");
+/// let config = Config::read(&mut settings);
+/// let page_size = settings.get("server.page_size", 100_u32);    // a section of one's own
+/// let shown = settings.finish()?;
+///
+/// assert_eq!((config.ttl.duration(), page_size), (Duration::from_secs(5), 50));
+/// let ttl = shown.iter().find(|shown| shown.key == "ttl").expect("read above");
+/// assert_eq!((ttl.value.as_str(), ttl.origin.to_string().as_str()), ("5s", "explicit"));
+/// # Ok::<(), leasehold::config::ConfigError>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct Settings {
+    /// The lines of each file, for snippets.
+    files: BTreeMap<String, Vec<String>>,
+    /// What the files say: later files win.
+    in_files: BTreeMap<String, Given>,
+    environment: BTreeMap<String, Result<String, ()>>,
+    explicit: BTreeMap<String, String>,
+    /// Every key that was asked for.
+    known: BTreeSet<String>,
+    shown: Vec<Shown>,
+    problems: Vec<Problem>,
+}
+
+/// A node of a file: where its key stands, and what it says.
+#[derive(Debug)]
+struct Given {
+    key: Origin,
+    value: Origin,
+    said: Said,
+}
+
+#[derive(Debug)]
+enum Said {
+    Nothing,
+    Value(Written),
+    Section,
+}
+
+/// A key, the value in force and where it came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shown {
+    /// The key with its sections: `gpu_lock.heartbeat.interval`.
+    pub key: String,
+    /// The value in force, without secrets.
+    pub value: String,
+    /// Where it came from.
+    pub origin: Origin,
+}
+
+impl Settings {
+    /// No layer yet: everything is as by default.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a YAML file. That it cannot be read is told by [`finish`](Self::finish), as everything
+    /// else.
+    pub fn file(mut self, path: impl AsRef<Path>) -> Self {
+        let path = path.as_ref();
+        let name = path.display().to_string();
+        match std::fs::read_to_string(path) {
+            Ok(text) => self.yaml(&name, &text),
+            Err(error) => {
+                let text = format!("cannot be read: {error}");
+                self.problems.push(Problem { origin: Origin::WholeFile(name), text, snippet: None });
+                self
+            }
+        }
+    }
+
+    /// Adds YAML from a text; `name` is what problems call it.
+    pub fn yaml(mut self, name: &str, text: &str) -> Self {
+        self.files.insert(name.to_owned(), text.lines().map(str::to_owned).collect());
+        match yaml::parse(text) {
+            Ok(Node { kind: Kind::Nothing, .. }) => {}
+            Ok(Node { kind: Kind::Map(entries), .. }) => self.take(name, "", entries),
+            Ok(node) => {
+                self.refuse_at(Origin::file(name, node.at), "a configuration consists of `key: value` lines".into());
+            }
+            Err(broken) => {
+                let origin = match broken.at {
+                    Some(at) => Origin::file(name, at),
+                    None => Origin::WholeFile(name.to_owned()),
+                };
+                self.refuse_at(origin, broken.problem);
+            }
+        }
+        self
+    }
+
+    /// Adds the environment of this process: `LEASEHOLD_` and the key in capitals, sections joined
+    /// by `_` (`LEASEHOLD_GPU_LOCK_HEARTBEAT_INTERVAL`).
+    pub fn environment(mut self) -> Self {
+        for (variable, value) in std::env::vars_os() {
+            if let Some(variable) = variable.to_str().filter(|name| name.starts_with(PREFIX)) {
+                self.environment.insert(variable.to_owned(), value.into_string().map_err(|_| ()));
+            }
+        }
+        self
+    }
+
+    /// Adds variables as if they stood in the environment.
+    pub fn variables<'a>(mut self, variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        for (variable, value) in variables {
+            self.environment.insert(variable.to_owned(), Ok(value.to_owned()));
+        }
+        self
+    }
+
+    /// Says a value outright: a flag of the command line. It wins over every other layer.
+    pub fn set(mut self, key: &str, value: impl Into<String>) -> Self {
+        self.explicit.insert(key.to_owned(), value.into());
+        self
+    }
+
+    /// The value of a key: said outright, else by the environment, else by a file, else the default.
+    /// What is wrong with it is told by [`finish`](Self::finish).
+    pub fn get<T: Setting>(&mut self, key: &str, default: T) -> T {
+        self.known.insert(key.to_owned());
+        let mut found = (default, Origin::Default);
+        // Every layer is read, the lowest first: a value that is wrong is wrong even where another
+        // one is in force.
+        for (origin, written) in self.layers(key) {
+            match written.and_then(|written| T::read(&written)) {
+                Ok(value) => found = (value, origin),
+                Err(problem) => self.refuse_at(origin, format!("{key}: {problem}")),
+            }
+        }
+        let (value, origin) = found;
+        self.shown.push(Shown { key: key.to_owned(), value: value.show(), origin });
+        value
+    }
+
+    /// Refuses the value in force of a key for a reason that only several keys together give.
+    pub fn refuse(&mut self, key: &str, problem: &str) {
+        let shown = self.shown.iter().rev().find(|shown| shown.key == key);
+        let origin = shown.map_or(Origin::Default, |shown| shown.origin.clone());
+        self.refuse_at(origin, format!("{key}: {problem}"));
+    }
+
+    /// Leaves a whole section to somebody else who reads the same file.
+    pub fn leave(&mut self, section: &str) {
+        let inside = format!("{section}.");
+        self.in_files.retain(|key, _| key != section && !key.starts_with(&inside));
+    }
+
+    /// Every key that was read, with its value and where it came from.
+    ///
+    /// # Errors
+    /// Everything that was wrong: values, and keys that nobody asked for.
+    pub fn finish(mut self) -> Result<Vec<Shown>, ConfigError> {
+        self.refuse_unknown();
+        if self.problems.is_empty() { Ok(self.shown) } else { Err(ConfigError::new(self.problems)) }
+    }
+
+    /// What each layer says of a key, the lowest first.
+    fn layers(&self, key: &str) -> Vec<(Origin, Result<Written, String>)> {
+        let mut layers = Vec::new();
+        if let Some(given) = self.in_files.get(key) {
+            let (origin, written) = match &given.said {
+                Said::Value(written) => (&given.value, Ok(written.clone())),
+                Said::Nothing => (&given.key, Err("has no value".to_owned())),
+                Said::Section => (&given.key, Err("is one value, not a section".to_owned())),
+            };
+            layers.push((origin.clone(), written));
+        }
+        let variable = variable(key);
+        if let Some(value) = self.environment.get(&variable) {
+            let written = value.clone().map(Written::Text).map_err(|()| "is not UTF-8".to_owned());
+            layers.push((Origin::Environment(variable), written));
+        }
+        if let Some(value) = self.explicit.get(key) {
+            layers.push((Origin::Explicit, Ok(Written::Text(value.clone()))));
+        }
+        layers
+    }
+
+    /// Takes the entries of a section.
+    fn take(&mut self, file: &str, section: &str, entries: Vec<(String, At, Node)>) {
+        for (name, at, node) in entries {
+            let key = if section.is_empty() { name } else { format!("{section}.{name}") };
+            let said = match node.kind {
+                Kind::Nothing => Said::Nothing,
+                Kind::Text(text) => Said::Value(Written::Text(text)),
+                Kind::List(items) => match texts(items) {
+                    Ok(texts) => Said::Value(Written::List(texts)),
+                    Err(at) => {
+                        let problem = format!("{key}: a list holds single values");
+                        self.refuse_at(Origin::file(file, at), problem);
+                        continue;
+                    }
+                },
+                Kind::Map(entries) => {
+                    self.take(file, &key, entries);
+                    Said::Section
+                }
+            };
+            let given = Given { key: Origin::file(file, at), value: Origin::file(file, node.at), said };
+            self.in_files.insert(key, given);
+        }
+    }
+
+    fn refuse_unknown(&mut self) {
+        let is_section = |key: &str| {
+            let inside = format!("{key}.");
+            self.known.iter().any(|known| known.starts_with(&inside))
+        };
+        let mut unknown = Vec::new();
+        for (key, given) in &self.in_files {
+            // Below an unknown section, the section is the news.
+            let inside_unknown = key.rsplit_once('.').is_some_and(|(section, _)| !is_section(section));
+            if self.known.contains(key) || inside_unknown {
+                continue;
+            }
+            match (&given.said, is_section(key)) {
+                (Said::Section | Said::Nothing, true) => {}
+                (Said::Value(_), true) => {
+                    unknown.push((given.value.clone(), format!("{key} is a section, not one value")));
+                }
+                _ => unknown.push((given.key.clone(), format!("{key} is not known{}", self.meant(key)))),
+            }
+        }
+        // Other programs' variables begin with LEASEHOLD_ too; inside a section they are meant for us.
+        let sections =
+            self.known.iter().filter_map(|key| key.split_once('.')).map(|(section, _)| variable(section) + "_");
+        let sections: BTreeSet<String> = sections.collect();
+        let names: BTreeSet<String> = self.known.iter().map(|key| variable(key)).collect();
+        for name in self.environment.keys() {
+            if !names.contains(name) && sections.iter().any(|section| name.starts_with(section)) {
+                let nearest = nearest(name, names.iter().map(String::as_str));
+                let hint = nearest.map_or_else(String::new, |near| format!("; did you mean {near}?"));
+                unknown.push((Origin::Environment(name.clone()), format!("no setting has this name{hint}")));
+            }
+        }
+        for key in self.explicit.keys().filter(|key| !self.known.contains(*key)) {
+            unknown.push((Origin::Explicit, format!("{key} is not known{}", self.meant(key))));
+        }
+        // In the order of the file.
+        unknown.sort_by_key(|(origin, _)| match origin {
+            Origin::File { line, column, .. } => (*line, *column),
+            _ => (usize::MAX, 0),
+        });
+        for (origin, problem) in unknown {
+            self.refuse_at(origin, problem);
+        }
+    }
+
+    fn meant(&self, key: &str) -> String {
+        let sections = self.known.iter().filter_map(|known| known.rsplit_once('.')).map(|(section, _)| section);
+        let candidates = self.known.iter().map(String::as_str).chain(sections);
+        nearest(key, candidates).map_or_else(String::new, |near| format!("; did you mean {near}?"))
+    }
+
+    fn refuse_at(&mut self, origin: Origin, text: String) {
+        let snippet = match &origin {
+            Origin::File { file, line, .. } => self.files.get(file).and_then(|lines| lines.get(line - 1)),
+            _ => None,
+        };
+        let snippet = snippet.map(|line| without_secrets(line));
+        self.problems.push(Problem { origin, text, snippet });
+    }
+}
+
+/// The environment variable of a key.
+pub fn variable(key: &str) -> String {
+    format!("{PREFIX}{}", key.replace('.', "_").to_uppercase())
+}
+
+/// The texts of a list, or where it holds something else.
+fn texts(items: Vec<Node>) -> Result<Vec<String>, At> {
+    let text = |item: Node| match item.kind {
+        Kind::Text(text) => Ok(text),
+        _ => Err(item.at),
+    };
+    items.into_iter().map(text).collect()
+}
+
+/// A line of a file as it may be shown: passwords of URLs and the values of secret-sounding keys are
+/// left out.
+fn without_secrets(line: &str) -> String {
+    let lower = line.to_ascii_lowercase();
+    if let Some(colon) = line.find(':')
+        && ["password", "secret", "token", "api_key", "apikey"].iter().any(|word| lower[..colon].contains(word))
+    {
+        return format!("{}: …", &line[..colon]);
+    }
+    match (line.find("://"), line.rfind('@')) {
+        (Some(begin), Some(end)) if begin + 3 < end => format!("{}…{}", &line[..begin + 3], &line[end..]),
+        _ => line.to_owned(),
+    }
+}
+
+/// The candidate that differs least, if it differs little.
+fn nearest<'a>(wrong: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let distance = |candidate: &&str| edits(wrong, candidate);
+    let best = candidates.min_by_key(distance)?;
+    (edits(wrong, best) <= 2 + wrong.len() / 10).then_some(best)
+}
+
+/// How many letters have to be changed, added or taken away.
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let change = diagonal + usize::from(from != *to);
+            diagonal = row[j + 1];
+            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}

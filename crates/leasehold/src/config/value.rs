@@ -1,0 +1,292 @@
+//! Values as people write them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::facts::{Namespace, Owner, RawPattern, Ttl};
+use crate::options::OnUnavailable;
+
+/// What was written for a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Written {
+    /// One value.
+    Text(String),
+    /// A list, one entry each.
+    List(Vec<String>),
+}
+
+/// A type that can stand in a configuration.
+pub trait Setting: Sized {
+    /// Reads one value. The error is a sentence for people: what is wrong, and what would be right.
+    ///
+    /// # Errors
+    /// When the text is no such value.
+    fn parse(text: &str) -> Result<Self, String>;
+
+    /// The value as people read it; never a secret.
+    fn show(&self) -> String;
+
+    /// Reads what was written; types that are lists replace this.
+    ///
+    /// # Errors
+    /// When it is no such value.
+    fn read(written: &Written) -> Result<Self, String> {
+        match written {
+            Written::Text(text) => Self::parse(text),
+            Written::List(_) => Err("is a list, where one value is expected".into()),
+        }
+    }
+}
+
+/// Reads a duration: seconds (`2`, `0.5`) or a text such as `500ms`, `30s`, `5m`, `1h30m`, `1d`.
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold::config::duration;
+///
+/// assert_eq!(duration("90"), Ok(Duration::from_secs(90)));
+/// assert_eq!(duration("1m30s"), Ok(Duration::from_secs(90)));
+/// assert!(duration("1 fortnight").is_err());
+/// ```
+///
+/// # Errors
+/// A sentence that says what would be right.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let wrong =
+        || format!("`{text}` is not a duration: write seconds (2, 0.5) or a text such as 500ms, 30s, 5m or 1h30m");
+    if let Ok(seconds) = text.parse::<f64>() {
+        return Duration::try_from_secs_f64(seconds).map_err(|_| wrong());
+    }
+    let mut total = Duration::ZERO;
+    let mut rest = text.trim();
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).filter(|&n| n > 0).ok_or_else(wrong)?;
+        let number: u32 = rest[..digits].parse().map_err(|_| wrong())?;
+        let letters = rest[digits..].find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(rest.len() - digits);
+        let unit = match &rest[digits..digits + letters] {
+            "ms" => Duration::from_millis(1),
+            "s" => Duration::from_secs(1),
+            "m" => Duration::from_secs(60),
+            "h" => Duration::from_secs(60 * 60),
+            "d" => Duration::from_secs(24 * 60 * 60),
+            _ => return Err(wrong()),
+        };
+        let part = unit.checked_mul(number).ok_or_else(wrong)?;
+        total = total.checked_add(part).ok_or_else(wrong)?;
+        rest = rest[digits + letters..].trim_start();
+    }
+    if text.trim().is_empty() { Err(wrong()) } else { Ok(total) }
+}
+
+impl Setting for Duration {
+    fn parse(text: &str) -> Result<Self, String> {
+        duration(text)
+    }
+
+    fn show(&self) -> String {
+        if self.subsec_millis() == 0 { format!("{}s", self.as_secs()) } else { format!("{}ms", self.as_millis()) }
+    }
+}
+
+impl Setting for Ttl {
+    fn parse(text: &str) -> Result<Self, String> {
+        Self::new(duration(text)?).map_err(|invalid| invalid.to_string())
+    }
+
+    fn show(&self) -> String {
+        self.duration().show()
+    }
+}
+
+impl Setting for bool {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "true" => Ok(true),
+            "false" => Ok(false),
+            _ => Err(format!("`{text}` is neither true nor false")),
+        }
+    }
+
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Setting for u32 {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|_| format!("`{text}` is not a whole number from 0 to {}", Self::MAX))
+    }
+
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Setting for String {
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(text.to_owned())
+    }
+
+    fn show(&self) -> String {
+        self.clone()
+    }
+}
+
+impl Setting for Namespace {
+    fn parse(text: &str) -> Result<Self, String> {
+        Self::new(text).map_err(|invalid| invalid.to_string())
+    }
+
+    fn show(&self) -> String {
+        if self.as_str().is_empty() { "(empty)".into() } else { self.as_str().into() }
+    }
+}
+
+impl Setting for Owner {
+    fn parse(text: &str) -> Result<Self, String> {
+        Self::named(text).map_err(|invalid| invalid.to_string())
+    }
+
+    fn show(&self) -> String {
+        self.task().to_owned()
+    }
+}
+
+impl Setting for OnUnavailable {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "closed" => Ok(Self::FailClosed),
+            "open" => Ok(Self::FailOpen),
+            _ => Err(format!("`{text}` is neither `closed` nor `open`")),
+        }
+    }
+
+    fn show(&self) -> String {
+        match self {
+            Self::FailClosed => "closed".into(),
+            Self::FailOpen => "open".into(),
+        }
+    }
+}
+
+/// Raw names, as a list or separated by commas.
+impl Setting for Vec<RawPattern> {
+    fn parse(text: &str) -> Result<Self, String> {
+        let patterns = text.split(',').map(str::trim).filter(|pattern| !pattern.is_empty());
+        patterns.map(|pattern| RawPattern::new(pattern).map_err(|invalid| invalid.to_string())).collect()
+    }
+
+    fn show(&self) -> String {
+        self.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+    }
+
+    fn read(written: &Written) -> Result<Self, String> {
+        match written {
+            Written::Text(text) => Self::parse(text),
+            Written::List(items) => {
+                items.iter().map(|item| RawPattern::new(item).map_err(|invalid| invalid.to_string())).collect()
+            }
+        }
+    }
+}
+
+/// Where the journal is kept, if anywhere: a directory, or `off`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JournalDir(pub Option<PathBuf>);
+
+impl Setting for JournalDir {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "" => Err("is empty: write a directory, or `off`".into()),
+            "off" => Ok(Self(None)),
+            dir => Ok(Self(Some(dir.into()))),
+        }
+    }
+
+    fn show(&self) -> String {
+        self.0.as_ref().map_or_else(|| "off".into(), |dir| dir.display().to_string())
+    }
+}
+
+/// The URL of a store, shown without its secrets.
+#[derive(Clone, PartialEq, Eq)]
+pub struct StoreUrl(String);
+
+impl StoreUrl {
+    /// The URL itself, with whatever secrets it has.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Setting for StoreUrl {
+    fn parse(text: &str) -> Result<Self, String> {
+        // What exactly can be opened is the store's to say; this catches what cannot be meant.
+        let scheme = text.split(':').next().unwrap_or_default();
+        let names_one =
+            text.contains(':') && !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_lowercase() || c == '+');
+        // The colon at an end would need quotes in YAML; without it the meaning is just as plain.
+        if names_one || matches!(text, "sqlite" | "memory") {
+            return Ok(Self(text.to_owned()));
+        }
+        Err("is not the URL of a store: write sqlite, sqlite:PATH, redis://HOST:PORT or memory".into())
+    }
+
+    fn show(&self) -> String {
+        crate::manager::without_secrets(&self.0)
+    }
+}
+
+impl std::fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "StoreUrl({})", self.show())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_as_people_write_them() {
+        let ms = Duration::from_millis;
+        for (text, meant) in [
+            ("2", ms(2_000)),
+            ("0.5", ms(500)),
+            ("0", ms(0)),
+            ("250ms", ms(250)),
+            ("30s", ms(30_000)),
+            ("1h30m", ms(5_400_000)),
+            ("1h 30m", ms(5_400_000)),
+            ("1d", ms(86_400_000)),
+        ] {
+            assert_eq!(duration(text), Ok(meant), "{text}");
+        }
+        for bad in [
+            "",
+            " ",
+            "soon",
+            "-1",
+            "5 parsecs",
+            "s",
+            "1.5h",
+            "5x",
+            "99999999999h",
+            "NaN",
+            "inf",
+            "1e300",
+            "4294967295d5ü",
+        ] {
+            assert!(duration(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_store_is_shown_without_its_password() {
+        let store = StoreUrl::parse("redis://u:hunter2@h:1").expect("a URL");
+        assert!(!format!("{store:?} {}", store.show()).contains("hunter2"));
+        let refused = StoreUrl::parse("hunter2@h").expect_err("no URL");
+        assert!(!refused.contains("hunter2"));
+    }
+}
