@@ -151,7 +151,8 @@ struct Cost {
 async fn cost(server: &RedisServer, processes: usize, managers: usize) -> Cost {
     let mut crowd = Crowd::gather(server, processes, managers).await;
     let monitor = Monitor::start(server);
-    let idle = full_or(5.0, 20.0);
+    // In full, as long as it takes for everybody to have asked again twice.
+    let idle = full_or(5.0, 60.0);
     let before = (monitor.sent(), commands(server).await);
     tokio::time::sleep(Duration::from_secs_f64(idle)).await;
     let idle_requests = (monitor.sent() - before.0) as f64 / idle;
@@ -183,7 +184,9 @@ async fn f34_a_hand_off_costs_the_same_however_many_wait() {
     );
     assert!(few.requests <= 3.0 && many.requests <= 3.0, "{figures}");
     assert!(few.commands <= 20.0 && many.commands <= 20.0, "{figures}");
-    assert!(many.idle_requests <= 500.0, "{figures}");
+    // 500 for a thousand that wait; the eight nearest to the head cost the same however many stand behind.
+    let idle = 100.0 + 0.4 * waiters as f64;
+    assert!(many.idle_requests <= idle && many.idle_commands <= idle, "{figures}; {idle} allowed");
     report("F34", figures);
 }
 

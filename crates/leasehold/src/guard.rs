@@ -45,7 +45,7 @@ struct Tended {
 impl Guard {
     pub(crate) fn begin(alive: Arc<Alive>, lease: NewLease, grant: &Grant, confirm: bool) -> Self {
         let cell = Arc::new(LeaseCell::new(lease, grant, confirm));
-        alive.0.leases.insert(&cell);
+        alive.0.leases.insert(&alive.0, &cell);
         // A shutdown that told every holder may have passed while this grant was on its way.
         if alive.0.closing.is_cancelled() {
             alive.0.lose(&cell, LossReason::Shutdown);

@@ -78,7 +78,9 @@ impl LockManager {
                 Arc::new(SqliteStore::open(&path).map_err(connect)?)
             }
             "redis" | "rediss" => {
-                let redis = RedisOptions::default().response_timeout(options.answer_within);
+                // Longer than a day is for ever, and is not beyond what a clock can count.
+                let answer_within = options.answer_within.min(Ttl::MAX);
+                let redis = RedisOptions::default().response_timeout(answer_within);
                 Arc::new(RedisStore::connect(url, options.keys.clone(), redis).await.map_err(connect)?)
             }
             _ => {

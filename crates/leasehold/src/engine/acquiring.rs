@@ -11,7 +11,7 @@ use super::rooms::{Room, Seat, Seen, jittered};
 use super::{Alive, Core, lock};
 use crate::clock::{Moment, sleep_until, wall_ms};
 use crate::error::{Error, Operation};
-use crate::event::Transition;
+use crate::event::{LossReason, Transition};
 use crate::facts::{LockName, Owner, Token, Ttl};
 use crate::guard::Guard;
 use crate::journal::JournalKind;
@@ -81,6 +81,8 @@ impl Drop for Undo<'_> {
 /// Takes a lock as wished.
 pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish) -> Result<Guard, Error> {
     let core = &alive.0;
+    // Before the look: a shutdown either is seen here, or waits for this call.
+    let _call = core.call();
     if core.closing.is_cancelled() {
         return Err(Error::ShutDown { name: wish.name });
     }
@@ -145,6 +147,12 @@ enum Ended {
     Error(Error),
 }
 
+impl Ended {
+    fn shut_down(name: &LockName) -> Self {
+        Self::Error(Error::ShutDown { name: name.clone() })
+    }
+}
+
 /// The guard, and whether another holder handed the lock over.
 async fn obtain(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<Seen>) -> Result<(Guard, bool), Ended> {
     let core = &alive.0;
@@ -176,10 +184,15 @@ async fn try_once(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<S
             Ok(Try::Granted(grant)) => {
                 if Belief::new(grant.asked_at, grant.lasts).is_valid(Moment::now()) {
                     let lease = wish.lease(undo.disarm().token);
-                    return Ok(Some(Guard::begin(alive.clone(), lease, &grant, false)));
+                    if let Some(guard) = received(Guard::begin(alive.clone(), lease, &grant, false))? {
+                        return Ok(Some(guard));
+                    }
+                    undo = Undo::arm(core, claim(wish));
+                    StoreErrorKind::TryAgain.into()
+                } else {
+                    // The answer took as long as the lease: nobody may begin with that.
+                    StoreErrorKind::NoAnswer.into()
                 }
-                // The answer took as long as the lease: nobody may begin with that.
-                StoreErrorKind::NoAnswer.into()
             }
             Ok(Try::Held(holder)) => {
                 undo.disarm();
@@ -196,7 +209,7 @@ async fn try_once(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<S
         lock(seen).failed = Some(error.clone());
         if !worth_asking_again(&error) || began.until(Moment::now()) >= core.options.patience {
             // The undo stays armed: a try has several steps, and an error of the last one says nothing
-            // of the first. Only where the first step was refused is there nothing to give back.
+            // of the first. Only where nothing was done at all is there nothing to give back.
             if sends == 1 && error.was_refused() {
                 undo.disarm();
             }
@@ -206,7 +219,10 @@ async fn try_once(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<S
         if error.may_have_happened() && !core.store.may_resend_try() {
             undo = Undo::arm(core, claim(wish));
         }
-        tokio::time::sleep(jittered(pause)).await;
+        tokio::select! {
+            () = tokio::time::sleep(jittered(pause)) => {}
+            () = core.closing.cancelled() => return Err(Ended::shut_down(&wish.name)),
+        }
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
@@ -224,16 +240,17 @@ async fn poll(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<Seen>
         if deadline.is_some_and(|end| Moment::now() >= end) {
             return Err(Ended::Late);
         }
-        if alive.0.closing.is_cancelled() {
-            return Err(Ended::Error(Error::ShutDown { name: wish.name.clone() }));
-        }
         let next = Moment::now() + jittered(pause);
-        sleep_until(Some(deadline.map_or(next, |end| end.min(next)))).await;
+        tokio::select! {
+            biased;
+            () = alive.0.closing.cancelled() => return Err(Ended::shut_down(&wish.name)),
+            () = sleep_until(Some(deadline.map_or(next, |end| end.min(next)))) => {}
+        }
         if let Some(guard) = try_once(alive, wish, Moment::now(), seen).await? {
             return Ok(guard);
         }
         if wish.retry_every.is_none() {
-            pause = (pause * 2).min(options.max_poll_interval);
+            pause = pause.saturating_mul(2).min(options.max_poll_interval).max(FIRST_PAUSE);
         }
     }
 }
@@ -241,33 +258,55 @@ async fn poll(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<Seen>
 /// Waits for its turn in the room of the name.
 async fn wait(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<Seen>) -> Result<Guard, Ended> {
     let core = &alive.0;
-    let (reply, mut answer) = oneshot::channel();
-    let seat = Seat { lease: wish.lease(Token::random()), retry_every: wish.retry_every, reply };
-    let room = core.rooms.sit(alive, seat);
-    let _gets_up = GetsUp(&room);
     let deadline = match wish.wait {
         Wait::UpTo(wait) => Some(began + wait),
         Wait::Not | Wait::Forever => None,
     };
-    tokio::select! {
-        biased;
-        answer = &mut answer => {
+    loop {
+        let (reply, mut answer) = oneshot::channel();
+        let seat = Seat { lease: wish.lease(Token::random()), retry_every: wish.retry_every, reply };
+        let room = core.rooms.sit(alive, seat);
+        let _gets_up = GetsUp(&room);
+        let guard = tokio::select! {
+            biased;
             // A room always answers; one that went down with its runtime counts as shut down.
-            let closed = Err(Error::ShutDown { name: wish.name.clone() });
-            return answer.unwrap_or(closed).map_err(Ended::Error);
+            answer = &mut answer => match answer {
+                Ok(answer) => answer.map_err(Ended::Error)?,
+                Err(_) => return Err(Ended::shut_down(&wish.name)),
+            },
+            () = sleep_until(deadline) => {
+                // Closed first, so that a grant either is here or stays with the room.
+                answer.close();
+                match answer.try_recv() {
+                    Ok(Ok(guard)) => guard,
+                    _ => {
+                        let last = room.seen();
+                        if last.answered || last.failed.is_some() {
+                            *lock(seen) = last;
+                        }
+                        return Err(Ended::Late);
+                    }
+                }
+            }
+        };
+        if let Some(guard) = received(guard)? {
+            return Ok(guard);
         }
-        () = sleep_until(deadline) => {}
+        tracing::debug!(name = %wish.name, "the lease was over before its task got it; waiting goes on");
+        *lock(seen) = Seen { holder: None, answered: true, failed: None };
     }
-    // Closed first, so that a grant either is here or stays with the room.
-    answer.close();
-    if let Ok(Ok(guard)) = answer.try_recv() {
-        return Ok(guard);
-    }
-    let last = room.seen();
-    if last.answered || last.failed.is_some() {
-        *lock(seen) = last;
-    }
-    Err(Ended::Late)
+}
+
+/// A guard at the moment its task gets it, which may be long after it was granted: the process may have
+/// been stopped in between. `None`: that lease is over, and given back.
+fn received(guard: Guard) -> Result<Option<Guard>, Ended> {
+    Ok(match guard.loss() {
+        Some(LossReason::Shutdown) => return Err(Ended::shut_down(guard.name())),
+        // What its holder asked for; asking again would not make it longer.
+        Some(LossReason::MaxHold) => Some(guard),
+        Some(_) => None,
+        None => Some(guard).filter(Guard::is_valid),
+    })
 }
 
 /// Tells the room that its task is gone, however it went.

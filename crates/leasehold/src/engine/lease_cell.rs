@@ -128,6 +128,13 @@ impl LeaseCell {
         true
     }
 
+    /// Passes on that somebody wants it to come to an end.
+    pub(crate) fn ask_to_finish(&self, reason: String) {
+        tracing::info!(name = %self.name, reason, "asked to finish");
+        self.state().finish_reason = Some(reason);
+        self.told.notify_waiters();
+    }
+
     /// Waits until something that was told is there.
     pub(crate) async fn wait_for<T>(&self, look: impl Fn(&LeaseState) -> Option<T>) -> T {
         loop {

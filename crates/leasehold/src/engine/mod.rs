@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::error::{Error, Operation};
 use crate::event::Transition;
@@ -38,6 +39,8 @@ pub(crate) struct Core {
     replaying: AtomicBool,
     runtime: Handle,
     tasks: TaskTracker,
+    /// Acquires and releases that callers are awaiting.
+    under_way: TaskTracker,
     /// Set when nothing new may begin.
     pub(crate) closing: CancellationToken,
     /// Set when the background tasks are to end: nobody is left who could need them.
@@ -68,6 +71,7 @@ impl Core {
             replaying: AtomicBool::new(false),
             runtime: Handle::current(),
             tasks: TaskTracker::new(),
+            under_way: TaskTracker::new(),
             closing: CancellationToken::new(),
             ended: CancellationToken::new(),
         });
@@ -84,15 +88,31 @@ impl Core {
         drop(self.tasks.spawn_on(work, &self.runtime));
     }
 
+    /// To be held by a call for as long as it is under way: the store is not closed before.
+    pub(crate) fn call(&self) -> TaskTrackerToken {
+        self.under_way.token()
+    }
+
     /// Lets nothing new begin and waits for background work, at most so long.
     pub(crate) async fn drain(&self, at_most: Duration) {
         self.closing.cancel();
         self.rooms.close_all();
         self.leases.lose_all(self);
+        self.tasks.close();
+        self.under_way.close();
         let all_done = async {
-            self.leases.wait_until_empty().await;
-            self.tasks.close();
-            self.tasks.wait().await;
+            // A call under way ends in a guard, or in something to give back in the background: so each
+            // of the three is looked at again after the others.
+            loop {
+                self.leases.wait_until_empty().await;
+                // Not for ever: a future that nobody polls any more never ends.
+                let ended = self.under_way.wait();
+                let in_time = tokio::time::timeout(self.options.answer_within, ended).await.is_ok();
+                self.tasks.wait().await;
+                if self.leases.is_empty() && (self.under_way.is_empty() || !in_time) {
+                    return;
+                }
+            }
         };
         // Whoever is late is taken care of by the end of its lease.
         let _ = tokio::time::timeout(at_most, all_done).await;
@@ -166,7 +186,7 @@ async fn listen(core: Arc<Core>, mut pushes: tokio::sync::mpsc::UnboundedReceive
         match push {
             None => return,
             Some(Push::Revoked { token }) => core.leases.revoked(&core, &token),
-            Some(Push::Finish { token, reason }) => core.leases.asked_to_finish(&token, &reason),
+            Some(Push::Finish { token, reason }) => core.leases.asked_to_finish(&token, reason),
             Some(Push::Resync) => {
                 core.rooms.resync();
                 core.leases.look_at_all();

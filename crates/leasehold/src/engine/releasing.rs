@@ -40,6 +40,7 @@ impl Drop for Pending {
 impl Core {
     /// Gives a lock back. `Ok(false)`: it was not ours any more.
     pub(crate) async fn release(self: &Arc<Self>, cell: Arc<LeaseCell>) -> Result<bool, Error> {
+        let _call = self.call();
         self.give_up(&cell);
         if !cell.protected {
             return Ok(true);
@@ -60,6 +61,8 @@ impl Core {
 
     /// For a guard that is dropped: `drop` cannot await.
     pub(crate) fn release_in_background(self: &Arc<Self>, cell: Arc<LeaseCell>) {
+        // Until it is spawned: a shutdown must not find neither a lease nor the task that gives it back.
+        let _call = self.call();
         self.give_up(&cell);
         if !cell.protected {
             return;
@@ -85,6 +88,14 @@ impl Core {
                     Ok(_) if core.store.may_resend_try() => return,
                     Ok(_) => pause = LONGEST_PAUSE,
                     Err(error) if error.kind() == StoreErrorKind::Closed => return,
+                    // Scripts do not run, but what they would give back may have been taken without one.
+                    Err(error)
+                        if matches!(error.kind(), StoreErrorKind::Script | StoreErrorKind::NotPermitted)
+                            && core.options.emergency_release
+                            && core.given_back_by_other_means(&claim).await =>
+                    {
+                        return;
+                    }
                     Err(error) => tracing::debug!(name = %claim.name, %error, "an attempt is not given up yet"),
                 }
                 if Moment::now() >= forgotten_at {
@@ -94,6 +105,11 @@ impl Core {
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
         });
+    }
+
+    async fn given_back_by_other_means(&self, claim: &Claim) -> bool {
+        let answer = self.within(self.store.release_emergency(&claim.name, &claim.token)).await;
+        matches!(answer, Ok(Release::Released))
     }
 
     /// The belief ends before the release is sent: nobody may act on a lease that is being given up.

@@ -18,8 +18,14 @@ use crate::guard::Guard;
 use crate::lease::Belief;
 use crate::store::{Acquire, Claim, Grant, Holder, Place, Push, StoreError, StoreErrorKind, Ticket};
 
-/// However sure the messages are: ask again this often.
+/// However sure the messages are: near the head of a queue ask again this often.
 const ASK_EVERY: Duration = Duration::from_secs(5);
+/// Waiters before this position are near the head.
+const NEAR: usize = 8;
+/// Each place further back asks so much less often, up to the longest: a thousand that wait must not be a
+/// load. Whoever comes to the head is told so, and a queue outlives twice the longest pause.
+const LESS_OFTEN: Duration = Duration::from_millis(500);
+const ASK_AT_LEAST_EVERY: Duration = Duration::from_secs(30);
 /// Those further back ask a little later after a lease has ended, so that they do not all come at once.
 const PER_POSITION: Duration = Duration::from_millis(20);
 /// Behind a holder that sends no message when it is done, the head of the queue asks this often.
@@ -337,6 +343,9 @@ impl<'a> Waiting<'a> {
             }
             Knock::Push(Push::LookAgain { token, after }) if token == self.claim.token => {
                 self.look_by(Moment::now() + after);
+                // Said to the first in line: however far back it was when it last asked, from now on its
+                // messages are proven as often as the head's.
+                self.moved_to(0);
             }
             Knock::Push(_) => {}
             Knock::Seats => {
@@ -377,15 +386,7 @@ impl<'a> Waiting<'a> {
             Ok(Acquire::Queued(place)) => {
                 self.failing_since = None;
                 self.ticket = Some(place.ticket);
-                let moved = {
-                    let mut known = lock(&self.room.place);
-                    let moved = known.0 != place.position;
-                    known.0 = place.position;
-                    moved
-                };
-                if moved {
-                    self.core.rooms.tell_store(self.core);
-                }
+                self.moved_to(place.position);
                 let by_itself = now + self.pause(&place);
                 self.ask_at = self.look_by.take().map_or(by_itself, |by| by.min(by_itself));
                 *lock(&self.room.seen) = Seen { holder: place.holder, answered: true, failed: None };
@@ -403,6 +404,14 @@ impl<'a> Waiting<'a> {
         None
     }
 
+    /// Where we stand now, as far as is known.
+    fn moved_to(&self, position: usize) {
+        let before = std::mem::replace(&mut lock(&self.room.place).0, position);
+        if before != position {
+            self.core.rooms.tell_store(self.core);
+        }
+    }
+
     fn look_by(&mut self, by: Moment) {
         self.look_by = Some(self.look_by.map_or(by, |old| old.min(by)));
         self.ask_at = self.ask_at.min(by);
@@ -415,16 +424,9 @@ impl<'a> Waiting<'a> {
             return self.poll_pause();
         }
         self.polls = 0;
-        let behind_foreign = place.holder.as_ref().is_some_and(|h| h.foreign || h.ttl_left.is_none());
-        if behind_foreign && place.position == 0 {
-            return BEHIND_FOREIGN;
-        }
-        let position = u32::try_from(place.position).unwrap_or(u32::MAX);
-        // Behind a key without expiry only the head asks often.
-        let left = place.holder.as_ref().map_or(Duration::ZERO, |h| h.ttl_left.unwrap_or(ASK_EVERY));
-        let after_end =
-            left.saturating_add(Duration::from_millis(1)).saturating_add(PER_POSITION.saturating_mul(position));
-        after_end.min(ASK_EVERY).min(self.core.options.ask_again_within)
+        let pause = ask_again_after(place).min(self.core.options.ask_again_within);
+        // Those that came together do not march in step; near the head nothing is late or early.
+        if place.position < NEAR { pause } else { jittered(pause) }
     }
 
     fn polling(&self) -> bool {
@@ -444,6 +446,21 @@ impl<'a> Waiting<'a> {
     }
 }
 
+/// When a waiter that is told when its turn comes asks again all the same.
+fn ask_again_after(place: &Place) -> Duration {
+    let behind_foreign = place.holder.as_ref().is_some_and(|h| h.foreign || h.ttl_left.is_none());
+    if behind_foreign && place.position == 0 {
+        return BEHIND_FOREIGN;
+    }
+    let back = |position: usize| u32::try_from(position).unwrap_or(u32::MAX);
+    let longest = LESS_OFTEN.saturating_mul(back(place.position.saturating_sub(NEAR - 1)));
+    let longest = ASK_EVERY.saturating_add(longest).min(ASK_AT_LEAST_EVERY);
+    // Behind a key without expiry only the head asks often.
+    let left = place.holder.as_ref().map_or(Duration::ZERO, |h| h.ttl_left.unwrap_or(longest));
+    let after_end = left.saturating_add(Duration::from_millis(1));
+    after_end.saturating_add(PER_POSITION.saturating_mul(back(place.position))).min(longest)
+}
+
 /// Enough of the lease is left to begin with it.
 fn believable(grant: &Grant) -> bool {
     Belief::new(grant.asked_at, grant.lasts).is_valid(Moment::now() + grant.lasts / 4)
@@ -452,5 +469,60 @@ fn believable(grant: &Grant) -> bool {
 /// Between three quarters and the whole of a pause, so that many do not march in step.
 pub(crate) fn jittered(pause: Duration) -> Duration {
     let random = getrandom::u32().unwrap_or(0) % 256;
-    pause - pause / 4 * random / 256
+    pause - pause / 1_024 * random
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::{HolderId, Owner};
+
+    fn place(position: usize, ttl_left: Option<Duration>) -> Place {
+        let holder = Holder {
+            id: HolderId::of(b"x"),
+            owner: Owner::default(),
+            fence: None,
+            since_ms: 0,
+            ttl: ttl_left,
+            ttl_left,
+            revoked: false,
+            foreign: false,
+            listens: true,
+        };
+        Place { ticket: Ticket(1), position, holder: Some(holder) }
+    }
+
+    #[test]
+    fn those_further_back_ask_less_often() {
+        let hour = Some(Duration::from_secs(3_600));
+        let after = |position| ask_again_after(&place(position, hour));
+        assert_eq!([0, 7, 8, 27].map(after), [5_000, 5_000, 5_500, 15_000].map(Duration::from_millis));
+        assert_eq!([57, 58, 1_000, usize::MAX].map(after), [30; 4].map(Duration::from_secs));
+    }
+
+    #[test]
+    fn everybody_asks_soon_after_the_end_of_a_lease() {
+        let left = Some(Duration::from_secs(2));
+        let after = |position| ask_again_after(&place(position, left));
+        assert_eq!([0, 1, 100].map(after), [2_001, 2_021, 4_001].map(Duration::from_millis));
+        let nobody = Place { holder: None, ..place(3, None) };
+        assert_eq!(ask_again_after(&nobody), Duration::from_millis(61));
+    }
+
+    #[test]
+    fn only_the_head_asks_often_behind_what_sends_no_message() {
+        assert_eq!(ask_again_after(&place(0, None)), BEHIND_FOREIGN);
+        assert_eq!(ask_again_after(&place(1, None)), ASK_EVERY);
+        assert_eq!(ask_again_after(&place(500, None)), ASK_AT_LEAST_EVERY);
+    }
+
+    #[test]
+    fn a_pause_is_shortened_by_a_quarter_at_most() {
+        for pause in [Duration::ZERO, Duration::from_nanos(5), Duration::from_secs(30), Duration::MAX] {
+            for _ in 0..200 {
+                let some = jittered(pause);
+                assert!(some <= pause && some >= pause / 4 * 3, "{some:?} of {pause:?}");
+            }
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! Renewing: one task tends all leases of a process. It renews those that are due in one batched
 //! pass, earliest deadline first, and tells a holder the moment its lease can no longer be proven.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::lease_cell::{Due, LeaseCell};
+use super::lease_cell::{Due, LeaseCell, LeaseState};
 use super::{Core, lock};
 use crate::clock::{Moment, sleep_until, wall_ms};
 use crate::event::{EventKind, LockEvent, LossReason, Transition};
@@ -27,6 +27,10 @@ const PASS: Duration = Duration::from_millis(10);
 const PASS_SIZE: usize = 1_000;
 /// The fleet's counters are at most this old.
 const COUNTED_EVERY: Duration = Duration::from_secs(5);
+
+/// Messages kept for leases that are just being granted. Some are for leases that are over: the oldest
+/// are forgotten.
+const EARLY_KEPT: usize = 256;
 
 /// Further away than any lease.
 const NEVER: Moment = Moment::from_boot(Duration::MAX);
@@ -46,11 +50,19 @@ struct Schedule {
     /// When the tending task looks next; `None`: when it is woken.
     looks_at: Option<Moment>,
     notes: Vec<Note>,
+    /// Messages that came before the lease they are for, oldest first.
+    early: VecDeque<(Token, Early)>,
+}
+
+/// What was said of a lease before its guard existed.
+enum Early {
+    Revoked,
+    Finish(String),
 }
 
 impl Leases {
     /// Begins to tend a lease.
-    pub(crate) fn insert(&self, cell: &Arc<LeaseCell>) {
+    pub(crate) fn insert(&self, core: &Core, cell: &Arc<LeaseCell>) {
         let at = first_look(cell);
         let mut schedule = self.lock();
         let due = (at, schedule.next_id);
@@ -58,9 +70,16 @@ impl Leases {
         *lock(&cell.due) = Some(due);
         schedule.due.insert(due, cell.clone());
         let too_late = schedule.looks_at.is_none_or(|looks_at| looks_at > at);
+        let early = schedule.take_early(&cell.token);
         drop(schedule);
         if too_late {
             self.woken.notify_one();
+        }
+        for message in early {
+            match message {
+                Early::Revoked => core.lose(cell, LossReason::Revoked),
+                Early::Finish(reason) => cell.ask_to_finish(reason),
+            }
         }
     }
 
@@ -106,16 +125,15 @@ impl Leases {
     }
 
     pub(crate) fn revoked(&self, core: &Core, token: &Token) {
-        if let Some(cell) = self.find(token) {
+        if let Ok(cell) = self.find_or_keep(token, Early::Revoked) {
             core.lose(&cell, LossReason::Revoked);
         }
     }
 
-    pub(crate) fn asked_to_finish(&self, token: &Token, reason: &str) {
-        if let Some(cell) = self.find(token) {
-            tracing::info!(name = %cell.name, reason, "asked to finish");
-            cell.state().finish_reason = Some(reason.to_owned());
-            cell.told.notify_waiters();
+    pub(crate) fn asked_to_finish(&self, token: &Token, reason: String) {
+        // The reason goes one of two ways, and only one of them is taken.
+        if let Ok(cell) = self.find_or_keep(token, Early::Finish(reason.clone())) {
+            cell.ask_to_finish(reason);
         }
     }
 
@@ -136,9 +154,22 @@ impl Leases {
         }
     }
 
-    /// A rare look-up, so a walk is good enough.
-    fn find(&self, token: &Token) -> Option<Arc<LeaseCell>> {
-        self.lock().due.values().find(|cell| cell.token == *token).cloned()
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().due.is_empty()
+    }
+
+    /// The lease a message is for. Where there is none yet the message is kept: its grant may be on its
+    /// way to a task that has not seen it. A rare look-up, so a walk is good enough.
+    fn find_or_keep(&self, token: &Token, message: Early) -> Result<Arc<LeaseCell>, ()> {
+        let mut schedule = self.lock();
+        if let Some(cell) = schedule.due.values().find(|cell| cell.token == *token) {
+            return Ok(cell.clone());
+        }
+        if schedule.early.len() >= EARLY_KEPT {
+            schedule.early.pop_front();
+        }
+        schedule.early.push_back((token.clone(), message));
+        Err(())
     }
 
     fn all(&self) -> Vec<Arc<LeaseCell>> {
@@ -159,6 +190,14 @@ impl Schedule {
         *due = Some((at, id));
         self.due.insert((at, id), cell);
         true
+    }
+
+    fn take_early(&mut self, token: &Token) -> Vec<Early> {
+        let mut found = Vec::new();
+        while let Some(at) = self.early.iter().position(|(t, _)| t == token) {
+            found.extend(self.early.remove(at).map(|(_, message)| message));
+        }
+        found
     }
 
     /// Everything to be looked at until then.
@@ -243,13 +282,12 @@ fn look(core: &Core, now: Moment) -> Vec<Sent> {
                 state.renewing = true;
                 let renewal = cell.renewal(&state);
                 to_renew.push((state.belief.valid_until(), Sent { cell: cell.clone(), renewal }));
-                state.belief.valid_until()
+                // Whether it is answered or not.
+                end_of(&state)
             }
             Step::Sleep(until) => until,
             // The pass looks a little ahead; the end itself is never told early.
-            Step::Lost | Step::MaxHold if !over_by(&state, now) => {
-                state.belief.valid_until().min(state.plan.at_most_until.unwrap_or(state.belief.valid_until()))
-            }
+            Step::Lost | Step::MaxHold if !over_by(&state, now) => end_of(&state),
             Step::Lost | Step::MaxHold => {
                 let why = if step == Step::Lost { LossReason::Expired } else { LossReason::MaxHold };
                 drop(state);
@@ -265,7 +303,13 @@ fn look(core: &Core, now: Moment) -> Vec<Sent> {
     to_renew.into_iter().map(|(_, sent)| sent).collect()
 }
 
-fn over_by(state: &super::lease_cell::LeaseState, now: Moment) -> bool {
+/// When the holder has to be told that it is over, as things stand.
+fn end_of(state: &LeaseState) -> Moment {
+    let believed = state.belief.valid_until();
+    state.plan.at_most_until.map_or(believed, |end| end.min(believed))
+}
+
+fn over_by(state: &LeaseState, now: Moment) -> bool {
     !state.belief.is_valid(now) || state.plan.at_most_until.is_some_and(|end| now >= end)
 }
 

@@ -35,11 +35,12 @@ impl StoreError {
         )
     }
 
-    /// Whether the very first step of a request was refused, and so nothing was done: the store is
-    /// closed, belongs to another process, is full, or the request makes no sense.
+    /// Whether nothing was done: the store is closed, belongs to another process, or its disk is full (a
+    /// transaction is carried out whole or not at all), or the request makes no sense. Not out of memory:
+    /// a server refuses the second step of a request for that, too.
     pub(crate) fn was_refused(&self) -> bool {
         use StoreErrorKind as K;
-        matches!(self.kind, K::Closed | K::Forked | K::Refused | K::DiskFull | K::OutOfMemory)
+        matches!(self.kind, K::Closed | K::Forked | K::Refused | K::DiskFull)
     }
 
     /// Whether the request may have been carried out all the same.
