@@ -94,6 +94,7 @@ async fn any_options_are_lived_with(arena: Arena) {
         let mut options = arena.options();
         options.patience = extreme;
         options.heartbeat = extreme;
+        options.ask_again_within = extreme;
         options.emergency_release_delay = extreme;
         if extreme == Duration::MAX {
             options.answer_within = extreme;

@@ -424,7 +424,9 @@ impl<'a> Waiting<'a> {
             return self.poll_pause();
         }
         self.polls = 0;
-        let pause = ask_again_after(place).min(self.core.options.ask_again_within);
+        // However short a time was set: never a busy loop.
+        let at_most = self.core.options.ask_again_within.max(PER_POSITION);
+        let pause = ask_again_after(place).min(at_most);
         // Those that came together do not march in step; near the head nothing is late or early.
         if place.position < NEAR { pause } else { jittered(pause) }
     }
