@@ -4,9 +4,9 @@ mod support;
 
 use std::time::Duration;
 
-use leasehold::KeySpace;
 use leasehold::store::redis::{RedisOptions, RedisStore};
 use leasehold::store::{Inspect, Push, Release, Renewed, Store, StoreError, StoreErrorKind};
+use leasehold::{KeySpace, LockManager};
 use leasehold_testkit::{FaultProxy, RedisServer};
 use support::{RedisHere, World, acquires, claim, eventually, is_granted, queues, renewal, takes, ttl};
 use tokio::sync::mpsc;
@@ -60,26 +60,39 @@ async fn passwords_are_asked_for_and_kept() {
 #[tokio::test]
 async fn what_is_not_permitted_is_said() {
     let server = RedisServer::start().await;
-    server.command(&["ACL", "SETUSER", "meek", "on", &format!(">{SECRET}"), "~*", "&*", "+@all", "-ssubscribe"]).await;
+    server.command(&["ACL", "SETUSER", "meek", "on", &format!(">{SECRET}"), "~*", "&*", "+@all", "-eval"]).await;
     let url = server.url().replace("redis://", &format!("redis://meek:{SECRET}@"));
     let error = connect(&url).await.expect_err("not permitted");
     assert_eq!(error.kind(), StoreErrorKind::NotPermitted, "{error}");
     keeps_the_secret(&error);
     // Niceties may be forbidden.
     server
-        .command(&[
-            "ACL",
-            "SETUSER",
-            "meek",
-            "+ssubscribe",
-            "-client|kill",
-            "-client|info",
-            "-client|setname",
-            "-script",
-        ])
+        .command(&["ACL", "SETUSER", "meek", "+eval", "-client|kill", "-client|info", "-client|setname", "-script"])
         .await;
     let store = connect(&url).await.expect("let in");
     acquires(&store, &claim("a")).await;
+}
+
+/// Whoever may not subscribe hears no messages, and says so: its waiters poll.
+#[tokio::test]
+async fn without_permission_to_subscribe_waiters_poll() {
+    let server = RedisServer::start().await;
+    server.command(&["ACL", "SETUSER", "meek", "on", ">p", "~*", "&*", "+@all", "-ssubscribe"]).await;
+    let url = server.url().replace("redis://", "redis://meek:p@");
+    let store = connect(&url).await.expect("let in");
+    hears(&mut store.pushes(), &Push::Hearing(false)).await;
+
+    let manager = async || LockManager::connect(&url).await.expect("let in");
+    let (holder, waiter) = (manager().await, manager().await);
+    let guard = holder.lock("a").await.expect("free");
+    let waiting = tokio::spawn(async move { waiter.lock("a").await.map(|guard| (waiter, guard)) });
+    while holder.info("a").await.expect("answered").waiters.is_empty() {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let listens = holder.info("a").await.expect("answered").waiters[0].listens;
+    assert!(!listens, "the queue says that it polls");
+    guard.release().await.expect("answered");
+    waiting.await.expect("no panic").expect("its turn, found by asking");
 }
 
 #[tokio::test]

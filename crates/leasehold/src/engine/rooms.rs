@@ -225,7 +225,8 @@ impl Room {
             owner: first.lease.owner.clone(),
             // A queued grant always has a fence: the hand-off writes it anyway.
             fenced: true,
-            listens: core.options.events,
+            // A message that cannot arrive is not waited for: the queue is told that this one polls.
+            listens: core.options.events && !core.rooms.deaf.load(Ordering::Relaxed),
             since_ms: wall_ms(),
         })
     }

@@ -2,27 +2,23 @@
 
 use std::sync::Arc;
 
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, Cmd, Pipeline, PushInfo, ServerErrorKind, Value};
-
+use super::address::Address;
 use super::ear::Ear;
-use super::errors::{from_redis, from_server, strange};
+use super::errors::{from_server, strange};
+use super::resp::{Cmd, Pipeline, ServerError, Value, cmd};
 use super::scripts::{self, Script};
+use super::wire::{Hear, Wire};
 use super::{RedisOptions, keys};
 use crate::clock::{self, Moment};
 use crate::facts::Fence;
 use crate::store::{StoreError, StoreErrorKind};
 
-/// Requests that can wait for the connection to take them.
-const BACKLOG: usize = 1_024;
-
-/// Requests that pile up behind a write go out together up to this size. By default many small writes
-/// are made of them.
-const WRITE_AT_MOST: usize = 128 * 1024;
+/// The oldest server whose commands do what we need: `SET … NX GET`, `PEXPIRE … GT`, SPUBLISH.
+const OLDEST_MAJOR: u64 = 7;
 
 /// A connection that is fit for use.
 pub(super) struct Conn {
-    redis: MultiplexedConnection,
+    wire: Wire,
     pub(super) ear: Arc<Ear>,
     pub(super) identity: Option<Identity>,
     /// The server's wall clock less ours.
@@ -30,6 +26,8 @@ pub(super) struct Conn {
     /// Whether a connection of ours that broke can be ended for certain: then nothing it sent is carried
     /// out later.
     pub(super) may_kill: bool,
+    /// Whether the server took our subscription. Without it waiters have to poll.
+    pub(super) subscribed: bool,
 }
 
 /// How the server knows a connection. A number alone could be another's after a restart.
@@ -46,9 +44,10 @@ pub(super) struct Answer<T> {
 }
 
 impl Conn {
-    /// Connects. `seen` is the highest fence this process knows of, `previous` its last connection.
+    /// Connects, in one round trip after the connection itself. `seen` is the highest fence this process
+    /// knows of, `previous` its last connection.
     pub(super) async fn open(
-        client: &Client,
+        address: &Address,
         options: &RedisOptions,
         inbox: &str,
         ear: Ear,
@@ -56,65 +55,41 @@ impl Conn {
         previous: Option<&Identity>,
     ) -> Result<Self, StoreError> {
         let ear = Arc::new(ear);
-        let hears = ear.clone();
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(options.connect_timeout))
-            .set_response_timeout(Some(options.response_timeout))
-            .set_pipeline_buffer_size(BACKLOG)
-            .set_write_backpressure_boundary(WRITE_AT_MOST)
-            .set_push_sender(move |info: PushInfo| {
-                hears.push(&info);
-                Ok::<(), redis::aio::SendError>(())
-            });
-        let redis = client.get_multiplexed_async_connection_with_config(&config).await.map_err(|e| from_redis(&e))?;
-        let mut conn = Self { redis, ear, identity: None, ahead_ms: 0, may_kill: true };
-        conn.introduce(previous).await?;
-        let mut subscribe = redis::cmd("SSUBSCRIBE");
-        subscribe.arg(inbox);
-        conn.ask(&subscribe).await?;
-        conn.raise_fences(seen).await?;
-        let mut load = Pipeline::new();
-        for script in scripts::all() {
-            load.add_command(script.load());
-        }
-        // Whoever may not load scripts sends them whole when they are needed.
-        conn.ask_all(&load).await?;
-        Ok(conn)
-    }
-
-    /// Says who we are, and ends our previous connection: commands it sent may still run otherwise.
-    async fn introduce(&mut self, previous: Option<&Identity>) -> Result<(), StoreError> {
-        let mut pipe = Pipeline::new();
-        pipe.cmd("CLIENT").arg("SETNAME").arg("leasehold");
-        pipe.cmd("CLIENT").arg("INFO");
-        // Without a previous connection nobody is meant, and the answer says whether it is permitted.
-        let (id, addr) = previous.map_or(("1", "0.0.0.0:0"), |p| (p.id.as_str(), p.addr.as_str()));
-        pipe.cmd("CLIENT").arg(&["KILL", "ID", id, "ADDR", addr, "SKIPME", "yes"]);
-        let replies = self.ask_all(&pipe).await?.reply;
-        // None of these must be permitted.
-        self.identity = replies.get(1).and_then(text).as_deref().and_then(Identity::parse);
-        if let Some(Value::ServerError(error)) = replies.get(2) {
-            self.may_kill = false;
-            tracing::debug!(error = %from_server(error), "a previous connection cannot be ended");
-        }
-        // A connection that cannot be named cannot be ended either.
-        self.may_kill &= self.identity.is_some();
-        Ok(())
-    }
-
-    async fn raise_fences(&mut self, seen: u64) -> Result<(), StoreError> {
+        let wire = Wire::open(address, options, ear.clone()).await?;
         let before_ms = clock::wall_ms();
-        let args = |cmd: &mut Cmd| {
-            cmd.arg(seen);
+        // Our previous connection is ended before anything else: commands it sent may still run otherwise.
+        let (login, who) = (wire.ask_all(&login(address)), wire.ask_all(&introduce(previous)));
+        let subscribing = wire.ask_push(cmd("SSUBSCRIBE").arg(inbox), "ssubscribe");
+        let mut load = Pipeline::default();
+        // Whoever may not load scripts sends them whole when they are needed.
+        scripts::all().for_each(|script| load.add(script.load()));
+        let mut raise = scripts::RAISE.eval();
+        raise.arg(1_usize).arg(keys::FENCE).arg(seen);
+        let (loading, raising) = (wire.ask_all(&load), wire.ask(&raise));
+
+        let_in(&login.all().await?)?;
+        let who = who.all().await?;
+        let subscribed = match subscribing.reply().await? {
+            Value::Push(_) => true,
+            Value::Error(error) => {
+                tracing::debug!(error = %from_server(&error), "not subscribed");
+                false
+            }
+            _ => false,
         };
-        let raised = self.run(&scripts::RAISE, &[keys::FENCE], args).await?.reply;
-        let fields = items(raised, "raise")?;
-        let [_, Some(server_us)] = [fields.first(), fields.get(1)].map(|f| f.and_then(number)) else {
-            return Err(strange("raise"));
+        loading.all().await?;
+        let ahead_ms = clock_ahead_ms(raising.reply().await?, before_ms)?;
+
+        // None of these must be permitted. A connection that cannot be named cannot be ended either.
+        let identity = who.get(1).and_then(text).as_deref().and_then(Identity::parse);
+        let may_kill = match who.get(2) {
+            Some(Value::Error(error)) => {
+                tracing::debug!(error = %from_server(error), "a previous connection cannot be ended");
+                false
+            }
+            _ => identity.is_some(),
         };
-        let ours_ms = before_ms.midpoint(clock::wall_ms());
-        self.ahead_ms = i64::try_from(server_us / 1_000).unwrap_or(0) - i64::try_from(ours_ms).unwrap_or(0);
-        Ok(())
+        Ok(Self { wire, ear, identity, ahead_ms, may_kill, subscribed })
     }
 
     /// The server's wall clock, as far as can be told from here.
@@ -122,28 +97,47 @@ impl Conn {
         clock::wall_ms().saturating_add_signed(self.ahead_ms)
     }
 
+    /// Not to be used any more.
+    pub(super) fn break_off(&self) {
+        self.wire.break_off();
+    }
+
+    pub(super) fn is_broken(&self) -> bool {
+        self.wire.is_broken()
+    }
+
+    /// Waits until it broke.
+    pub(super) async fn broken(&self) {
+        self.wire.broken().await;
+    }
+
     /// Sends one command. An error reply is an error.
     pub(super) async fn ask(&self, cmd: &Cmd) -> Result<Answer<Value>, StoreError> {
         let answer = self.ask_raw(cmd).await?;
         match &answer.reply {
-            Value::ServerError(error) => Err(from_server(error)),
+            Value::Error(error) => Err(from_server(error)),
             _ => Ok(answer),
         }
     }
 
     /// Sends one command; an error reply is a reply.
     pub(super) async fn ask_raw(&self, cmd: &Cmd) -> Result<Answer<Value>, StoreError> {
-        let asked_at = Moment::now();
-        let reply = self.redis.clone().send_packed_command(cmd).await;
-        self.settle(asked_at, reply)
+        let asked = self.wire.ask(cmd);
+        let asked_at = asked.asked_at;
+        Ok(Answer { asked_at, reply: asked.reply().await? })
     }
 
     /// Sends several commands in one write, not as a transaction. Error replies stand among the others.
     pub(super) async fn ask_all(&self, pipe: &Pipeline) -> Result<Answer<Vec<Value>>, StoreError> {
-        let asked_at = Moment::now();
-        let reply = self.redis.clone().send_packed_commands(pipe, 0, pipe.len()).await;
-        let answer = self.settle(asked_at, reply)?;
-        if answer.reply.len() == pipe.len() { Ok(answer) } else { Err(strange("a pipeline")) }
+        let asked = self.wire.ask_all(pipe);
+        let asked_at = asked.asked_at;
+        Ok(Answer { asked_at, reply: asked.all().await? })
+    }
+
+    /// Ends our subscription, as the last thing this connection does.
+    pub(super) async fn unsubscribe(&self, inbox: &str) {
+        // Whatever it answers.
+        let _ = self.wire.ask_push(cmd("SUNSUBSCRIBE").arg(inbox), "sunsubscribe").reply().await;
     }
 
     /// Runs a script by its name, or sends it whole where the server does not have it.
@@ -158,30 +152,86 @@ impl Conn {
         args(&mut cmd);
         let answer = self.ask_raw(&cmd).await?;
         match &answer.reply {
-            Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript) => {
+            Value::Error(error) if error.is_no_script() => {
                 let mut cmd = script.eval();
                 cmd.arg(keys.len()).arg(keys);
                 args(&mut cmd);
                 Box::pin(self.ask(&cmd)).await
             }
-            Value::ServerError(error) => Err(from_server(error)),
+            Value::Error(error) => Err(from_server(error)),
             _ => Ok(answer),
         }
     }
+}
 
-    fn settle<T>(&self, asked_at: Moment, reply: redis::RedisResult<T>) -> Result<Answer<T>, StoreError> {
+/// A connection beside the shared one, logged in.
+pub(super) async fn open_another(
+    address: &Address,
+    options: &RedisOptions,
+    ear: Arc<dyn Hear>,
+) -> Result<Wire, StoreError> {
+    let wire = Wire::open(address, options, ear).await?;
+    let_in(&wire.ask_all(&login(address)).all().await?)?;
+    Ok(wire)
+}
+
+fn login(address: &Address) -> Pipeline {
+    let mut pipe = Pipeline::with_capacity(2);
+    let hello = pipe.cmd("HELLO").arg("3");
+    if let Some((user, password)) = &address.login {
+        hello.arg(["AUTH", user, password]);
+    }
+    if address.database != 0 {
+        pipe.cmd("SELECT").arg(address.database);
+    }
+    pipe
+}
+
+/// Whether the server took the login.
+fn let_in(replies: &[Value]) -> Result<(), StoreError> {
+    let too_old = || StoreError::new(StoreErrorKind::Refused, "leasehold needs Redis 7.0 or Valkey 7.2 at least");
+    for reply in replies {
         match reply {
-            Ok(reply) if self.ear.answered(asked_at) => Ok(Answer { asked_at, reply }),
-            Ok(_) => Err(StoreError::new(StoreErrorKind::Unreachable, "the server ended our subscription")),
-            Err(error) => {
-                let error = from_redis(&error);
-                if error.may_have_happened() {
-                    self.ear.break_off();
-                }
-                Err(error)
+            Value::Error(ServerError { code, detail })
+                if code == "NOPROTO" || detail.starts_with("unknown command") =>
+            {
+                return Err(too_old());
             }
+            Value::Error(error) => return Err(from_server(error)),
+            Value::Map(about) => {
+                let version = about.iter().find(|(field, _)| said(field) == Some("version"));
+                let version = version.and_then(|(_, version)| said(version)).unwrap_or_default();
+                let major = version.split('.').next().and_then(|major| major.parse::<u64>().ok());
+                if major.is_some_and(|major| major < OLDEST_MAJOR) {
+                    return Err(too_old());
+                }
+            }
+            _ => {}
         }
     }
+    Ok(())
+}
+
+/// Says who we are, and ends our previous connection.
+fn introduce(previous: Option<&Identity>) -> Pipeline {
+    let mut pipe = Pipeline::with_capacity(3);
+    pipe.cmd("CLIENT").arg(["SETNAME", "leasehold"]);
+    pipe.cmd("CLIENT").arg("INFO");
+    // Without a previous connection nobody is meant, and the answer says whether it is permitted.
+    let (id, addr) = previous.map_or(("1", "0.0.0.0:0"), |p| (p.id.as_str(), p.addr.as_str()));
+    pipe.cmd("CLIENT").arg(["KILL", "ID", id, "ADDR", addr, "SKIPME", "yes"]);
+    pipe
+}
+
+/// How far the server's wall clock is ahead of ours, from the answer to a raise.
+fn clock_ahead_ms(raised: Value, before_ms: u64) -> Result<i64, StoreError> {
+    if let Value::Error(error) = &raised {
+        return Err(from_server(error));
+    }
+    let fields = items(raised, "raise")?;
+    let server_us = fields.get(1).and_then(number).ok_or_else(|| strange("raise"))?;
+    let ours_ms = before_ms.midpoint(clock::wall_ms());
+    Ok(i64::try_from(server_us / 1_000).unwrap_or(0) - i64::try_from(ours_ms).unwrap_or(0))
 }
 
 impl Identity {
@@ -195,7 +245,8 @@ impl Identity {
 /// A reply in words.
 pub(super) fn said(value: &Value) -> Option<&str> {
     match value {
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
+        Value::Bulk(bytes) => std::str::from_utf8(bytes).ok(),
+        Value::Simple(text) => Some(text),
         _ => None,
     }
 }
@@ -203,8 +254,8 @@ pub(super) fn said(value: &Value) -> Option<&str> {
 /// Any text, readable or not.
 pub(super) fn text(value: &Value) -> Option<String> {
     match value {
-        Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
-        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text.clone()),
+        Value::Bulk(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+        Value::Simple(text) => Some(text.clone()),
         _ => None,
     }
 }
@@ -213,7 +264,7 @@ pub(super) fn text(value: &Value) -> Option<String> {
 pub(super) fn number(value: &Value) -> Option<u64> {
     match value {
         Value::Int(n) => u64::try_from(*n).ok(),
-        Value::BulkString(digits) => std::str::from_utf8(digits).ok()?.parse().ok(),
+        Value::Bulk(digits) => std::str::from_utf8(digits).ok()?.parse().ok(),
         _ => None,
     }
 }
@@ -241,5 +292,22 @@ mod tests {
         let identity = Identity::parse(line);
         assert_eq!(identity, Some(Identity { id: "3".into(), addr: "127.0.0.1:60000".into() }));
         assert_eq!(Identity::parse("nothing"), None);
+    }
+
+    #[test]
+    fn a_server_that_is_too_old_is_refused_in_words() {
+        let hello = |version: &str| {
+            let field = |text: &str| Value::Bulk(text.into());
+            vec![Value::Map(vec![(field("server"), field("redis")), (field("version"), field(version))])]
+        };
+        assert!(let_in(&hello("7.0.15")).is_ok() && let_in(&hello("9.1.2")).is_ok() && let_in(&hello("odd")).is_ok());
+        let error =
+            |code: &str, detail: &str| vec![Value::Error(ServerError { code: code.into(), detail: detail.into() })];
+        for old in [hello("6.2.1"), error("ERR", "unknown command `HELLO`"), error("NOPROTO", "no such protocol")] {
+            let refused = let_in(&old).expect_err("too old");
+            assert_eq!(refused.kind(), StoreErrorKind::Refused);
+        }
+        let wrong = let_in(&error("WRONGPASS", "invalid username-password pair")).expect_err("not let in");
+        assert_eq!(wrong.kind(), StoreErrorKind::NotAuthenticated);
     }
 }

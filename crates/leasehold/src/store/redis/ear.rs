@@ -1,20 +1,20 @@
 //! What a connection hears without having asked, and when it was known to hear.
 //!
-//! The callback runs in the connection's reader: replies and pushes share one ordered stream, so a
+//! Called by the connection's carrier: replies and pushes share one ordered stream, so a
 //! push was written after every command whose reply was read before it. The send time of the newest
 //! such command is a moment before the pushed lease began.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use redis::{PushInfo, PushKind, Value};
 use tokio::sync::{Notify, mpsc};
-use tokio_util::sync::CancellationToken;
 
+use super::resp::Value;
+use super::wire::Hear;
 use crate::clock::Moment;
 use crate::facts::{Fence, Token};
-use crate::store::{Grant, Push};
+use crate::store::{Grant, Push, StoreError, StoreErrorKind};
 
 /// One connection's ear. A new connection has a new one: no stamp of an old stream is ever used for
 /// a push of another.
@@ -26,12 +26,6 @@ pub(super) struct Ear {
     /// The newest echo that came back.
     heard: AtomicU64,
     heard_one: Notify,
-    /// The server ended our subscription: later replies may be somebody else's.
-    poisoned: AtomicBool,
-    /// The connection is of no more use: a flag for those who are about to use it, and a token for
-    /// those who wait for it.
-    is_broken: AtomicBool,
-    broken: CancellationToken,
     seen: Arc<AtomicU64>,
     tell: mpsc::UnboundedSender<Push>,
 }
@@ -43,38 +37,19 @@ impl Ear {
             echo: Mutex::new((0, 0)),
             heard: AtomicU64::new(0),
             heard_one: Notify::new(),
-            poisoned: AtomicBool::new(false),
-            is_broken: AtomicBool::new(false),
-            broken: CancellationToken::new(),
             seen,
             tell,
         }
     }
 
-    /// The reply to a command sent at `asked_at` was read. Whether it can be believed.
-    pub(super) fn answered(&self, asked_at: Moment) -> bool {
-        self.newest_ns.fetch_max(nanos(asked_at), Ordering::AcqRel);
-        !self.poisoned.load(Ordering::Acquire)
-    }
-
-    /// The connection is not to be used any more.
-    pub(super) fn break_off(&self) {
-        self.is_broken.store(true, Ordering::Release);
-        self.broken.cancel();
-    }
-
-    pub(super) fn is_broken(&self) -> bool {
-        self.is_broken.load(Ordering::Acquire)
-    }
-
-    /// Waits until the connection broke.
-    pub(super) async fn broken(&self) {
-        self.broken.cancelled().await;
-    }
-
     /// An echo is about to be sent.
     pub(super) fn expect_echo(&self, number: u64, sent_at: Moment) {
         *self.echo.lock().unwrap_or_else(PoisonError::into_inner) = (number, nanos(sent_at));
+    }
+
+    /// Whether any echo has come back on this connection.
+    pub(super) fn has_heard(&self) -> bool {
+        self.heard.load(Ordering::Acquire) > 0
     }
 
     /// Waits until an echo has come back.
@@ -85,23 +60,6 @@ impl Ear {
                 return;
             }
             next.await;
-        }
-    }
-
-    /// The connection's push callback.
-    pub(super) fn push(&self, info: &PushInfo) {
-        match info.kind {
-            PushKind::SMessage => {
-                if let Some(Value::BulkString(text)) = info.data.get(1) {
-                    self.message(&String::from_utf8_lossy(text));
-                }
-            }
-            PushKind::Disconnection => self.break_off(),
-            PushKind::SUnsubscribe => {
-                self.poisoned.store(true, Ordering::Release);
-                self.break_off();
-            }
-            _ => {}
         }
     }
 
@@ -124,6 +82,25 @@ impl Ear {
         }
         // Nobody takes the messages: then nobody waits.
         let _ = self.tell.send(push);
+    }
+}
+
+impl Hear for Ear {
+    fn answered(&self, asked_at: Moment) {
+        self.newest_ns.fetch_max(nanos(asked_at), Ordering::AcqRel);
+    }
+
+    fn push(&self, push: &[Value]) -> Result<(), StoreError> {
+        match push {
+            [Value::Bulk(kind), _, Value::Bulk(text)] if kind == b"smessage" => {
+                self.message(&String::from_utf8_lossy(text));
+                Ok(())
+            }
+            [Value::Bulk(kind), ..] if kind == b"sunsubscribe" => {
+                Err(StoreError::new(StoreErrorKind::Unreachable, "the server ended our subscription"))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -163,8 +140,8 @@ mod tests {
     }
 
     fn says(ear: &Ear, text: &str) {
-        let data = vec![Value::BulkString(b"inbox".into()), Value::BulkString(text.into())];
-        ear.push(&PushInfo { kind: PushKind::SMessage, data });
+        let push = ["smessage", "inbox", text].map(|part| Value::Bulk(part.into()));
+        ear.push(&push).expect("heard");
     }
 
     #[test]
@@ -211,11 +188,9 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_subscription_poisons_the_connection() {
+    fn a_lost_subscription_ends_the_connection() {
         let (ear, _told) = ear();
-        assert!(ear.answered(at(1)));
-        ear.push(&PushInfo { kind: PushKind::SUnsubscribe, data: vec![] });
-        assert!(ear.is_broken());
-        assert!(!ear.answered(at(2)));
+        let push = [Value::Bulk("sunsubscribe".into()), Value::Bulk("inbox".into()), Value::Int(0)];
+        assert_eq!(ear.push(&push).expect_err("ended").kind(), StoreErrorKind::Unreachable);
     }
 }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Value;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::conn::Conn;
 use super::link::{Link, State};
+use super::resp::{Value, cmd};
 use crate::clock::Moment;
 use crate::facts::Ttl;
 use crate::store::Push;
@@ -90,13 +90,16 @@ fn say(link: &Link, hearing: &mut bool, now: bool) {
 }
 
 async fn echo(link: &Link, conn: &Conn, number: u64, patience: Duration) -> Heard {
-    let mut cmd = redis::cmd("SPUBLISH");
+    if !conn.subscribed {
+        return Heard::No;
+    }
+    let mut cmd = cmd("SPUBLISH");
     cmd.arg(&link.inbox).arg(format!("E {number}"));
     conn.ear.expect_echo(number, Moment::now());
     let back = async {
         match conn.ask(&cmd).await {
             // Nobody hears us, not even we: the subscription is gone.
-            Ok(answer) if answer.reply == Value::Int(0) => conn.ear.break_off(),
+            Ok(answer) if answer.reply == Value::Int(0) && conn.ear.has_heard() => conn.break_off(),
             Ok(_) => conn.ear.heard(number).await,
             Err(error) => {
                 tracing::debug!(%error, "no echo");
@@ -105,9 +108,9 @@ async fn echo(link: &Link, conn: &Conn, number: u64, patience: Duration) -> Hear
         }
     };
     tokio::select! {
-        () = conn.ear.broken() => Heard::Broken,
+        () = conn.broken() => Heard::Broken,
         back = timeout(patience, back) => match back {
-            Ok(()) if conn.ear.is_broken() => Heard::Broken,
+            Ok(()) if conn.is_broken() => Heard::Broken,
             Ok(()) => Heard::Yes,
             Err(_) => Heard::No,
         },
@@ -124,7 +127,7 @@ async fn next_is_due(conn: &Conn, waiting: &mut watch::Receiver<Waiting>, sent: 
             (false, true) => None,
         };
         tokio::select! {
-            () = conn.ear.broken() => return false,
+            () = conn.broken() => return false,
             () = async { sleep_until(due.unwrap_or(sent)).await }, if due.is_some() => return true,
             changed = waiting.changed() => if changed.is_err() { return false },
         }

@@ -1,16 +1,31 @@
 //! A release for when the usual one fails: a connection of its own, no script, nothing handed on.
 //! Waiters find the lock free when they ask again.
 
-use redis::{AsyncConnectionConfig, Pipeline, Value};
+use std::sync::Arc;
 
 use super::RedisStore;
-use super::errors::{from_redis, strange};
+use super::conn::open_another;
+use super::errors::{from_server, strange};
+use super::resp::{Pipeline, Value};
 use super::value::Record;
+use super::wire::Hear;
+use crate::clock::Moment;
 use crate::facts::{LockName, Token};
 use crate::store::{Release, StoreError, StoreErrorKind};
 
 /// How often a value may change under our eyes (a waiter sets its flag) before we give up.
 const ATTEMPTS: usize = 5;
+
+/// Nobody subscribes here.
+struct Deaf;
+
+impl Hear for Deaf {
+    fn answered(&self, _: Moment) {}
+
+    fn push(&self, _: &[Value]) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
 
 impl RedisStore {
     pub(super) async fn release_without_scripts(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
@@ -18,35 +33,32 @@ impl RedisStore {
             return Err(StoreErrorKind::Forked.into());
         }
         let key = self.keys.key(name).map_err(super::keys::refused)?;
-        let options = &self.link.options;
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(options.connect_timeout))
-            .set_response_timeout(Some(options.response_timeout));
-        let client = self.link.client();
-        let mut conn =
-            client.get_multiplexed_async_connection_with_config(&config).await.map_err(|e| from_redis(&e))?;
+        let wire = open_another(&self.link.address, &self.link.options, Arc::new(Deaf)).await?;
         for _ in 0..ATTEMPTS {
-            let watch: redis::RedisResult<()> = redis::cmd("WATCH").arg(&key).query_async(&mut conn).await;
-            watch.map_err(|e| from_redis(&e))?;
-            let value: Value = match redis::cmd("GET").arg(&key).query_async(&mut conn).await {
-                Ok(value) => value,
-                Err(error) if from_redis(&error).kind() == StoreErrorKind::WrongType => Value::Nil,
-                Err(error) => return Err(from_redis(&error)),
-            };
-            let ours = match &value {
-                Value::BulkString(value) => Record::parse(value).is_some_and(|record| record.token == *token),
+            let mut look = Pipeline::with_capacity(2);
+            look.cmd("WATCH").arg(&key);
+            look.cmd("GET").arg(&key);
+            let ours = match &wire.ask_all(&look).all().await?[..] {
+                [Value::Error(error), _] => return Err(from_server(error)),
+                [_, Value::Bulk(value)] => Record::parse(value).is_some_and(|record| record.token == *token),
+                [_, Value::Error(error)] if from_server(error).kind() != StoreErrorKind::WrongType => {
+                    return Err(from_server(error));
+                }
                 _ => false,
             };
             if !ours {
                 return Ok(Release::NotOwner);
             }
-            let mut delete = Pipeline::new();
-            delete.atomic().cmd("DEL").arg(&key);
-            match delete.query_async(&mut conn).await.map_err(|e| from_redis(&e))? {
+            let mut delete = Pipeline::with_capacity(3);
+            delete.cmd("MULTI");
+            delete.cmd("DEL").arg(&key);
+            delete.cmd("EXEC");
+            match wire.ask_all(&delete).all().await?.pop() {
                 // The value changed in between: look again.
-                Value::Nil => {}
-                Value::Array(deleted) if deleted == [Value::Int(1)] => return Ok(Release::Released),
-                Value::Array(_) => return Ok(Release::NotOwner),
+                Some(Value::Nil) => {}
+                Some(Value::Array(deleted)) if deleted == [Value::Int(1)] => return Ok(Release::Released),
+                Some(Value::Array(_)) => return Ok(Release::NotOwner),
+                Some(Value::Error(error)) => return Err(from_server(&error)),
                 _ => return Err(strange("EXEC")),
             }
         }

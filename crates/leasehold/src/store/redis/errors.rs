@@ -1,37 +1,14 @@
 //! What the server or the connection said, by what it means.
 
-use redis::{ErrorKind, RedisError, ServerError};
-
+use super::resp::ServerError;
 use crate::store::{StoreError, StoreErrorKind as Kind};
 
 /// Longest piece of a server's message that is repeated.
 const DETAIL_CHARS: usize = 200;
 
-/// Maps an error of the connection, or one the server answered a whole request with.
-pub(super) fn from_redis(error: &RedisError) -> StoreError {
-    if let Some(code) = error.code() {
-        return from_code(code, error.detail().unwrap_or(""));
-    }
-    let (kind, detail) = match error.kind() {
-        _ if error.is_timeout() => (Kind::NoAnswer, String::new()),
-        // The texts of I/O errors are the operating system's; they name no secret.
-        ErrorKind::Io => (Kind::Unreachable, error.to_string()),
-        ErrorKind::AuthenticationFailed => (Kind::NotAuthenticated, String::new()),
-        ErrorKind::RESP3NotSupported => (Kind::Refused, "leasehold needs Redis 7.0 or Valkey 7.2 at least".into()),
-        ErrorKind::InvalidClientConfig => (Kind::Refused, String::new()),
-        // A reply nobody can read: the stream cannot be trusted any further.
-        ErrorKind::Parse => (Kind::Unreachable, "the server sent something unreadable".into()),
-        _ => (Kind::Other, String::new()),
-    };
-    StoreError::new(kind, detail)
-}
-
-/// Maps an error that is one reply of several.
+/// What an error reply means.
 pub(super) fn from_server(error: &ServerError) -> StoreError {
-    from_code(error.code(), error.details().unwrap_or(""))
-}
-
-fn from_code(code: &str, message: &str) -> StoreError {
+    let (code, message) = (error.code.as_str(), error.detail.as_str());
     let kind = match code {
         "OOM" => Kind::OutOfMemory,
         "READONLY" => Kind::ReadOnly,
@@ -70,16 +47,15 @@ pub(super) fn strange(what: &'static str) -> StoreError {
 
 #[cfg(test)]
 mod tests {
-    use redis::Value;
-
+    use super::super::resp::{self, Value};
     use super::*;
 
     /// The line as the server sends it.
-    fn kind_of(line: &str) -> Kind {
-        let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).expect("a reply");
-        let Value::ServerError(error) = value else { panic!("{value:?} is no error") };
-        assert_eq!(from_redis(&error.clone().into()).kind(), from_server(&error).kind(), "{line}");
-        from_server(&error).kind()
+    fn error_of(line: &str) -> StoreError {
+        match resp::read(format!("-{line}\r\n").as_bytes()) {
+            Ok(Some((Value::Error(error), _))) => from_server(&error),
+            other => panic!("{other:?} is no error"),
+        }
     }
 
     #[test]
@@ -108,24 +84,13 @@ mod tests {
             ("ERR something new", Kind::Other),
             ("SURPRISE something newer", Kind::Other),
         ] {
-            assert_eq!(kind_of(line), kind, "{line}");
+            assert_eq!(error_of(line).kind(), kind, "{line}");
         }
     }
 
     #[test]
-    fn a_broken_connection_may_have_carried_the_request_out() {
-        let cut = RedisError::from(std::io::Error::from(std::io::ErrorKind::BrokenPipe));
-        let late = RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
-        assert_eq!(from_redis(&cut).kind(), Kind::Unreachable);
-        assert_eq!(from_redis(&late).kind(), Kind::NoAnswer);
-        assert!(from_redis(&cut).may_have_happened() && from_redis(&late).may_have_happened());
-    }
-
-    #[test]
     fn a_message_is_shortened_and_drives_no_terminal() {
-        let value = redis::parse_redis_value(format!("-ODD \u{1b}[2J{}\r\n", "x".repeat(999)).as_bytes());
-        let Ok(Value::ServerError(error)) = value else { panic!("no error") };
-        let text = from_server(&error).to_string();
+        let text = error_of(&format!("ODD \u{1b}[2J{}", "x".repeat(999))).to_string();
         assert!(text.len() < 300 && !text.contains('\u{1b}'), "{text}");
     }
 }

@@ -1,14 +1,18 @@
 //! Events of the whole fleet, over a connection of their own.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, PushInfo, PushKind, Value};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use super::errors::from_redis;
+use super::address::Address;
+use super::conn::open_another;
+use super::errors::from_server;
+use super::resp::{Value, cmd};
+use super::wire::{Hear, Wire};
 use super::{RedisOptions, RedisStore};
+use crate::clock::Moment;
 use crate::event::LockEvent;
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -17,10 +21,23 @@ const BACKLOG: usize = 1_024;
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// A subscription that stands until the connection breaks.
-struct Subscription {
-    _conn: MultiplexedConnection,
-    pushes: mpsc::Receiver<PushInfo>,
+/// Passes events on to a follower.
+struct Forward(mpsc::Sender<LockEvent>);
+
+impl Hear for Forward {
+    fn answered(&self, _: Moment) {}
+
+    fn push(&self, push: &[Value]) -> Result<(), StoreError> {
+        if let [Value::Bulk(kind), _, Value::Bulk(json)] = push
+            && kind == b"message"
+            // Events of a newer version that we cannot read are not ours to show.
+            && let Ok(event) = serde_json::from_slice(json)
+        {
+            // A follower that does not keep up misses events.
+            let _ = self.0.try_send(event);
+        }
+        Ok(())
+    }
 }
 
 impl RedisStore {
@@ -31,19 +48,19 @@ impl RedisStore {
         if self.link.stop.is_cancelled() {
             return Err(StoreErrorKind::Closed.into());
         }
-        let (client, options, channel) =
-            (self.link.client().clone(), self.link.options.clone(), self.shared.events.clone());
-        let mut subscription = subscribe(&client, &options, &channel).await?;
+        let (address, options, channel) =
+            (self.link.address.clone(), self.link.options.clone(), self.shared.events.clone());
         let (tell, events) = mpsc::channel(BACKLOG);
+        let mut wire = subscribe(&address, &options, &channel, &tell).await?;
         let stop = self.link.stop.clone();
         let gone = tell.clone();
-        let pump = async move {
+        let keep_up = async move {
             loop {
-                forward(&mut subscription.pushes, &tell).await;
+                wire.broken().await;
                 let mut pause = PAUSE_MIN;
-                subscription = loop {
-                    match subscribe(&client, &options, &channel).await {
-                        Ok(subscription) => break subscription,
+                wire = loop {
+                    match subscribe(&address, &options, &channel, &tell).await {
+                        Ok(wire) => break wire,
                         Err(_) => sleep(pause).await,
                     }
                     pause = (pause * 2).min(PAUSE_MAX);
@@ -54,41 +71,22 @@ impl RedisStore {
             tokio::select! {
                 () = stop.cancelled() => {}
                 () = gone.closed() => {}
-                () = pump => {}
+                () = keep_up => {}
             }
         });
         Ok(events)
     }
 }
 
-async fn subscribe(client: &redis::Client, options: &RedisOptions, channel: &str) -> Result<Subscription, StoreError> {
-    let (tell, pushes) = mpsc::channel(BACKLOG);
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(options.connect_timeout))
-        .set_response_timeout(Some(options.response_timeout))
-        .set_push_sender(move |info| {
-            // Full: the follower misses it. The end of the connection shows by the sender's own end.
-            let _ = tell.try_send(info);
-            Ok::<(), redis::aio::SendError>(())
-        });
-    let mut conn = client.get_multiplexed_async_connection_with_config(&config).await.map_err(|e| from_redis(&e))?;
-    conn.subscribe(channel).await.map_err(|e| from_redis(&e))?;
-    Ok(Subscription { _conn: conn, pushes })
-}
-
-/// Until the connection breaks.
-async fn forward(pushes: &mut mpsc::Receiver<PushInfo>, tell: &mpsc::Sender<LockEvent>) {
-    while let Some(push) = pushes.recv().await {
-        if push.kind == PushKind::Disconnection {
-            return;
-        }
-        if push.kind == PushKind::Message
-            && let Some(Value::BulkString(json)) = push.data.get(1)
-            // Events of a newer version that we cannot read are not ours to show.
-            && let Ok(event) = serde_json::from_slice(json)
-        {
-            // A follower that does not keep up misses events.
-            let _ = tell.try_send(event);
-        }
+async fn subscribe(
+    address: &Address,
+    options: &RedisOptions,
+    channel: &str,
+    tell: &mpsc::Sender<LockEvent>,
+) -> Result<Wire, StoreError> {
+    let wire = open_another(address, options, Arc::new(Forward(tell.clone()))).await?;
+    match wire.ask_push(cmd("SUBSCRIBE").arg(channel), "subscribe").reply().await? {
+        Value::Error(error) => Err(from_server(&error)),
+        _ => Ok(wire),
     }
 }

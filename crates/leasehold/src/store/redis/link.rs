@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::RedisOptions;
+use super::address::Address;
 use super::conn::{Conn, Identity};
 use super::ear::Ear;
 use crate::facts::Fence;
@@ -23,7 +24,7 @@ const SHORT_LIFE: Duration = Duration::from_secs(1);
 
 /// The way to the server.
 pub(super) struct Link {
-    client: redis::Client,
+    pub(super) address: Address,
     pub(super) options: RedisOptions,
     pub(super) inbox: String,
     state: watch::Sender<State>,
@@ -47,13 +48,13 @@ pub(super) enum State {
 impl Link {
     /// Makes the first connection, and keeps one up from then on.
     pub(super) async fn connect(
-        client: redis::Client,
+        address: Address,
         options: RedisOptions,
         inbox: String,
         tell: mpsc::UnboundedSender<Push>,
     ) -> Result<Arc<Self>, StoreError> {
         let link = Arc::new(Self {
-            client,
+            address,
             options,
             inbox,
             state: watch::Sender::new(State::Down(StoreErrorKind::Unreachable.into())),
@@ -86,7 +87,7 @@ impl Link {
         let deadline = Instant::now() + self.options.response_timeout;
         let mut state = self.state.subscribe();
         let settled = state.wait_for(|state| match state {
-            State::Up(conn) => !conn.ear.is_broken(),
+            State::Up(conn) => !conn.is_broken(),
             State::Down(_) => false,
             State::Closed => true,
         });
@@ -104,7 +105,7 @@ impl Link {
     /// The connection, if there is one.
     pub(super) fn up(&self) -> Option<Arc<Conn>> {
         match &*self.state.borrow() {
-            State::Up(conn) if !conn.ear.is_broken() => Some(conn.clone()),
+            State::Up(conn) if !conn.is_broken() => Some(conn.clone()),
             _ => None,
         }
     }
@@ -112,11 +113,6 @@ impl Link {
     /// Follows the connection as it breaks and comes back.
     pub(super) fn watch(&self) -> watch::Receiver<State> {
         self.state.subscribe()
-    }
-
-    /// A connection of its own beside the shared one.
-    pub(super) fn client(&self) -> &redis::Client {
-        &self.client
     }
 
     /// Whether nothing sent on a connection that broke can be carried out after the next one stands.
@@ -152,8 +148,12 @@ impl Link {
 
     async fn open(&self, previous: Option<&Identity>) -> Result<Arc<Conn>, StoreError> {
         let ear = Ear::new(self.seen.clone(), self.tell.clone());
-        let conn = Conn::open(&self.client, &self.options, &self.inbox, ear, self.seen(), previous).await?;
+        let conn = Conn::open(&self.address, &self.options, &self.inbox, ear, self.seen(), previous).await?;
         self.may_kill.fetch_and(conn.may_kill, Ordering::AcqRel);
+        if !conn.subscribed {
+            // Before anybody can wait in vain. Nobody takes the messages: then nobody waits.
+            let _ = self.tell.send(Push::Hearing(false));
+        }
         Ok(Arc::new(conn))
     }
 
@@ -162,7 +162,7 @@ impl Link {
             let born = Instant::now();
             tokio::select! {
                 () = self.stop.cancelled() => return,
-                () = conn.ear.broken() => {}
+                () = conn.broken() => {}
             }
             let previous = conn.identity.clone();
             tracing::warn!(inbox = %self.inbox, "the connection broke");

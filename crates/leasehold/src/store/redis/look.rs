@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 
 use async_trait::async_trait;
-use redis::{Pipeline, Value};
 use tokio::sync::mpsc;
 
 use super::conn::{Conn, items, number, text};
 use super::errors::{from_server, strange};
+use super::resp::{Pipeline, Value, cmd};
 use super::{RedisStore, value};
 use crate::event::LockEvent;
 use crate::facts::{LockName, Owner};
@@ -67,8 +67,8 @@ impl Inspect for RedisStore {
     async fn queue(&self, name: &LockName) -> Result<Vec<Waiter>, StoreError> {
         let keys = self.lock_keys(name)?;
         let conn = self.link.conn().await?;
-        let mut cmd = redis::cmd("ZRANGE");
-        cmd.arg(keys.queue()).arg(0).arg(-1).arg("WITHSCORES");
+        let mut cmd = cmd("ZRANGE");
+        cmd.arg(keys.queue()).arg(["0", "-1", "WITHSCORES"]);
         let entries = items(conn.ask(&cmd).await?.reply, "ZRANGE")?;
         Ok(entries.iter().filter_map(waiter).collect())
     }
@@ -89,7 +89,7 @@ impl Inspect for RedisStore {
 
     async fn counters(&self) -> Result<Vec<(String, u64)>, StoreError> {
         let conn = self.link.conn().await?;
-        let mut cmd = redis::cmd("HGETALL");
+        let mut cmd = cmd("HGETALL");
         cmd.arg(&self.shared.stats);
         let Value::Map(fields) = conn.ask(&cmd).await?.reply else { return Err(strange("HGETALL")) };
         let mut counters: Vec<_> =
@@ -146,23 +146,23 @@ fn seen(value: &Value, left: &Value, kind: &Value) -> Result<Option<Holder>, Sto
     let left = match left {
         Value::Int(-2) => return Ok(None),
         Value::Int(ms) => *ms,
-        Value::ServerError(error) => return Err(from_server(error)),
+        Value::Error(error) => return Err(from_server(error)),
         _ => return Err(strange("PTTL")),
     };
     match value {
         Value::Nil => Ok(None),
-        Value::BulkString(value) => Ok(Some(value::holder(value, left))),
+        Value::Bulk(value) => Ok(Some(value::holder(value, left))),
         // Not a string: foreign, and all there is to say of it is its type.
-        Value::ServerError(error) if from_server(error).kind() == StoreErrorKind::WrongType => {
+        Value::Error(error) if from_server(error).kind() == StoreErrorKind::WrongType => {
             Ok(text(kind).map(|kind| value::holder(kind.as_bytes(), left)))
         }
-        Value::ServerError(error) => Err(from_server(error)),
+        Value::Error(error) => Err(from_server(error)),
         _ => Err(strange("GET")),
     }
 }
 
 async fn scan(conn: &Conn, prefix: &str, cursor: u64, count: usize) -> Result<(u64, Vec<String>), StoreError> {
-    let mut cmd = redis::cmd("SCAN");
+    let mut cmd = cmd("SCAN");
     cmd.arg(cursor).arg("MATCH").arg(escape(prefix) + "*").arg("COUNT").arg(count).arg("TYPE").arg("string");
     let reply = items(conn.ask(&cmd).await?.reply, "SCAN")?;
     match <[Value; 2]>::try_from(reply) {

@@ -8,17 +8,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
 use tokio::sync::{mpsc, watch};
 
 use crate::facts::{HolderId, KeySpace, LockName, Token, Ttl};
 use crate::machine::Limits;
 use crate::store::{
-    Acquire, Asked, Claim, EvictMode, Evicted, Left, Note, Push, Release, Renewal, Renewed, Store, StoreError,
-    StoreErrorKind, Ticket, Try,
+    Acquire, Asked, Claim, EvictMode, Evicted, Left, Note, Push, Release, Renewal, Renewed, Store, StoreError, Ticket,
+    Try,
 };
 
+mod address;
 mod conn;
 mod ear;
 mod echo;
@@ -29,11 +28,14 @@ mod keys;
 mod link;
 mod look;
 mod notes;
+mod resp;
 mod scripts;
 mod tries;
 mod value;
 mod verbs;
+mod wire;
 
+use address::Address;
 use echo::Waiting;
 use keys::LockKeys;
 use link::Link;
@@ -110,12 +112,10 @@ impl RedisStore {
     /// not let us in. Nothing is retried: a store that stands is reconnected, one that never stood is
     /// not.
     pub async fn connect(url: &str, keys: KeySpace, options: RedisOptions) -> Result<Self, StoreError> {
-        let info = connection_info(url, &options)?;
-        let described = describe(&info);
-        // Its error texts are about the address only.
-        let client = redis::Client::open(info).map_err(|e| errors::from_redis(&e))?;
+        let address = Address::parse(url)?;
+        let described = address.to_string();
         let (tell, pushes) = mpsc::unbounded_channel();
-        let link = Link::connect(client, options, keys::random_inbox(), tell).await?;
+        let link = Link::connect(address, options, keys::random_inbox(), tell).await?;
         let (waiting, watched) = watch::channel(Waiting::default());
         tokio::spawn(echo::run(link.clone(), watched));
         let shared = keys::Shared::new(&keys);
@@ -223,73 +223,7 @@ impl Store for RedisStore {
         // Stopped first: the end of our subscription must not make it reconnect.
         self.link.close();
         if let Some(conn) = conn {
-            let mut cmd = redis::cmd("SUNSUBSCRIBE");
-            cmd.arg(&self.link.inbox);
-            // Whatever it answers, the connection ends here.
-            let _ = conn.ask(&cmd).await;
-        }
-    }
-}
-
-fn connection_info(url: &str, options: &RedisOptions) -> Result<ConnectionInfo, StoreError> {
-    // The parser's own messages can repeat the URL, and with it a password.
-    let refused = |why: &'static str| StoreError::new(StoreErrorKind::Refused, why);
-    if !url.starts_with("redis://") && !url.starts_with("rediss://") {
-        return Err(refused("the URL of a Redis store begins with redis://"));
-    }
-    let info =
-        url.into_connection_info().map_err(|_| refused("not a URL such as redis://user:password@host:6379/0"))?;
-    if !info.addr().is_supported() {
-        return Err(refused("rediss:// needs TLS, which this build does not have"));
-    }
-    let settings = info.redis_settings().clone().set_protocol(ProtocolVersion::RESP3).set_skip_set_lib_name();
-    // A peer that vanished without a word is noticed within these even when nothing is asked.
-    let keepalive =
-        TcpKeepalive::new().with_time(Duration::from_secs(5)).with_interval(Duration::from_secs(2)).with_retries(3);
-    // Not NODELAY: all tasks share one connection, and what they ask while an answer is on its way goes
-    // out together with the next packet, which is worth more than it costs. A request on an idle
-    // connection leaves at once either way.
-    let tcp = TcpSettings::default()
-        .set_keepalive(keepalive)
-        .set_user_timeout(options.response_timeout.max(Duration::from_secs(1)) * 2);
-    Ok(info.set_redis_settings(settings).set_tcp_settings(tcp))
-}
-
-fn describe(info: &ConnectionInfo) -> String {
-    let host = |host: &str| if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
-    let mut text = match info.addr() {
-        ConnectionAddr::Tcp(name, port) => format!("redis://{}:{port}", host(name)),
-        ConnectionAddr::TcpTls { host: name, port, .. } => format!("rediss://{}:{port}", host(name)),
-        _ => "redis:".to_owned(),
-    };
-    if info.redis_settings().db() != 0 {
-        text += &format!("/{}", info.redis_settings().db());
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_description_has_no_secret() {
-        for (url, text) in [
-            ("redis://localhost", "redis://localhost:6379"),
-            ("redis://user:hunter2@db.internal:7000/3", "redis://db.internal:7000/3"),
-            ("redis://:hunter2@[::1]:7000", "redis://[::1]:7000"),
-        ] {
-            let info = connection_info(url, &RedisOptions::default()).expect("valid");
-            assert_eq!(describe(&info), text);
-        }
-    }
-
-    #[test]
-    fn urls_that_cannot_be_used_are_refused_without_repeating_them() {
-        for url in ["", "hunter2", "http://hunter2", "redis://", "redis://:hunter2@:x", "rediss://:hunter2@host"] {
-            let error = connection_info(url, &RedisOptions::default()).map(|i| describe(&i)).expect_err(url);
-            assert_eq!(error.kind(), StoreErrorKind::Refused, "{url}");
-            assert!(!error.to_string().contains("hunter2"), "{error}");
+            conn.unsubscribe(&self.link.inbox).await;
         }
     }
 }

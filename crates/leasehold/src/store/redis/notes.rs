@@ -1,10 +1,9 @@
 //! For people who look: the index of long-held locks, the events channel, the fleet's counters.
 
-use redis::{Pipeline, Value};
-
 use super::RedisStore;
 use super::conn::{Conn, items, text};
 use super::errors::from_server;
+use super::resp::{Pipeline, Value};
 use crate::facts::{HolderId, LockName};
 use crate::store::{Note, StoreError};
 
@@ -56,11 +55,11 @@ impl RedisStore {
     pub(super) async fn indexed(&self, conn: &Conn) -> Result<Vec<(LockName, HolderId)>, StoreError> {
         let mut pipe = Pipeline::with_capacity(2);
         pipe.cmd("ZREMRANGEBYSCORE").arg(&self.shared.index).arg("-inf").arg(conn.server_ms());
-        pipe.cmd("ZRANGE").arg(&self.shared.index).arg(0).arg(-1);
+        pipe.cmd("ZRANGE").arg(&self.shared.index).arg(["0", "-1"]);
         let mut replies = conn.ask_all(&pipe).await?.reply;
         let members = match replies.pop() {
-            Some(Value::ServerError(error)) => return Err(from_server(&error)),
-            members => items(members.unwrap_or_default(), "ZRANGE")?,
+            Some(Value::Error(error)) => return Err(from_server(&error)),
+            members => items(members.unwrap_or(Value::Nil), "ZRANGE")?,
         };
         Ok(members.iter().filter_map(text).filter_map(|m| read_member(&m)).collect())
     }
@@ -73,7 +72,7 @@ async fn all_well(conn: &Conn, pipe: &Pipeline) -> Result<(), StoreError> {
     }
     let replies = conn.ask_all(pipe).await?.reply;
     let error = replies.iter().find_map(|reply| match reply {
-        Value::ServerError(error) => Some(from_server(error)),
+        Value::Error(error) => Some(from_server(error)),
         _ => None,
     });
     error.map_or(Ok(()), Err)

@@ -2,8 +2,7 @@
 
 use std::sync::LazyLock;
 
-use redis::Cmd;
-
+use super::resp::{Cmd, cmd};
 use crate::facts::Fence;
 use crate::machine::Limits;
 
@@ -54,20 +53,20 @@ impl Script {
 
     /// Runs the script the server has under this name.
     pub(super) fn evalsha(&self) -> Cmd {
-        let mut cmd = Cmd::with_capacity(12, 512);
-        cmd.arg("EVALSHA").arg(&self.sha);
+        let mut cmd = Cmd::with_capacity("EVALSHA", 512);
+        cmd.arg(&self.sha);
         cmd
     }
 
     /// Runs the script, and leaves it with the server.
     pub(super) fn eval(&self) -> Cmd {
-        let mut cmd = Cmd::with_capacity(12, self.text.len() + 512);
-        cmd.arg("EVAL").arg(&self.text);
+        let mut cmd = Cmd::with_capacity("EVAL", self.text.len() + 512);
+        cmd.arg(&self.text);
         cmd
     }
 
     pub(super) fn load(&self) -> Cmd {
-        let mut cmd = redis::cmd("SCRIPT");
+        let mut cmd = cmd("SCRIPT");
         cmd.arg("LOAD").arg(&self.text);
         cmd
     }

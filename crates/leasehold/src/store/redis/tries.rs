@@ -1,10 +1,9 @@
 //! A try: plain commands in one write, and a script only where somebody waits or a fence is missing.
 
-use redis::{Cmd, Pipeline, Value};
-
 use super::conn::{Answer, Conn, fence, items, said};
 use super::errors::{from_server, strange};
 use super::keys::{self, LockKeys};
+use super::resp::{Cmd, Pipeline, Value};
 use super::value::{self, Record};
 use super::{RedisStore, scripts};
 use crate::clock::Moment;
@@ -37,7 +36,7 @@ impl RedisStore {
             };
         }
         let mut pipe = Pipeline::with_capacity(3);
-        pipe.add_command(set);
+        pipe.add(set);
         pipe.cmd("INCR").arg(keys::FENCE);
         pipe.cmd("EXISTS").arg(keys.queue());
         let Answer { mut asked_at, reply } = conn.ask_all(&pipe).await?;
@@ -79,14 +78,14 @@ impl RedisStore {
     async fn found(&self, conn: &Conn, keys: &LockKeys, claim: &Claim, reply: Value) -> Result<Found, StoreError> {
         match reply {
             Value::Nil => Ok(Found::Free),
-            Value::BulkString(value) => Ok(match Record::parse(&value) {
+            Value::Bulk(value) => Ok(match Record::parse(&value) {
                 Some(record) if record.token == claim.token => Found::Ours(record.fence),
                 _ => Found::Other(Try::Held(Some(seen_in_passing(&value)))),
             }),
-            Value::ServerError(error) if from_server(&error).kind() == StoreErrorKind::WrongType => {
+            Value::Error(error) if from_server(&error).kind() == StoreErrorKind::WrongType => {
                 Ok(Found::Other(Try::Held(Box::pin(self.look_at(conn, keys.lock())).await?)))
             }
-            Value::ServerError(error) => Err(from_server(&error)),
+            Value::Error(error) => Err(from_server(&error)),
             _ => Err(strange("a try")),
         }
     }
@@ -149,7 +148,7 @@ impl RedisStore {
                 Some("revoked") => Ok(Try::Revoked),
                 Some("again") => continue,
                 Some("held") => Ok(Try::Held(match reply.get(1) {
-                    Some(Value::BulkString(value)) if !value.is_empty() => Some(seen_in_passing(value)),
+                    Some(Value::Bulk(value)) if !value.is_empty() => Some(seen_in_passing(value)),
                     _ => None,
                 })),
                 _ => Err(strange("yield")),
@@ -159,8 +158,8 @@ impl RedisStore {
 }
 
 fn set_command(claim: &Claim, keys: &LockKeys, value: &str) -> Cmd {
-    let mut cmd = Cmd::with_capacity(7, 160 + value.len() + keys.lock().len());
-    cmd.arg("SET").arg(keys.lock()).arg(value).arg("NX").arg("GET").arg("PX").arg(claim.ttl.as_millis());
+    let mut cmd = Cmd::with_capacity("SET", 160 + value.len() + keys.lock().len());
+    cmd.arg(keys.lock()).arg(value).arg("NX").arg("GET").arg("PX").arg(claim.ttl.as_millis());
     cmd
 }
 

@@ -1,9 +1,8 @@
 //! The other verbs of the lock path: one script each.
 
-use redis::{Cmd, Pipeline, ServerErrorKind, Value};
-
 use super::conn::{Answer, Conn, fence, items, number, said};
 use super::errors::{from_server, strange};
+use super::resp::{Cmd, Pipeline, Value};
 use super::scripts::{self, Script};
 use super::{RedisStore, value};
 use crate::facts::{HolderId, LockName, Token};
@@ -108,7 +107,7 @@ impl RedisStore {
         for &i in which {
             match self.renew_command(&renewals[i], command(&scripts::RENEW)) {
                 Ok(cmd) => {
-                    pipe.add_command(cmd);
+                    pipe.add(cmd);
                     sent.push(i);
                 }
                 Err(error) => answers[i] = Renewed::Unknown(error),
@@ -121,8 +120,8 @@ impl RedisStore {
         let mut again = Vec::new();
         for (i, reply) in sent.into_iter().zip(replies) {
             answers[i] = match &reply {
-                Value::ServerError(error) => {
-                    if error.kind() == Some(ServerErrorKind::NoScript) {
+                Value::Error(error) => {
+                    if error.is_no_script() {
                         again.push(i);
                     }
                     Renewed::Unknown(from_server(error))
@@ -141,7 +140,7 @@ impl RedisStore {
     fn renew_command(&self, renewal: &Renewal, mut cmd: Cmd) -> Result<Cmd, StoreError> {
         let key = self.keys.key(&renewal.name).map_err(super::keys::refused)?;
         let fence = renewal.fence.map_or(String::new(), |f| format!("{:016}", f.get()));
-        cmd.arg(1).arg(key).arg(renewal.token.reveal()).arg(renewal.ttl.as_millis()).arg(fence);
+        cmd.arg(1_usize).arg(key).arg(renewal.token.reveal()).arg(renewal.ttl.as_millis()).arg(fence);
         if let Some(owner) = &renewal.rewrite {
             cmd.arg(owner.wire());
         }
@@ -216,9 +215,9 @@ fn holder_at(reply: &[Value], value_at: usize, left_at: usize) -> Option<Holder>
         _ => -1,
     };
     match reply.get(value_at)? {
-        Value::BulkString(value) => Some(value::holder(value, left)),
+        Value::Bulk(value) => Some(value::holder(value, left)),
         // A type's name, where the value is not a string.
-        Value::SimpleString(name) => Some(value::holder(name.as_bytes(), left)),
+        Value::Simple(name) => Some(value::holder(name.as_bytes(), left)),
         _ => None,
     }
 }

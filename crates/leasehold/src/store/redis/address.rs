@@ -1,0 +1,162 @@
+//! Where a server is, read from a URL, and how it is called in front of people.
+
+use std::fmt;
+
+use crate::store::{StoreError, StoreErrorKind};
+
+const DEFAULT_PORT: u16 = 6379;
+
+/// `redis://[user:password@]host[:port][/database]`, taken apart.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Address {
+    pub(super) host: String,
+    pub(super) port: u16,
+    pub(super) database: u64,
+    /// User and password; a password alone is the user `default`'s.
+    pub(super) login: Option<(String, String)>,
+}
+
+impl Address {
+    /// # Errors
+    /// `Refused`, in words that repeat nothing of the URL: there may be a password in it.
+    pub(super) fn parse(url: &str) -> Result<Self, StoreError> {
+        let refused = |why: &'static str| StoreError::new(StoreErrorKind::Refused, why);
+        if url.starts_with("rediss://") {
+            return Err(refused("rediss:// needs TLS, which this build does not have"));
+        }
+        let rest = url.strip_prefix("redis://").ok_or(refused("the URL of a Redis store begins with redis://"))?;
+        let malformed = || refused("not a URL such as redis://user:password@host:6379/0");
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        // Said by other clients' URLs; we speak nothing else.
+        if !matches!(query, "" | "protocol=resp3" | "protocol=3") {
+            return Err(refused("a Redis URL takes no options after `?`"));
+        }
+        let (place, database) = rest.split_once('/').unwrap_or((rest, ""));
+        let (login, place) = match place.rsplit_once('@') {
+            Some((login, place)) => (Some(login), place),
+            None => (None, place),
+        };
+        let (host, port) = match place.strip_prefix('[') {
+            Some(v6) => {
+                let (host, port) = v6.split_once(']').ok_or_else(malformed)?;
+                (host, if port.is_empty() { None } else { Some(port.strip_prefix(':').ok_or_else(malformed)?) })
+            }
+            None => place.split_once(':').map_or((place, None), |(host, port)| (host, Some(port))),
+        };
+        if host.is_empty() || host.contains(|c: char| c.is_whitespace() || c.is_control()) {
+            return Err(malformed());
+        }
+        let port = port.map_or(Some(DEFAULT_PORT), |port| number(port)?.try_into().ok()).ok_or_else(malformed)?;
+        let database = if database.is_empty() { Some(0) } else { number(database) }.ok_or_else(malformed)?;
+        let login = match login.filter(|login| !login.is_empty()) {
+            None => None,
+            Some(login) => {
+                let (user, password) = login.split_once(':').unwrap_or((login, ""));
+                let user = if user.is_empty() { "default" } else { user };
+                let decode = |text: &str| decoded(text).ok_or_else(malformed);
+                Some((decode(user)?, decode(password)?))
+            }
+        };
+        Ok(Self { host: host.to_owned(), port, database, login })
+    }
+}
+
+/// Without its secrets.
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port, database, .. } = self;
+        if host.contains(':') {
+            write!(f, "redis://[{host}]:{port}")?;
+        } else {
+            write!(f, "redis://{host}:{port}")?;
+        }
+        if *database != 0 {
+            write!(f, "/{database}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Digits only: `parse` alone would take a sign.
+fn number(digits: &str) -> Option<u64> {
+    digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
+}
+
+/// With every `%41` read as what it stands for.
+fn decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        if *first == b'%' {
+            let digits = after.get(..2).filter(|two| two.iter().all(u8::is_ascii_hexdigit))?;
+            bytes.push(u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?);
+            rest = &after[2..];
+        } else {
+            bytes.push(*first);
+            rest = after;
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(url: &str) -> Address {
+        Address::parse(url).expect(url)
+    }
+
+    #[test]
+    fn a_description_has_no_secret() {
+        for (url, text) in [
+            ("redis://localhost", "redis://localhost:6379"),
+            ("redis://user:hunter2@db.internal:7000/3", "redis://db.internal:7000/3"),
+            ("redis://:hunter2@[::1]:7000", "redis://[::1]:7000"),
+            ("redis://[::1]/", "redis://[::1]:6379"),
+            ("redis://h?protocol=resp3", "redis://h:6379"),
+        ] {
+            assert_eq!(address(url).to_string(), text);
+            assert_eq!(format!("{:?}", address(url)), text);
+        }
+    }
+
+    #[test]
+    fn a_login_is_decoded() {
+        let login = |url| address(url).login;
+        let pair = |user: &str, password: &str| Some((user.to_owned(), password.to_owned()));
+        assert_eq!(login("redis://h"), None);
+        assert_eq!(login("redis://:p%40ss%2F@h"), pair("default", "p@ss/"));
+        assert_eq!(login("redis://me:a:b@h"), pair("me", "a:b"));
+        assert_eq!(login("redis://me:p@ss@h"), pair("me", "p@ss"), "an unescaped @ belongs to the password");
+    }
+
+    #[test]
+    fn urls_that_cannot_be_used_are_refused_without_repeating_them() {
+        for url in [
+            "",
+            "hunter2",
+            "http://hunter2",
+            "redis://",
+            "redis://:hunter2@:x",
+            "redis://:hunter2@h:+1",
+            "redis://:hunter2@h:70000",
+            "redis://h/hunter2",
+            "redis://:hunter2%zz@h",
+            "redis://h?password=hunter2",
+            "redis://[::1hunter2",
+            "redis://a hunter2",
+            "rediss://:hunter2@host",
+        ] {
+            let error = Address::parse(url).expect_err(url);
+            assert_eq!(error.kind(), StoreErrorKind::Refused, "{url}");
+            assert!(!error.to_string().contains("hunter2"), "{error}");
+        }
+    }
+}

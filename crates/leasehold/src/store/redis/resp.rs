@@ -1,0 +1,389 @@
+//! RESP3 as far as a lock needs it: commands are written, replies and pushes are read.
+
+use crate::store::{StoreError, StoreErrorKind};
+
+/// Deeper than any reply of ours; a stream that nests further is not to be trusted.
+const DEPTH_MAX: usize = 16;
+/// Longer than any text of ours.
+const BULK_MAX: usize = 64 * 1024 * 1024;
+/// Room made before the items are seen: a length alone costs nobody memory.
+const ITEMS_AHEAD: usize = 64;
+
+/// One command, ready to be sent.
+#[derive(Clone)]
+pub(super) struct Cmd {
+    args: usize,
+    body: Vec<u8>,
+}
+
+/// Several commands, sent in one write.
+#[derive(Clone, Default)]
+pub(super) struct Pipeline {
+    cmds: Vec<Cmd>,
+}
+
+/// What the server sent.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Value {
+    Nil,
+    Int(i64),
+    Double(f64),
+    Boolean(bool),
+    Simple(String),
+    Bulk(Vec<u8>),
+    Array(Vec<Value>),
+    Map(Vec<(Value, Value)>),
+    Error(ServerError),
+    /// Sent without having been asked for.
+    Push(Vec<Value>),
+}
+
+/// An error reply: its first word, and the rest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ServerError {
+    pub(super) code: String,
+    pub(super) detail: String,
+}
+
+pub(super) fn cmd(name: &str) -> Cmd {
+    Cmd::with_capacity(name, 128)
+}
+
+impl Cmd {
+    pub(super) fn with_capacity(name: &str, bytes: usize) -> Self {
+        let mut cmd = Self { args: 0, body: Vec::with_capacity(bytes) };
+        cmd.arg(name);
+        cmd
+    }
+
+    pub(super) fn arg(&mut self, arg: impl Arg) -> &mut Self {
+        arg.write(self);
+        self
+    }
+
+    pub(super) fn write_to(&self, out: &mut Vec<u8>) {
+        out.push(b'*');
+        write_number(out, self.args as u64);
+        out.extend_from_slice(b"\r\n");
+        out.extend_from_slice(&self.body);
+    }
+
+    fn text(&mut self, text: &[u8]) {
+        self.args += 1;
+        self.body.push(b'$');
+        write_number(&mut self.body, text.len() as u64);
+        self.body.extend_from_slice(b"\r\n");
+        self.body.extend_from_slice(text);
+        self.body.extend_from_slice(b"\r\n");
+    }
+}
+
+impl Pipeline {
+    pub(super) fn with_capacity(cmds: usize) -> Self {
+        Self { cmds: Vec::with_capacity(cmds) }
+    }
+
+    /// Begins another command.
+    pub(super) fn cmd(&mut self, name: &str) -> &mut Cmd {
+        self.cmds.push(cmd(name));
+        self.cmds.last_mut().expect("pushed just now")
+    }
+
+    pub(super) fn add(&mut self, cmd: Cmd) {
+        self.cmds.push(cmd);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.cmds.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.cmds.is_empty()
+    }
+
+    pub(super) fn write_to(&self, out: &mut Vec<u8>) {
+        self.cmds.iter().for_each(|cmd| cmd.write_to(out));
+    }
+}
+
+/// What can stand in a command.
+pub(super) trait Arg {
+    fn write(&self, cmd: &mut Cmd);
+}
+
+impl<T: Arg + ?Sized> Arg for &T {
+    fn write(&self, cmd: &mut Cmd) {
+        (**self).write(cmd);
+    }
+}
+
+impl Arg for str {
+    fn write(&self, cmd: &mut Cmd) {
+        cmd.text(self.as_bytes());
+    }
+}
+
+impl Arg for String {
+    fn write(&self, cmd: &mut Cmd) {
+        cmd.text(self.as_bytes());
+    }
+}
+
+impl Arg for Vec<u8> {
+    fn write(&self, cmd: &mut Cmd) {
+        cmd.text(self);
+    }
+}
+
+impl Arg for u64 {
+    fn write(&self, cmd: &mut Cmd) {
+        let mut digits = [0; 20];
+        cmd.text(number_text(*self, &mut digits));
+    }
+}
+
+impl Arg for usize {
+    fn write(&self, cmd: &mut Cmd) {
+        (*self as u64).write(cmd);
+    }
+}
+
+impl Arg for [&str] {
+    fn write(&self, cmd: &mut Cmd) {
+        self.iter().for_each(|text| text.write(cmd));
+    }
+}
+
+impl<const N: usize> Arg for [&str; N] {
+    fn write(&self, cmd: &mut Cmd) {
+        self[..].write(cmd);
+    }
+}
+
+fn write_number(out: &mut Vec<u8>, number: u64) {
+    let mut digits = [0; 20];
+    out.extend_from_slice(number_text(number, &mut digits));
+}
+
+/// Without the machinery of `format!`: every command has a dozen of these.
+fn number_text(mut number: u64, digits: &mut [u8; 20]) -> &[u8] {
+    let mut at = digits.len();
+    loop {
+        at -= 1;
+        digits[at] = b'0' + u8::try_from(number % 10).unwrap_or(0);
+        number /= 10;
+        if number == 0 {
+            return &digits[at..];
+        }
+    }
+}
+
+/// Reads the first value of `bytes`: it, and how many bytes it took; `None` while there is more to come.
+///
+/// # Errors
+/// When this is no RESP3: the stream cannot be trusted any further.
+pub(super) fn read(bytes: &[u8]) -> Result<Option<(Value, usize)>, StoreError> {
+    let mut reader = Reader { bytes, at: 0 };
+    match reader.value(0) {
+        Ok(value) => Ok(Some((value, reader.at))),
+        Err(Stop::More) => Ok(None),
+        Err(Stop::Unreadable) => {
+            Err(StoreError::new(StoreErrorKind::Unreachable, "the server sent something unreadable"))
+        }
+    }
+}
+
+enum Stop {
+    More,
+    Unreadable,
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl Reader<'_> {
+    fn value(&mut self, depth: usize) -> Result<Value, Stop> {
+        if depth > DEPTH_MAX {
+            return Err(Stop::Unreadable);
+        }
+        let kind = *self.bytes.get(self.at).ok_or(Stop::More)?;
+        self.at += 1;
+        match kind {
+            b'+' => Ok(Value::Simple(self.words()?)),
+            b'-' => Ok(Value::Error(ServerError::parse(&self.words()?))),
+            b':' => Ok(Value::Int(self.integer()?)),
+            b'$' => self.bulk(),
+            b'*' | b'~' => self.items(depth).map(|items| items.map_or(Value::Nil, Value::Array)),
+            b'>' => self.items(depth).map(|items| items.map_or(Value::Nil, Value::Push)),
+            b'%' => self.map(depth).map(Value::Map),
+            b'_' => self.line().map(|_| Value::Nil),
+            b',' => self.words()?.parse().map(Value::Double).map_err(|_| Stop::Unreadable),
+            b'#' => Ok(Value::Boolean(self.line()? == b"t")),
+            b'(' => Ok(Value::Simple(self.words()?)),
+            b'=' => match self.bulk()? {
+                // `txt:` and the text.
+                Value::Bulk(text) => Ok(Value::Bulk(text.get(4..).unwrap_or_default().to_vec())),
+                other => Ok(other),
+            },
+            b'!' => match self.bulk()? {
+                Value::Bulk(text) => Ok(Value::Error(ServerError::parse(&String::from_utf8_lossy(&text)))),
+                _ => Err(Stop::Unreadable),
+            },
+            // Attributes of the value that follows.
+            b'|' => {
+                self.map(depth)?;
+                self.value(depth + 1)
+            }
+            _ => Err(Stop::Unreadable),
+        }
+    }
+
+    fn line(&mut self) -> Result<&[u8], Stop> {
+        let rest = &self.bytes[self.at..];
+        let end = rest.iter().position(|byte| *byte == b'\r').ok_or(Stop::More)?;
+        match rest.get(end + 1) {
+            None => Err(Stop::More),
+            Some(b'\n') => {
+                self.at += end + 2;
+                Ok(&rest[..end])
+            }
+            Some(_) => Err(Stop::Unreadable),
+        }
+    }
+
+    fn words(&mut self) -> Result<String, Stop> {
+        self.line().map(|line| String::from_utf8_lossy(line).into_owned())
+    }
+
+    fn integer(&mut self) -> Result<i64, Stop> {
+        let line = self.line()?;
+        std::str::from_utf8(line).ok().and_then(|digits| digits.parse().ok()).ok_or(Stop::Unreadable)
+    }
+
+    /// `None` for -1, as RESP2 says "nothing".
+    fn length(&mut self) -> Result<Option<usize>, Stop> {
+        match self.integer()? {
+            -1 => Ok(None),
+            length => usize::try_from(length).map(Some).map_err(|_| Stop::Unreadable),
+        }
+    }
+
+    fn bulk(&mut self) -> Result<Value, Stop> {
+        let Some(length) = self.length()? else { return Ok(Value::Nil) };
+        if length > BULK_MAX {
+            return Err(Stop::Unreadable);
+        }
+        let end = self.at + length;
+        match self.bytes.get(end..end + 2) {
+            None => Err(Stop::More),
+            Some(b"\r\n") => {
+                let text = self.bytes[self.at..end].to_vec();
+                self.at = end + 2;
+                Ok(Value::Bulk(text))
+            }
+            Some(_) => Err(Stop::Unreadable),
+        }
+    }
+
+    fn items(&mut self, depth: usize) -> Result<Option<Vec<Value>>, Stop> {
+        let Some(length) = self.length()? else { return Ok(None) };
+        let mut items = Vec::with_capacity(length.min(ITEMS_AHEAD));
+        for _ in 0..length {
+            items.push(self.value(depth + 1)?);
+        }
+        Ok(Some(items))
+    }
+
+    fn map(&mut self, depth: usize) -> Result<Vec<(Value, Value)>, Stop> {
+        let length = self.length()?.ok_or(Stop::Unreadable)?;
+        let mut pairs = Vec::with_capacity(length.min(ITEMS_AHEAD));
+        for _ in 0..length {
+            pairs.push((self.value(depth + 1)?, self.value(depth + 1)?));
+        }
+        Ok(pairs)
+    }
+}
+
+impl ServerError {
+    fn parse(line: &str) -> Self {
+        let (code, detail) = line.split_once(' ').unwrap_or((line, ""));
+        Self { code: code.to_owned(), detail: detail.to_owned() }
+    }
+
+    pub(super) fn is_no_script(&self) -> bool {
+        self.code == "NOSCRIPT"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn whole(text: &str) -> Value {
+        let (value, taken) = read(text.as_bytes()).expect("readable").expect("whole");
+        assert_eq!(taken, text.len(), "{text:?}");
+        value
+    }
+
+    fn bulk(text: &str) -> Value {
+        Value::Bulk(text.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn commands_are_written_as_the_server_expects_them() {
+        let mut pipe = Pipeline::default();
+        pipe.cmd("SET").arg("k").arg("ä b").arg("PX").arg(30_000_u64).arg(["NX", "GET"]);
+        pipe.cmd("INCR").arg(&String::from("f"));
+        let mut out = Vec::new();
+        pipe.write_to(&mut out);
+        let expected = "*7\r\n$3\r\nSET\r\n$1\r\nk\r\n$4\r\nä b\r\n$2\r\nPX\r\n$5\r\n30000\r\n$2\r\nNX\r\n$3\r\nGET\r\n\
+                        *2\r\n$4\r\nINCR\r\n$1\r\nf\r\n";
+        assert_eq!(String::from_utf8(out).expect("text"), expected);
+        let mut digits = [0; 20];
+        assert_eq!(number_text(u64::MAX, &mut digits), b"18446744073709551615");
+        assert_eq!(number_text(0, &mut digits), b"0");
+    }
+
+    #[test]
+    fn every_kind_of_value_is_read() {
+        assert_eq!(whole("+OK\r\n"), Value::Simple("OK".into()));
+        assert_eq!(whole(":-7\r\n"), Value::Int(-7));
+        assert_eq!(whole("$5\r\na\r\nbc\r\n"), bulk("a\r\nbc"));
+        assert_eq!(whole("$-1\r\n"), Value::Nil);
+        assert_eq!(whole("*-1\r\n"), Value::Nil);
+        assert_eq!(whole("_\r\n"), Value::Nil);
+        assert_eq!(whole(",1.5\r\n"), Value::Double(1.5));
+        assert_eq!(whole("#t\r\n"), Value::Boolean(true));
+        assert_eq!(whole("=6\r\ntxt:ab\r\n"), bulk("ab"));
+        assert_eq!(
+            whole("*2\r\n:1\r\n*1\r\n$1\r\nx\r\n"),
+            Value::Array(vec![Value::Int(1), Value::Array(vec![bulk("x")])])
+        );
+        assert_eq!(whole("%1\r\n+a\r\n:1\r\n"), Value::Map(vec![(Value::Simple("a".into()), Value::Int(1))]));
+        assert_eq!(whole(">2\r\n$1\r\na\r\n:1\r\n"), Value::Push(vec![bulk("a"), Value::Int(1)]));
+        assert_eq!(whole("|1\r\n+ttl\r\n:1\r\n:2\r\n"), Value::Int(2));
+        let error = |code: &str, detail: &str| Value::Error(ServerError { code: code.into(), detail: detail.into() });
+        assert_eq!(whole("-OOM no room\r\n"), error("OOM", "no room"));
+        assert_eq!(whole("!9\r\nERR a\r\nbc\r\n"), error("ERR", "a\r\nbc"));
+    }
+
+    #[test]
+    fn what_is_not_whole_is_waited_for_at_every_byte() {
+        let text = b"*3\r\n$3\r\nabc\r\n%1\r\n+k\r\n,0.5\r\n|1\r\n+a\r\n#f\r\n:12\r\n";
+        for end in 0..text.len() {
+            assert!(read(&text[..end]).expect("readable so far").is_none(), "{end}");
+        }
+        assert!(read(text).expect("readable").is_some());
+    }
+
+    #[test]
+    fn nonsense_is_refused_and_costs_no_memory() {
+        let deep = "*1\r\n".repeat(100);
+        for text in ["?\r\n", ":x\r\n", "$x\r\n", "$-2\r\n", "$1\r\nabc", "$99999999999\r\n", ",x\r\n", deep.as_str()] {
+            assert!(read(text.as_bytes()).is_err(), "{text:?}");
+        }
+        assert!(read(b"*999999999999\r\n").expect("may still come").is_none());
+    }
+}

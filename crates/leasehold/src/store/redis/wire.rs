@@ -1,0 +1,545 @@
+//! One connection, shared by all tasks of a process.
+//!
+//! Whoever asks puts its request at the end of one buffer and waits in one line: the server answers in
+//! order. A single task, the carrier, writes the buffer in as few writes as it can, reads replies and
+//! pushes in the order the server sent them, and keeps one alarm for the oldest unanswered request. On an
+//! idle connection a request is written at once by whoever asks.
+//!
+//! After the first thing that goes wrong (an error, a late answer, an unreadable byte) the connection is of
+//! no more use: every request on it ends with an error, and it never answers again.
+
+use std::collections::VecDeque;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use rustix::net::sockopt;
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::time::{Instant, Sleep, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::RedisOptions;
+use super::address::Address;
+use super::resp::{self, Cmd, Pipeline, Value};
+use crate::clock::Moment;
+use crate::store::{StoreError, StoreErrorKind};
+
+/// Read at once. A burst of replies to a few hundred tasks fits.
+const READ_BYTES: usize = 64 * 1024;
+/// A peer that vanished without a word is noticed within these even when nothing is asked.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(2);
+const KEEPALIVE_TRIES: u32 = 3;
+
+/// Who listens to what nobody asked for. Called by the carrier, in the order of the stream: do nothing
+/// slow here.
+pub(super) trait Hear: Send + Sync + 'static {
+    /// The reply to a request that was sent at this moment has been read.
+    fn answered(&self, asked_at: Moment);
+
+    /// A push. `Err` ends the connection.
+    fn push(&self, push: &[Value]) -> Result<(), StoreError>;
+}
+
+/// A connection. Dropping it ends it.
+pub(super) struct Wire {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    writer: OwnedWriteHalf,
+    line: Mutex<Line>,
+    is_broken: AtomicBool,
+    broken: CancellationToken,
+}
+
+/// What is on its way.
+#[derive(Default)]
+struct Line {
+    /// Not taken by the carrier yet.
+    out: Vec<u8>,
+    /// The carrier has not written all that it took.
+    writing: bool,
+    /// Slots in the order of their requests.
+    asked: VecDeque<usize>,
+    slots: Vec<Slot>,
+    free: Vec<usize>,
+    /// Wakes the carrier; `None` while it is awake already.
+    carrier: Option<Waker>,
+    /// The carrier will look whether the oldest answer is late.
+    alarm_set: bool,
+    ended: Option<StoreError>,
+}
+
+/// One request.
+struct Slot {
+    asked_at: Moment,
+    /// How many replies it still gets.
+    missing: usize,
+    /// Answered by a push of this kind instead of a reply.
+    by_push: Option<&'static str>,
+    replies: Replies,
+    failed: Option<StoreError>,
+    waker: Option<Waker>,
+    /// Nobody waits for the replies any more.
+    deserted: bool,
+}
+
+enum Replies {
+    One(Option<Value>),
+    Many(Vec<Value>),
+}
+
+/// A request that was sent. Dropped, its replies are read and thrown away.
+#[must_use = "a request is answered to whoever awaits it"]
+pub(super) struct Asked<'a> {
+    shared: &'a Shared,
+    slot: Option<usize>,
+    pub(super) asked_at: Moment,
+}
+
+impl Wire {
+    /// Connects; nothing is said yet.
+    pub(super) async fn open(
+        address: &Address,
+        options: &RedisOptions,
+        ear: Arc<dyn Hear>,
+    ) -> Result<Self, StoreError> {
+        let connecting = TcpStream::connect((address.host.as_str(), address.port));
+        let stream = match timeout(options.connect_timeout, connecting).await {
+            Ok(connected) => connected.and_then(|stream| prepare(&stream, options).map(|()| stream)),
+            Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "no connection in time")),
+        };
+        let (reader, writer) = stream.map_err(|error| unreachable(&error))?.into_split();
+        let shared = Arc::new(Shared {
+            writer,
+            line: Mutex::default(),
+            is_broken: AtomicBool::new(false),
+            broken: CancellationToken::new(),
+        });
+        tokio::spawn(carry(shared.clone(), reader, ear, options.response_timeout));
+        Ok(Self { shared })
+    }
+
+    /// Sends one command.
+    pub(super) fn ask(&self, cmd: &Cmd) -> Asked<'_> {
+        self.send(1, None, |out| cmd.write_to(out))
+    }
+
+    /// Sends several commands in one write.
+    pub(super) fn ask_all(&self, pipe: &Pipeline) -> Asked<'_> {
+        self.send(pipe.len(), None, |out| pipe.write_to(out))
+    }
+
+    /// Sends a command that is answered by a push of this kind, as (un)subscribing is. Where the push
+    /// never comes, as behind a proxy that swallows it, the next reply settles it: the answer is nothing.
+    pub(super) fn ask_push(&self, cmd: &Cmd, kind: &'static str) -> Asked<'_> {
+        self.send(1, Some(kind), |out| cmd.write_to(out))
+    }
+
+    /// Not to be used any more.
+    pub(super) fn break_off(&self) {
+        self.shared.end(StoreErrorKind::Unreachable.into());
+    }
+
+    pub(super) fn is_broken(&self) -> bool {
+        self.shared.is_broken.load(Ordering::Acquire)
+    }
+
+    /// Waits until it broke.
+    pub(super) async fn broken(&self) {
+        self.shared.broken.cancelled().await;
+    }
+
+    fn send(&self, replies: usize, by_push: Option<&'static str>, write: impl FnOnce(&mut Vec<u8>)) -> Asked<'_> {
+        // Before the request leaves: what the server counts from its arrival ends later than what we count.
+        let asked_at = Moment::now();
+        let shared = &*self.shared;
+        let mut line = shared.line();
+        let slot = line.put(Slot::new(asked_at, replies, by_push));
+        if line.ended.is_some() {
+            let ended = line.ended.clone();
+            line.slots[slot].failed = ended;
+            return Asked { shared, slot: Some(slot), asked_at };
+        }
+        if replies == 0 {
+            return Asked { shared, slot: Some(slot), asked_at };
+        }
+        let idle = line.asked.is_empty() && line.out.is_empty() && !line.writing;
+        line.asked.push_back(slot);
+        write(&mut line.out);
+        // On an idle connection nobody else's request is about to come: waiting for the carrier would only
+        // cost time. What cannot be written now it writes, and errors it meets again.
+        if idle && let Ok(written) = shared.writer.try_write(&line.out) {
+            if written == line.out.len() {
+                line.out.clear();
+            } else {
+                line.out.drain(..written);
+            }
+        }
+        let carrier = if line.out.is_empty() && line.alarm_set { None } else { line.carrier.take() };
+        drop(line);
+        if let Some(carrier) = carrier {
+            carrier.wake();
+        }
+        Asked { shared, slot: Some(slot), asked_at }
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.shared.end(StoreErrorKind::Closed.into());
+    }
+}
+
+impl Asked<'_> {
+    /// Waits for the reply to one command.
+    pub(super) async fn reply(self) -> Result<Value, StoreError> {
+        match self.replies().await? {
+            Replies::One(Some(value)) => Ok(value),
+            _ => Err(StoreErrorKind::Other.into()),
+        }
+    }
+
+    /// Waits for the replies to several commands.
+    pub(super) async fn all(self) -> Result<Vec<Value>, StoreError> {
+        match self.replies().await? {
+            Replies::One(value) => Ok(value.into_iter().collect()),
+            Replies::Many(values) => Ok(values),
+        }
+    }
+
+    async fn replies(mut self) -> Result<Replies, StoreError> {
+        std::future::poll_fn(|cx| self.poll_replies(cx)).await
+    }
+
+    fn poll_replies(&mut self, cx: &mut Context<'_>) -> Poll<Result<Replies, StoreError>> {
+        let at = self.slot.expect("polled until it is answered");
+        let mut line = self.shared.line();
+        let slot = &mut line.slots[at];
+        let answer = match slot.failed.take() {
+            Some(error) => Err(error),
+            None if slot.missing == 0 => Ok(std::mem::replace(&mut slot.replies, Replies::One(None))),
+            None => {
+                if slot.waker.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
+                    slot.waker = Some(cx.waker().clone());
+                }
+                return Poll::Pending;
+            }
+        };
+        line.free.push(at);
+        drop(line);
+        self.slot = None;
+        Poll::Ready(answer)
+    }
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        let Some(at) = self.slot else { return };
+        let mut line = self.shared.line();
+        let slot = &mut line.slots[at];
+        if slot.missing == 0 || slot.failed.is_some() {
+            line.free.push(at);
+        } else {
+            slot.deserted = true;
+            slot.waker = None;
+        }
+    }
+}
+
+impl Shared {
+    fn line(&self) -> MutexGuard<'_, Line> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the connection, and every request on it with this error. The first error stands.
+    fn end(&self, error: StoreError) {
+        let mut woken = Vec::new();
+        {
+            let mut line = self.line();
+            if line.ended.is_some() {
+                return;
+            }
+            self.is_broken.store(true, Ordering::Release);
+            while let Some(at) = line.asked.pop_front() {
+                let slot = &mut line.slots[at];
+                if slot.deserted {
+                    line.free.push(at);
+                    continue;
+                }
+                slot.failed = Some(error.clone());
+                woken.extend(slot.waker.take());
+            }
+            line.ended = Some(error);
+            woken.extend(line.carrier.take());
+        }
+        woken.into_iter().for_each(Waker::wake);
+        self.broken.cancel();
+    }
+}
+
+impl Line {
+    fn put(&mut self, slot: Slot) -> usize {
+        if let Some(at) = self.free.pop() {
+            self.slots[at] = slot;
+            return at;
+        }
+        self.slots.push(slot);
+        self.slots.len() - 1
+    }
+
+    /// A reply to the oldest request.
+    fn reply(&mut self, value: Value, ear: &dyn Hear, woken: &mut Vec<Waker>) -> Result<(), StoreError> {
+        let &first = self.asked.front().ok_or_else(unasked)?;
+        // The push that should have come first was swallowed on its way; an error is its own.
+        if self.slots[first].by_push.is_some() && !matches!(value, Value::Error(_)) {
+            self.settle(Value::Nil, ear, woken);
+            return self.reply(value, ear, woken);
+        }
+        self.settle(value, ear, woken);
+        Ok(())
+    }
+
+    fn push(&mut self, push: Vec<Value>, ear: &dyn Hear, woken: &mut Vec<Waker>) -> Result<(), StoreError> {
+        let expected = self.asked.front().and_then(|&at| self.slots[at].by_push);
+        if let (Some(kind), Some(Value::Bulk(found))) = (expected, push.first())
+            && found == kind.as_bytes()
+        {
+            self.settle(Value::Push(push), ear, woken);
+            return Ok(());
+        }
+        ear.push(&push)
+    }
+
+    fn settle(&mut self, value: Value, ear: &dyn Hear, woken: &mut Vec<Waker>) {
+        let Some(&at) = self.asked.front() else { return };
+        let slot = &mut self.slots[at];
+        slot.missing -= 1;
+        if !slot.deserted {
+            match &mut slot.replies {
+                Replies::One(reply) => *reply = Some(value),
+                Replies::Many(replies) => replies.push(value),
+            }
+        }
+        if slot.missing > 0 {
+            return;
+        }
+        ear.answered(slot.asked_at);
+        woken.extend(slot.waker.take());
+        if slot.deserted {
+            self.free.push(at);
+        }
+        self.asked.pop_front();
+    }
+}
+
+impl Slot {
+    fn new(asked_at: Moment, replies: usize, by_push: Option<&'static str>) -> Self {
+        let room = if replies == 1 { Replies::One(None) } else { Replies::Many(Vec::with_capacity(replies)) };
+        Self { asked_at, missing: replies, by_push, replies: room, failed: None, waker: None, deserted: false }
+    }
+}
+
+/// The task that reads and writes.
+struct Carrier {
+    shared: Arc<Shared>,
+    reader: OwnedReadHalf,
+    ear: Arc<dyn Hear>,
+    answer_within: Duration,
+    alarm: Pin<Box<Sleep>>,
+    /// Taken from the line, and how much of it is written.
+    out: Vec<u8>,
+    written: usize,
+    /// Let others add to the buffer before it is written.
+    let_others: bool,
+    /// Read, and how much of it is used up.
+    input: Vec<u8>,
+    filled: usize,
+}
+
+async fn carry(shared: Arc<Shared>, reader: OwnedReadHalf, ear: Arc<dyn Hear>, answer_within: Duration) {
+    // Also when the runtime goes down under the task: nobody waits for a carrier that is gone.
+    let ends = EndsWith(shared.clone());
+    let mut carrier = Carrier {
+        shared,
+        reader,
+        ear,
+        answer_within,
+        alarm: Box::pin(sleep(answer_within)),
+        out: Vec::new(),
+        written: 0,
+        let_others: true,
+        input: vec![0; READ_BYTES],
+        filled: 0,
+    };
+    let error = std::future::poll_fn(|cx| carrier.poll(cx)).await;
+    ends.0.end(error);
+}
+
+struct EndsWith(Arc<Shared>);
+
+impl Drop for EndsWith {
+    fn drop(&mut self) {
+        self.0.end(StoreErrorKind::Unreachable.into());
+    }
+}
+
+impl Carrier {
+    /// Does what can be done now. Ready with what ended the connection.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<StoreError> {
+        // Read even when it can no longer be written to: a server that shows us out says why.
+        let written = self.write(cx);
+        match self.read(cx).and(written).and_then(|()| self.watch(cx)) {
+            Ok(()) => Poll::Pending,
+            Err(error) => Poll::Ready(error),
+        }
+    }
+
+    fn write(&mut self, cx: &mut Context<'_>) -> Result<(), StoreError> {
+        loop {
+            if self.out.is_empty() {
+                let mut line = self.shared.line();
+                if let Some(ended) = &line.ended {
+                    return Err(ended.clone());
+                }
+                if line.carrier.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
+                    line.carrier = Some(cx.waker().clone());
+                }
+                line.writing = false;
+                if line.out.is_empty() {
+                    return Ok(());
+                }
+                if std::mem::replace(&mut self.let_others, false) {
+                    // Whoever else was woken by the last replies is about to ask: behind them in the
+                    // runtime's line, one write carries all of it.
+                    drop(line);
+                    cx.waker().wake_by_ref();
+                    return Ok(());
+                }
+                self.let_others = true;
+                std::mem::swap(&mut self.out, &mut line.out);
+                line.writing = true;
+            }
+            let stream = self.shared.writer.as_ref();
+            match stream.poll_write_ready(cx) {
+                Poll::Pending => return Ok(()),
+                Poll::Ready(Err(error)) => return Err(unreachable(&error)),
+                Poll::Ready(Ok(())) => {}
+            }
+            match stream.try_write(&self.out[self.written..]) {
+                Ok(bytes) => self.written += bytes,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(unreachable(&error)),
+            }
+            if self.written == self.out.len() {
+                self.out.clear();
+                self.written = 0;
+            }
+        }
+    }
+
+    fn read(&mut self, cx: &mut Context<'_>) -> Result<(), StoreError> {
+        loop {
+            if self.filled == self.input.len() {
+                self.input.resize(self.input.len() * 2, 0);
+            }
+            let mut room = ReadBuf::new(&mut self.input[self.filled..]);
+            match Pin::new(&mut self.reader).poll_read(cx, &mut room) {
+                Poll::Pending => return Ok(()),
+                Poll::Ready(Err(error)) => return Err(unreachable(&error)),
+                Poll::Ready(Ok(())) => {}
+            }
+            let bytes = room.filled().len();
+            if bytes == 0 {
+                return Err(StoreError::new(StoreErrorKind::Unreachable, "the server closed the connection"));
+            }
+            self.filled += bytes;
+            self.deliver()?;
+        }
+    }
+
+    /// Takes every whole value that was read to whom it is for, in the order of the stream.
+    fn deliver(&mut self) -> Result<(), StoreError> {
+        let mut values = Vec::new();
+        let mut used = 0;
+        let mut unreadable = Ok(());
+        loop {
+            match resp::read(&self.input[used..self.filled]) {
+                Ok(Some((value, bytes))) => {
+                    used += bytes;
+                    values.push(value);
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    unreadable = Err(error);
+                    break;
+                }
+            }
+        }
+        self.input.copy_within(used..self.filled, 0);
+        self.filled -= used;
+        let mut woken = Vec::new();
+        let mut line = self.shared.line();
+        let ear = &*self.ear;
+        let delivered = values.into_iter().try_for_each(|value| match value {
+            Value::Push(push) => line.push(push, ear, &mut woken),
+            value => line.reply(value, ear, &mut woken),
+        });
+        drop(line);
+        woken.into_iter().for_each(Waker::wake);
+        delivered.and(unreadable)
+    }
+
+    /// Ends the connection when the oldest request has waited too long.
+    fn watch(&mut self, cx: &mut Context<'_>) -> Result<(), StoreError> {
+        loop {
+            let mut line = self.shared.line();
+            let oldest = line.asked.front().map(|&at| line.slots[at].asked_at);
+            if !line.alarm_set {
+                let Some(asked_at) = oldest else { return Ok(()) };
+                line.alarm_set = true;
+                let left = Moment::now().until(asked_at + self.answer_within);
+                self.alarm.as_mut().reset(far(left));
+            }
+            if self.alarm.as_mut().poll(cx).is_pending() {
+                return Ok(());
+            }
+            // It rang for a request that may have been answered since.
+            line.alarm_set = false;
+            if oldest.is_some_and(|asked_at| Moment::now() >= asked_at + self.answer_within) {
+                return Err(StoreErrorKind::NoAnswer.into());
+            }
+        }
+    }
+}
+
+/// So long from now; a time beyond all clocks is a year.
+fn far(left: Duration) -> Instant {
+    Instant::now() + left.min(Duration::from_secs(365 * 24 * 3_600))
+}
+
+fn prepare(stream: &TcpStream, options: &RedisOptions) -> io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEPALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEPALIVE_EVERY)?;
+    sockopt::set_tcp_keepcnt(stream, KEEPALIVE_TRIES)?;
+    let unacknowledged = options.response_timeout.max(Duration::from_secs(1)).saturating_mul(2);
+    sockopt::set_tcp_user_timeout(stream, u32::try_from(unacknowledged.as_millis()).unwrap_or(u32::MAX))?;
+    // What is written is written whole, so there is nothing to collect.
+    stream.set_nodelay(true)
+}
+
+/// The texts of I/O errors are the operating system's; they name no secret.
+fn unreachable(error: &io::Error) -> StoreError {
+    StoreError::new(StoreErrorKind::Unreachable, error.to_string())
+}
+
+fn unasked() -> StoreError {
+    StoreError::new(StoreErrorKind::Unreachable, "the server answered what nobody asked")
+}
