@@ -47,7 +47,7 @@ pub enum Error {
         source: StoreError,
     },
     /// The store itself cannot be used: a bad URL, a file that cannot be opened, a wrong password.
-    #[error("cannot use the store {store}: {source}")]
+    #[error("cannot use the store `{store}`: {source}")]
     Connect {
         /// Which store, without secrets.
         store: String,

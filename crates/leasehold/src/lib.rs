@@ -38,19 +38,21 @@ mod facts;
 mod guard;
 mod journal;
 mod lease;
+mod looking;
 mod machine;
 mod manager;
 mod options;
 mod request;
 mod stats;
 pub mod store;
+mod view;
 
 pub use error::{Error, Operation};
 pub use event::{EventKind, LockEvent, LossReason, Observer, ReleaseLayer, Transition};
 pub use facts::{Fence, HolderId, Invalid, KeySpace, LockName, Namespace, Owner, RawPattern, Token, Ttl};
 pub use guard::Guard;
 pub use journal::{Journal, JournalEntry, JournalKind};
-pub use manager::{LockInfo, LockManager};
+pub use manager::LockManager;
 pub use options::{OnUnavailable, Options};
 pub use request::LockRequest;
 pub use stats::Statistics;
@@ -63,4 +65,5 @@ mod readme {}
 #[doc = include_str!("../../../docs/configuration.md")]
 mod configuration {}
 
-pub use store::{Asked, Cursor, EvictMode, Evicted, Holder, Page, StoreError, StoreErrorKind, Waiter};
+pub use store::{Asked, Cursor, EvictMode, Evicted, Finding, Holder, Level, Page, StoreError, StoreErrorKind, Waiter};
+pub use view::{LockInfo, LockView, WaiterView};

@@ -1,7 +1,4 @@
 use std::sync::Arc;
-use std::time::Duration;
-
-use tokio::sync::mpsc;
 
 use crate::clock::{Moment, wall_ms};
 use crate::engine::{Alive, Core};
@@ -18,8 +15,7 @@ use crate::store::memory::MemoryStore;
 use crate::store::redis::{RedisOptions, RedisStore};
 use crate::store::sqlite::{self, SqliteStore};
 use crate::store::{
-    Asked, Cursor, EvictMode, Evicted, Holder, Note, Page, Release, Renewal, Renewed, SharedStore, StoreError,
-    StoreErrorKind, Waiter,
+    Asked, EvictMode, Evicted, Note, Release, Renewal, Renewed, SharedStore, StoreError, StoreErrorKind,
 };
 
 /// The way to locks in one store. Cheap to clone; all clones share one connection, one renewal
@@ -40,17 +36,6 @@ use crate::store::{
 #[derive(Clone)]
 pub struct LockManager {
     alive: Arc<Alive>,
-}
-
-/// What a store knows of one lock: the answer to "why can I not have it?".
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LockInfo {
-    /// The lock.
-    pub name: LockName,
-    /// Who holds it; `None` when it is free.
-    pub holder: Option<Holder>,
-    /// Who waits, in order.
-    pub waiters: Vec<Waiter>,
 }
 
 impl LockManager {
@@ -74,7 +59,8 @@ impl LockManager {
         let store: SharedStore = match scheme {
             "memory" => Arc::new(MemoryStore::new()),
             "sqlite" => {
-                let path = if rest.is_empty() { sqlite::default_path() } else { rest.into() };
+                let path = if rest.is_empty() { sqlite::default_path().map_err(connect)? } else { rest.into() };
+                let connect = |source| Error::Connect { store: format!("sqlite:{}", path.display()), source };
                 Arc::new(SqliteStore::open(&path).map_err(connect)?)
             }
             "redis" | "rediss" => {
@@ -139,63 +125,7 @@ impl LockManager {
         self.lock(name).run(work).await
     }
 
-    /// Whether anybody holds a lock.
-    ///
-    /// # Errors
-    /// [`Error::Store`] when the store did not answer.
-    pub async fn is_locked<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<bool, Error> {
-        Ok(self.holder(name).await?.is_some())
-    }
-
-    /// Who holds a lock.
-    ///
-    /// # Errors
-    /// [`Error::Store`] when the store did not answer.
-    pub async fn holder<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<Option<Holder>, Error> {
-        let name = name.try_into()?;
-        self.look(&name, self.core().store.holder(&name)).await
-    }
-
-    /// How long a lock's lease still runs; `None` when it is free or has no end.
-    ///
-    /// # Errors
-    /// [`Error::Store`] when the store did not answer.
-    pub async fn ttl_left<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<Option<Duration>, Error> {
-        Ok(self.holder(name).await?.and_then(|holder| holder.ttl_left))
-    }
-
-    /// Who holds a lock and who waits for it.
-    ///
-    /// # Errors
-    /// [`Error::Store`] when the store did not answer.
-    pub async fn info<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<LockInfo, Error> {
-        let name = name.try_into()?;
-        let holder = self.look(&name, self.core().store.holder(&name)).await?;
-        let waiters = self.look(&name, self.core().store.queue(&name)).await?;
-        Ok(LockInfo { name, holder, waiters })
-    }
-
-    /// A page of the locks whose names begin with `prefix`, at most about `limit` of them; go on
-    /// with the cursor of the page before.
-    ///
-    /// # Errors
-    /// [`Error::Store`] when the store did not answer, or does not know the cursor.
-    pub async fn list(&self, prefix: &str, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
-        let name = LockName::new(if prefix.is_empty() { "*" } else { prefix })?;
-        self.look(&name, self.core().store.list(prefix, after, limit.clamp(1, 10_000))).await
-    }
-
-    /// Locks held for longer than half a second, from the store's index: cheap however many keys
-    /// the store holds, and complete for holders that are leasehold's.
-    ///
-    /// # Errors
-    /// [`Error::Store`] when the store did not answer.
-    pub async fn long_held(&self) -> Result<Vec<(LockName, Holder)>, Error> {
-        let name = LockName::new("*")?;
-        self.look(&name, self.core().store.long_held()).await
-    }
-
-    /// Takes a lock away from the holder that was looked at ([`Holder::id`]), and from nobody else.
+    /// Takes a lock away from the holder that was looked at ([`Holder::id`](crate::Holder::id)), and from nobody else.
     /// The reason goes to whoever follows the events.
     ///
     /// # Errors
@@ -262,18 +192,28 @@ impl LockManager {
         Ok(answer == Release::Released)
     }
 
-    /// Renews a lease by its token, without a guard.
+    /// Renews a lease by its token, without a guard: to another ttl, which becomes the lease's own, or
+    /// (`None`) to the one it was taken with. It never shortens the present lease.
     ///
     /// # Errors
     /// [`Error::Lost`] when it is not that token's (any more) or was revoked, [`Error::Store`] when
     /// the store did not answer.
-    pub async fn renew_token<N>(&self, name: N, token: &Token, ttl: Ttl) -> Result<Moment, Error>
+    pub async fn renew_token<N>(&self, name: N, token: &Token, ttl: impl Into<Option<Ttl>>) -> Result<Moment, Error>
     where
         N: TryInto<LockName, Error = Invalid>,
     {
         use crate::event::LossReason;
         let (core, name) = (self.core(), name.try_into()?);
-        let renewal = Renewal { name: name.clone(), token: token.clone(), fence: None, ttl, rewrite: None };
+        let holder = core.within(core.store.holder(&name)).await;
+        let holder = holder.map_err(|e| core.store_error(Operation::Renew, &name, e))?;
+        let Some(holder) = holder.filter(|holder| holder.id == token.holder_id()) else {
+            return Err(Error::Lost { name, why: LossReason::Gone });
+        };
+        let recorded = holder.ttl.and_then(|ttl| Ttl::new(ttl).ok()).unwrap_or_default();
+        let ttl = ttl.into().unwrap_or(recorded);
+        // Whoever looks reads the last sign of life off the recorded ttl, so another one is written.
+        let rewrite = (ttl != recorded).then_some(holder.owner);
+        let renewal = Renewal { name: name.clone(), token: token.clone(), fence: holder.fence, ttl, rewrite };
         let asked_at = Moment::now();
         let answer = core.within(async { Ok(core.store.renew(&[renewal]).await.pop()) }).await;
         match answer {
@@ -285,27 +225,9 @@ impl LockManager {
         }
     }
 
-    /// Events of the whole fleet from now on. A follower that does not keep up misses some.
-    ///
-    /// # Errors
-    /// [`Error::Store`] when the store did not answer.
-    pub async fn events(&self) -> Result<mpsc::Receiver<LockEvent>, Error> {
-        let name = LockName::new("*")?;
-        self.look(&name, self.core().store.follow()).await
-    }
-
     /// What this manager counted.
     pub fn statistics(&self) -> Statistics {
         self.core().stats.snapshot()
-    }
-
-    /// What the whole fleet counted, at most some seconds old.
-    ///
-    /// # Errors
-    /// [`Error::Store`] when the store did not answer.
-    pub async fn fleet_counters(&self) -> Result<Vec<(String, u64)>, Error> {
-        let name = LockName::new("*")?;
-        self.look(&name, self.core().store.counters()).await
     }
 
     /// The journal of what could not be done, if one is kept.
@@ -330,12 +252,7 @@ impl LockManager {
         self.core().drain(self.core().options.ttl.duration()).await;
     }
 
-    async fn look<T>(&self, name: &LockName, ask: impl Future<Output = Result<T, StoreError>>) -> Result<T, Error> {
-        let core = self.core();
-        core.within(ask).await.map_err(|e| core.store_error(Operation::Inspect, name, e))
-    }
-
-    fn core(&self) -> &Arc<Core> {
+    pub(crate) fn core(&self) -> &Arc<Core> {
         &self.alive.0
     }
 }

@@ -45,6 +45,13 @@ impl Owner {
         Err(Invalid::Owner { owner: beginning(task), problem })
     }
 
+    /// The same under another process id of this host: the process that people know, where that is not
+    /// the one that talks to the store.
+    #[must_use]
+    pub fn with_pid(self, pid: u32) -> Self {
+        Self { pid, ..self }
+    }
+
     /// The task name.
     pub fn task(&self) -> &str {
         &self.task

@@ -565,6 +565,14 @@ impl Slot {
             Self::Foreign { value, .. } => Some(HolderId::of(value.as_bytes())),
         }
     }
+
+    /// Where its holder can be told something.
+    pub(crate) fn inbox(&self) -> Option<&InboxId> {
+        match self {
+            Self::Held(held) => held.inbox.as_ref(),
+            Self::Free | Self::Foreign { .. } => None,
+        }
+    }
 }
 
 impl Held {

@@ -275,7 +275,12 @@ impl Inspect for MemoryStore {
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, StoreError> {
-        Ok(self.turn(name, |lock, turn| lock.lapse(turn.now_ms)).1)
+        let verb = |lock: &mut Lock, turn: &mut Turn<'_>| {
+            lock.lapse(turn.now_ms);
+            lock.slot.inbox().map(|inbox| (turn.listening)(inbox))
+        };
+        let (connected, holder) = self.turn(name, verb);
+        Ok(holder.map(|holder| Holder { connected, ..holder }))
     }
 
     async fn list(&self, prefix: &str, after: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
@@ -284,8 +289,12 @@ impl Inspect for MemoryStore {
         world.locks.values_mut().for_each(|lock| lock.lapse(now));
         let beyond = |name: &LockName| after.as_ref().is_none_or(|c| name.as_str() > c.0.as_str());
         let found = world.locks.iter().filter(|(name, _)| name.as_str().starts_with(prefix) && beyond(name));
-        let mut locks: Vec<_> =
-            found.filter_map(|(name, lock)| Some((name.clone(), view(&lock.slot, now)?))).take(limit + 1).collect();
+        let listening = |inbox: &InboxId| world.inboxes.get(inbox).is_some_and(|tell| !tell.is_closed());
+        let seen = |(name, lock): (&LockName, &Lock)| {
+            let connected = lock.slot.inbox().map(listening);
+            Some((name.clone(), Holder { connected, ..view(&lock.slot, now)? }))
+        };
+        let mut locks: Vec<_> = found.filter_map(seen).take(limit + 1).collect();
         let more = locks.len() > limit;
         locks.truncate(limit);
         let next = locks.last().filter(|_| more).map(|(name, _)| Cursor(name.to_string()));
@@ -312,6 +321,10 @@ impl Inspect for MemoryStore {
     async fn counters(&self) -> Result<Vec<(String, u64)>, StoreError> {
         let world = self.world.lock();
         Ok(world.counters.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect())
+    }
+
+    async fn checkup(&self) -> Vec<Finding> {
+        vec![Finding::warn("reach", "only this process sees these locks; for several processes use sqlite: or redis:")]
     }
 
     async fn follow(&self) -> Result<mpsc::Receiver<LockEvent>, StoreError> {

@@ -15,12 +15,14 @@ use crate::event::LockEvent;
 use crate::facts::{Fence, HolderId, LockName, Owner, Token, Ttl};
 
 mod error;
+mod finding;
 pub mod memory;
 pub mod redis;
 mod seen;
 pub mod sqlite;
 
 pub use error::{StoreError, StoreErrorKind};
+pub use finding::{Finding, Level};
 
 /// One attempt to hold one lock: the same from its first request to its last, so that every verb
 /// can be sent twice without harm.
@@ -79,6 +81,9 @@ pub struct Holder {
     pub foreign: bool,
     /// Whether it can be told something.
     pub listens: bool,
+    /// Whether its process is there, as far as a look could tell; `None` where it was not asked for,
+    /// nobody knows, or the lease belongs to no process.
+    pub connected: Option<bool>,
 }
 
 impl Holder {
@@ -95,6 +100,7 @@ impl Holder {
             revoked: false,
             foreign: true,
             listens: false,
+            connected: None,
         }
     }
 }
@@ -393,6 +399,12 @@ pub trait Inspect: Send + Sync + 'static {
 
     /// The fleet's counters.
     async fn counters(&self) -> Result<Vec<(String, u64)>, StoreError>;
+
+    /// Whether the store can keep a promise: one finding per check. What cannot be checked is a
+    /// finding too.
+    async fn checkup(&self) -> Vec<Finding> {
+        Vec::new()
+    }
 
     /// Events of the whole fleet from now on.
     async fn follow(&self) -> Result<mpsc::Receiver<LockEvent>, StoreError>;

@@ -23,6 +23,7 @@ pub(crate) fn view(slot: &Slot, now_ms: u64) -> Option<Holder> {
             revoked: held.flag == Flag::Revoked,
             foreign: false,
             listens: held.inbox.is_some(),
+            connected: None,
         },
         Slot::Foreign { value, ends_ms } => Holder::foreign(value.as_bytes(), left(*ends_ms)),
     })

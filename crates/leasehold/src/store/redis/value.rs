@@ -56,6 +56,7 @@ pub(super) fn holder(value: &[u8], ms_left: i64) -> Holder {
         revoked: record.flag == b'R',
         foreign: false,
         listens: record.inbox != NO_INBOX,
+        connected: None,
     }
 }
 

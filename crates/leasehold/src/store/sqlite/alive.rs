@@ -30,6 +30,14 @@ pub(super) struct Alive {
     fifo: OwnedFd,
 }
 
+/// Processes that have the store open, ourselves apart.
+#[derive(Default)]
+pub(super) struct Others {
+    pub(super) alive: usize,
+    /// Those that may not be asked.
+    pub(super) unknown: usize,
+}
+
 impl Alive {
     /// Makes this store known.
     pub(super) fn create(db: &Path) -> Result<Self, StoreError> {
@@ -58,7 +66,33 @@ impl Alive {
 
     /// Whether an owner is certainly gone. Where nobody can tell, the lease decides.
     pub(super) fn is_gone(&self, id: &InboxId) -> bool {
-        *id != self.id && self.reach(id).is_err_and(|error| self.means_gone(error))
+        self.is_there(id) == Some(false)
+    }
+
+    /// Whether an owner lives; `None` when it is not ours to ask.
+    pub(super) fn is_there(&self, id: &InboxId) -> Option<bool> {
+        if *id == self.id {
+            return Some(true);
+        }
+        match self.reach(id) {
+            Ok(_) => Some(true),
+            Err(error) => self.means_gone(error).then_some(false),
+        }
+    }
+
+    /// How many others there are.
+    pub(super) fn others(&self) -> Others {
+        let mut others = Others::default();
+        let Ok(entries) = fs::read_dir(&self.dir) else { return others };
+        let shown = |name: &std::ffi::OsStr| !name.as_encoded_bytes().starts_with(b".") && *name != *self.id.0;
+        for entry in entries.flatten().filter(|entry| shown(&entry.file_name())) {
+            match reach(&entry.path()) {
+                Ok(_) => others.alive += 1,
+                Err(Errno::ACCESS | Errno::PERM) => others.unknown += 1,
+                Err(_) => {}
+            }
+        }
+        others
     }
 
     /// An end that becomes readable with an error when its owner dies; `None`: gone already, or

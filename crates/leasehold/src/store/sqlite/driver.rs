@@ -50,6 +50,7 @@ pub(super) enum Command {
         reply: Reply<(i64, Vec<LockEvent>)>,
     },
     Check(Reply<String>),
+    Checkup(Reply<Vec<Finding>>),
     /// Something was written into our FIFO.
     Heard,
     /// A second went by while we wait, or a holder died.
@@ -231,6 +232,7 @@ impl Driver {
             Command::Counters(reply) => drop(reply.send(self.counters())),
             Command::Events { after, reply } => drop(reply.send(self.events(after))),
             Command::Check(reply) => drop(reply.send(self.check())),
+            Command::Checkup(reply) => drop(reply.send(Ok(self.checkup()))),
             Command::Heard => self.read_messages(),
             Command::LookAround if self.looks_around => self.look_around(),
             Command::LookAround => {}

@@ -32,7 +32,7 @@ impl Driver {
     fn list_inside(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Page, Fault> {
         const ROWS: &str = "SELECT flag, token, fence, counter, inbox, since_ms, ttl_ms, owner, ends, boot, queue_ends, \
                             name FROM locks WHERE name > ?1 AND name >= ?2 ORDER BY name LIMIT ?3";
-        let mut dead = HashMap::new();
+        let mut known = HashMap::new();
         let mut locks = Vec::new();
         let mut from = after.unwrap_or("").to_owned();
         loop {
@@ -46,7 +46,7 @@ impl Driver {
                 if !name.starts_with(prefix) {
                     return Ok(Page { locks, next: None });
                 }
-                if let Some(holder) = self.living(&found.slot, now, &mut dead)
+                if let Some(holder) = self.living(&found.slot, now, &mut known)
                     && let Ok(name) = LockName::new(&name)
                 {
                     if locks.len() == limit {
@@ -147,12 +147,15 @@ impl Driver {
     }
 
     /// A slot as people see it: neither what has ended nor a dead holder.
-    fn living(&self, slot: &Slot, now: u64, dead: &mut HashMap<InboxId, bool>) -> Option<Holder> {
+    fn living(&self, slot: &Slot, now: u64, known: &mut HashMap<InboxId, Option<bool>>) -> Option<Holder> {
         let Slot::Held(held) = slot else { return None };
-        let is_dead = match &held.inbox {
-            Some(inbox) => *dead.entry(inbox.clone()).or_insert_with(|| self.alive.is_gone(inbox)),
-            None => false,
+        let connected = match &held.inbox {
+            Some(inbox) => *known.entry(inbox.clone()).or_insert_with(|| self.alive.is_there(inbox)),
+            None => None,
         };
-        if is_dead || held.ends_ms.is_some_and(|end| end <= now) { None } else { view(slot, now) }
+        if connected == Some(false) || held.ends_ms.is_some_and(|end| end <= now) {
+            return None;
+        }
+        Some(Holder { connected, ..view(slot, now)? })
     }
 }

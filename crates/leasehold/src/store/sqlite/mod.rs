@@ -8,7 +8,7 @@
 //! | `driver`, `verbs`, `look` | the thread and what it does for each command |
 //! | `fast`, `turn` | a lock nobody waits for, a lock somebody waits for |
 //! | `alive`, `ear`, `waits` | who lives, who is to be woken up, whom we wait for |
-//! | `schema`, `row`, `room`, `path` | the file: its tables, its rows, its size, its place |
+//! | `schema`, `row`, `room`, `path`, `checkup` | the file: its tables, its rows, its size, its place, its health |
 //!
 //! A store does not survive a fork: in the child every verb answers
 //! [`Forked`](StoreErrorKind::Forked), and nothing of the parent's is touched.
@@ -32,6 +32,7 @@ use super::*;
 use crate::machine::{Asking, Limits};
 
 mod alive;
+mod checkup;
 mod driver;
 mod ear;
 mod fast;
@@ -278,6 +279,13 @@ impl Inspect for SqliteStore {
 
     async fn counters(&self) -> Result<Vec<(String, u64)>, StoreError> {
         self.ask(Command::Counters).await
+    }
+
+    async fn checkup(&self) -> Vec<Finding> {
+        match self.ask(Command::Checkup).await {
+            Ok(findings) => findings,
+            Err(error) => vec![Finding::bad("reachable", error.to_string())],
+        }
     }
 
     async fn follow(&self) -> Result<mpsc::Receiver<LockEvent>, StoreError> {

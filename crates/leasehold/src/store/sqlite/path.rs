@@ -25,16 +25,33 @@ const NOT_LOCAL: [(u64, &str); 9] = [
     (0x0BD0_0BD0, "Lustre"),
 ];
 
+/// Some that people have, by name.
+const LOCAL: [(u64, &str); 7] = [
+    (0xEF53, "ext4"),
+    (0x5846_5342, "XFS"),
+    (0x9123_683E, "Btrfs"),
+    (0x0102_1994, "tmpfs"),
+    (0x794C_7630, "overlayfs"),
+    (0x2FC1_2FC1, "ZFS"),
+    (0xF2F5_2010, "F2FS"),
+];
+
 /// The file all processes of a user share by default, or all of the machine where
 /// `/var/lib/leasehold` exists and is writable.
-pub fn default_path() -> PathBuf {
+///
+/// # Errors
+/// [`StoreErrorKind::File`] when neither that nor a home is there. A temporary directory will not do:
+/// everybody may write there, and take any lock.
+pub fn default_path() -> Result<PathBuf, StoreError> {
     let shared = Path::new(SHARED_DIR);
     if shared.is_dir() && access(shared, Access::WRITE_OK | Access::EXEC_OK).is_ok() {
-        return shared.join("locks.db");
+        return Ok(shared.join("locks.db"));
     }
     let set = |name: &str| env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let state = set("XDG_STATE_HOME").or_else(|| set("HOME").map(|home| home.join(".local/state")));
-    state.unwrap_or_else(env::temp_dir).join("leasehold/locks.db")
+    let homeless = "there is no place for it: set HOME or XDG_STATE_HOME, or name a file with sqlite:PATH";
+    let state = state.ok_or_else(|| StoreError::new(StoreErrorKind::File, homeless))?;
+    Ok(state.join("leasehold/locks.db"))
 }
 
 /// Makes the directory, for its owner alone, and refuses one that other machines may share.
@@ -43,6 +60,15 @@ pub(super) fn prepare(path: &Path) -> Result<(), StoreError> {
     if !dir.exists() {
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|e| unusable(dir, &e))?;
     }
+    filesystem(dir)?;
+    if fs::metadata(path).is_ok_and(|m| !m.is_file()) {
+        return Err(StoreError::new(StoreErrorKind::File, format!("{} is not a file", path.display())));
+    }
+    Ok(())
+}
+
+/// The kind of filesystem a directory is on; refuses one that other machines may share.
+pub(super) fn filesystem(dir: &Path) -> Result<String, StoreError> {
     let found = statfs(dir).map_err(|e| unusable(dir, &e))?;
     // The kernel's word for it is 32 bits wide; some platforms sign-extend it.
     let magic = found.f_type.cast_unsigned() & 0xFFFF_FFFF;
@@ -53,10 +79,8 @@ pub(super) fn prepare(path: &Path) -> Result<(), StoreError> {
         );
         return Err(StoreError::new(StoreErrorKind::File, text));
     }
-    if fs::metadata(path).is_ok_and(|m| !m.is_file()) {
-        return Err(StoreError::new(StoreErrorKind::File, format!("{} is not a file", path.display())));
-    }
-    Ok(())
+    let known = LOCAL.iter().find(|(m, _)| *m == magic);
+    Ok(known.map_or_else(|| format!("a filesystem of type {magic:#x}"), |(_, kind)| (*kind).to_owned()))
 }
 
 /// The directory a file is in.

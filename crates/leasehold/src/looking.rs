@@ -1,0 +1,169 @@
+//! What a manager lets people see.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use tokio::sync::mpsc;
+
+use crate::clock::{Moment, wall_ms};
+use crate::error::{Error, Operation};
+use crate::event::LockEvent;
+use crate::facts::{Invalid, LockName, Token, Ttl};
+use crate::manager::LockManager;
+use crate::store::{Claim, Cursor, Finding, Grant, Holder, Page, Release, StoreError, StoreErrorKind, Try};
+use crate::view::LockInfo;
+
+/// Locks asked for in one page of an overview, and queues looked at at once.
+const LIST_PAGE: usize = 1_000;
+const QUEUES_AT_ONCE: usize = 64;
+/// A checkup reads a whole file, and asks a server many things.
+const CHECKUP_WITHIN: Duration = Duration::from_secs(20);
+
+impl LockManager {
+    /// Whether anybody holds a lock.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub async fn is_locked<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<bool, Error> {
+        Ok(self.holder(name).await?.is_some())
+    }
+
+    /// Who holds a lock.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub async fn holder<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<Option<Holder>, Error> {
+        let name = name.try_into()?;
+        self.look(&name, self.core().store.holder(&name)).await
+    }
+
+    /// How long a lock's lease still runs; `None` when it is free or has no end.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub async fn ttl_left<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<Option<Duration>, Error> {
+        Ok(self.holder(name).await?.and_then(|holder| holder.ttl_left))
+    }
+
+    /// Who holds a lock and who waits for it.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub async fn info<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<LockInfo, Error> {
+        let name = name.try_into()?;
+        let holder = self.look(&name, self.core().store.holder(&name)).await?;
+        let waiters = self.look(&name, self.core().store.queue(&name)).await?;
+        Ok(LockInfo { name, holder, waiters })
+    }
+
+    /// A page of the locks whose names begin with `prefix`, at most about `limit` of them; go on
+    /// with the cursor of the page before.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer, or does not know the cursor.
+    pub async fn list(&self, prefix: &str, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
+        let name = LockName::new(if prefix.is_empty() { "*" } else { prefix })?;
+        self.look(&name, self.core().store.list(prefix, after, limit.clamp(1, 10_000))).await
+    }
+
+    /// All locks whose names begin with `prefix`, by name, with who waits for them.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub async fn overview(&self, prefix: &str) -> Result<Vec<LockInfo>, Error> {
+        let mut held = BTreeMap::new();
+        let mut after = None;
+        loop {
+            let page = self.list(prefix, after, LIST_PAGE).await?;
+            held.extend(page.locks);
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        let mut infos = Vec::with_capacity(held.len());
+        let mut held = held.into_iter().peekable();
+        while held.peek().is_some() {
+            let asked = held.by_ref().take(QUEUES_AT_ONCE).map(async |(name, holder)| {
+                let waiters = self.look(&name, self.core().store.queue(&name)).await?;
+                Ok::<_, Error>(LockInfo { name, holder: Some(holder), waiters })
+            });
+            infos.extend(try_join_all(asked).await?);
+        }
+        Ok(infos)
+    }
+
+    /// Whether the store can keep a promise: one finding per check, the last of them a lock that is
+    /// taken and given back.
+    pub async fn checkup(&self) -> Vec<Finding> {
+        let core = self.core();
+        let mut findings = match tokio::time::timeout(CHECKUP_WITHIN, core.store.checkup()).await {
+            Ok(findings) => findings,
+            Err(_) => vec![Finding::bad("reachable", format!("no answer within {CHECKUP_WITHIN:?}"))],
+        };
+        findings.push(match core.within(self.try_a_grant()).await {
+            Ok(text) => Finding::ok("grant", text),
+            Err(error) => Finding::bad("grant", format!("a lock cannot be taken and given back: {error}")),
+        });
+        findings
+    }
+
+    /// Locks held for longer than half a second, from the store's index: cheap however many keys
+    /// the store holds, and complete for holders that are leasehold's.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub async fn long_held(&self) -> Result<Vec<(LockName, Holder)>, Error> {
+        let name = LockName::new("*")?;
+        self.look(&name, self.core().store.long_held()).await
+    }
+
+    /// Events of the whole fleet from now on. A follower that does not keep up misses some.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub async fn events(&self) -> Result<mpsc::Receiver<LockEvent>, Error> {
+        let name = LockName::new("*")?;
+        self.look(&name, self.core().store.follow()).await
+    }
+
+    /// What the whole fleet counted, at most some seconds old.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub async fn fleet_counters(&self) -> Result<Vec<(String, u64)>, Error> {
+        let name = LockName::new("*")?;
+        self.look(&name, self.core().store.counters()).await
+    }
+
+    async fn try_a_grant(&self) -> Result<String, StoreError> {
+        let core = self.core();
+        let token = Token::random();
+        let name = format!("leasehold-checkup:{}", token.holder_id());
+        let claim = Claim {
+            name: LockName::new(name).expect("a name"),
+            token,
+            ttl: Ttl::new(core.options.answer_within.clamp(Ttl::MIN, Ttl::MAX)).unwrap_or_default(),
+            owner: core.options.owner.clone(),
+            fenced: true,
+            listens: false,
+            since_ms: wall_ms(),
+        };
+        let asked_at = Moment::now();
+        let taken = core.store.try_acquire(&claim).await?;
+        let given_back = core.store.release(&claim.name, &claim.token).await?;
+        let took = asked_at.until(Moment::now());
+        match (taken, given_back) {
+            (Try::Granted(Grant { fence: Some(fence), .. }), Release::Released) => {
+                Ok(format!("a lock was taken and given back in {took:.1?}, fence {fence}"))
+            }
+            _ => Err(StoreError::new(StoreErrorKind::Other, "it was not granted, or was gone at once")),
+        }
+    }
+
+    async fn look<T>(&self, name: &LockName, ask: impl Future<Output = Result<T, StoreError>>) -> Result<T, Error> {
+        let core = self.core();
+        core.within(ask).await.map_err(|e| core.store_error(Operation::Inspect, name, e))
+    }
+}

@@ -1,0 +1,115 @@
+//! Whether the file and its place can keep a promise.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use rustix::fs::statvfs;
+
+use super::driver::Driver;
+use super::path::{self, beside, directory};
+use super::row::unsql;
+use crate::facts::Fence;
+use crate::store::Finding;
+
+/// A log this long means that somebody keeps a reader open, or that nobody could copy it.
+const LONG_LOG_BYTES: u64 = 64 << 20;
+/// Below this the next growth of the file may fail; below the other the next lock.
+const LITTLE_SPACE_BYTES: u64 = 64 << 20;
+const NO_SPACE_BYTES: u64 = 1 << 20;
+
+impl Driver {
+    pub(super) fn checkup(&mut self) -> Vec<Finding> {
+        let mut found = vec![self.check_place(), self.check_permissions(), self.check_space(), self.check_log()];
+        found.extend([self.check_contents(), self.check_fences(), self.check_others()]);
+        found
+    }
+
+    fn check_place(&self) -> Finding {
+        match path::filesystem(directory(&self.path)) {
+            Ok(kind) => Finding::ok("filesystem", format!("{} is on {kind}, which is local", self.path.display())),
+            Err(error) => Finding::bad("filesystem", error.to_string()),
+        }
+    }
+
+    fn check_permissions(&self) -> Finding {
+        let open = [self.path.as_path(), directory(&self.path)].into_iter().find_map(|path| {
+            let mode = fs::metadata(path).ok()?.mode();
+            (mode & 0o002 != 0).then(|| format!("{} (mode {:o})", path.display(), mode & 0o7777))
+        });
+        match open {
+            None => Finding::ok("permissions", "only its user and group can write"),
+            Some(open) => {
+                Finding::warn("permissions", format!("everybody can write to {open}, and so take any lock: chmod o-w"))
+            }
+        }
+    }
+
+    fn check_space(&self) -> Finding {
+        let dir = directory(&self.path);
+        let free = match statvfs(dir) {
+            Ok(stat) => stat.f_bavail.saturating_mul(stat.f_frsize),
+            Err(error) => return Finding::warn("space", format!("{}: {error}", dir.display())),
+        };
+        let text = format!("{} free", mega(free));
+        if free < NO_SPACE_BYTES {
+            Finding::bad("space", format!("{text}: nothing new can be locked; held locks can be given back"))
+        } else if free < LITTLE_SPACE_BYTES {
+            Finding::warn("space", format!("{text}: when it is used up nothing new can be locked"))
+        } else {
+            Finding::ok("space", text)
+        }
+    }
+
+    fn check_log(&self) -> Finding {
+        // Looking at its size opens nothing.
+        let bytes = fs::metadata(beside(&self.path, "-wal")).map_or(0, |m| m.len());
+        let text = format!("the write-ahead log has {}", mega(bytes));
+        if bytes > LONG_LOG_BYTES {
+            return Finding::warn("log", format!("{text}: another program keeps the file open for reading; close it"));
+        }
+        Finding::ok("log", text)
+    }
+
+    fn check_contents(&mut self) -> Finding {
+        const REPAIR: &str = "end everything that uses it and move it away: a new one is made";
+        match self.check() {
+            Ok(said) if said == "ok" => Finding::ok("integrity", "SQLite finds the file whole"),
+            Ok(said) => Finding::bad("integrity", format!("{said}; {REPAIR}")),
+            Err(error) => Finding::bad("integrity", format!("{error}; {REPAIR}")),
+        }
+    }
+
+    fn check_fences(&self) -> Finding {
+        const HIGHEST: &str = "SELECT max(floor, ifnull((SELECT max(counter) FROM locks), 0)) FROM meta";
+        match self.conn.query_row(HIGHEST, [], |row| row.get(0)).map(unsql) {
+            Ok(highest) if highest < Fence::MAX => Finding::ok("fences", format!("the highest is {highest}")),
+            Ok(highest) => Finding::bad(
+                "fences",
+                format!("{highest} is above 2^52: nothing is granted. Was the clock set centuries ahead?"),
+            ),
+            Err(error) => Finding::bad("fences", error.to_string()),
+        }
+    }
+
+    fn check_others(&self) -> Finding {
+        let others = self.alive.others();
+        let text = format!("{} other processes have it open", others.alive);
+        if others.unknown == 0 {
+            return Finding::ok("processes", text);
+        }
+        let unknown = others.unknown;
+        Finding::warn(
+            "processes",
+            format!("{text}, {unknown} may not be asked: when they die, only the end of the lease frees their locks"),
+        )
+    }
+}
+
+fn mega(bytes: u64) -> String {
+    match bytes {
+        0..10_000 => format!("{bytes} bytes"),
+        10_000..10_000_000 => format!("{} kB", bytes / 1_000),
+        10_000_000..10_000_000_000 => format!("{} MB", bytes / 1_000_000),
+        _ => format!("{} GB", bytes / 1_000_000_000),
+    }
+}
