@@ -49,6 +49,30 @@ pub(crate) fn shown(duration: Duration) -> String {
     }
 }
 
+/// The same for milliseconds.
+pub(crate) fn shown_ms(ms: u64) -> String {
+    shown(Duration::from_millis(ms))
+}
+
+/// A moment of the wall clock: the time of day, with the date unless it is less than a day before
+/// `now_ms`. In UTC: holder and reader may be in different places.
+pub(crate) fn clock(at_ms: u64, now_ms: u64) -> String {
+    let (days, seconds) = (at_ms / 86_400_000, at_ms / 1_000 % 86_400);
+    let time = format!("{:02}:{:02}:{:02} UTC", seconds / 3_600, seconds / 60 % 60, seconds % 60);
+    if now_ms.abs_diff(at_ms) < 86_400_000 {
+        return time;
+    }
+    // Days since 1970 to a date, counted in 400-year eras that begin in March.
+    let shifted = days + 719_468;
+    let (era, day) = (shifted / 146_097, shifted % 146_097);
+    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
+    let day_of_year = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day_of_year + 2) / 153;
+    let day_of_month = day_of_year - (153 * month + 2) / 5 + 1;
+    let (month, year) = if month < 10 { (month + 3, year) } else { (month - 9, year + 1) };
+    format!("{:04}-{month:02}-{day_of_month:02} {time}", era * 400 + year)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,5 +114,14 @@ mod tests {
         assert_eq!(shown(242_000), "4m 02s");
         assert_eq!(shown(7_500_000), "2h 05m");
         assert_eq!(shown(273_600_000), "3d 04h");
+    }
+
+    #[test]
+    fn shows_moments() {
+        assert_eq!(clock(1_794_866_592_000, 1_794_866_600_000), "21:23:12 UTC");
+        assert_eq!(clock(0, u64::MAX), "1970-01-01 00:00:00 UTC");
+        assert_eq!(clock(951_782_400_000, 0), "2000-02-29 00:00:00 UTC");
+        assert_eq!(clock(1_735_689_599_000, 0), "2024-12-31 23:59:59 UTC");
+        assert_eq!(clock(4_102_444_800_000, 0), "2100-01-01 00:00:00 UTC");
     }
 }

@@ -1,17 +1,21 @@
 //! Exit codes, and the failure that carries one with its line.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
-use leasehold::{Error, StoreError, StoreErrorKind};
+use leasehold::{Error, Holder, LockInfo, LockName, StoreError, StoreErrorKind};
+
+use crate::duration::{shown, shown_ms};
 
 /// How the command ends. The codes are those of `sysexits.h` and of env(1), so that scripts can tell
 /// "somebody else is at it" from "nobody knows".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(dead_code, reason = "some are for `run` alone")]
 pub(crate) enum Exit {
     /// 0: done.
     Done,
-    /// 1: `doctor` found something bad.
-    Findings,
+    /// 1: `doctor` found something bad, or a question was answered with no.
+    No,
     /// 64: the command line makes no sense.
     Usage,
     /// 69: the store cannot be reached or does not answer; later it may.
@@ -37,7 +41,7 @@ impl Exit {
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::Done => 0,
-            Self::Findings => 1,
+            Self::No => 1,
             Self::Usage => 64,
             Self::Unreachable => 69,
             Self::Output => 74,
@@ -83,15 +87,37 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        let exit = match &error {
-            Error::NotAcquired { .. } => Exit::NotAcquired,
+        let exit = match error {
+            Error::NotAcquired { name, waited, holder, store } => {
+                return not_acquired(&name, waited, holder.map(|holder| *holder), &store);
+            }
             Error::Lost { .. } => Exit::Lost,
-            Error::Store { source, .. } | Error::Connect { source, .. } => store_exit(source),
+            Error::Store { ref source, .. } | Error::Connect { ref source, .. } => store_exit(source),
             Error::Invalid(_) => Exit::Usage,
             _ => Exit::Unreachable,
         };
         Self::new(exit, error.to_string())
     }
+}
+
+/// Somebody else holds it: who, for how long, until when, and where to look next.
+fn not_acquired(name: &LockName, waited: Duration, holder: Option<Holder>, store: &str) -> Failure {
+    let view = LockInfo { name: name.clone(), holder, waiters: Vec::new() }.view();
+    let mut line = match (&view.owner, view.foreign) {
+        (Some(owner), true) => format!("{name} is held by another kind of client ({owner})"),
+        (Some(owner), false) => format!("{name} is held by {owner}"),
+        (None, _) => format!("{name} is held by somebody else"),
+    };
+    if let Some(held_ms) = view.held_ms {
+        line += &format!(" for {}", shown_ms(held_ms));
+    }
+    if let Some(left_ms) = view.ttl_left_ms {
+        line += &format!(", lease ends in {}", shown_ms(left_ms));
+    }
+    if !waited.is_zero() {
+        line += &format!("; waited {}", shown(waited));
+    }
+    Failure::new(Exit::NotAcquired, line).detail(format!("store: {store} · see who waits: leasehold why {name}"))
 }
 
 /// Whether somebody has to change something, or whether it may work later as it is.

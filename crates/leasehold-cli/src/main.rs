@@ -8,18 +8,29 @@
 //! | `say` | stdout is data, stderr is talk; nothing from strangers drives the terminal |
 //! | `duration` | durations as people write and read them |
 //! | `run` | `leasehold run` |
+//! | `take` | `acquire`, `renew`, `release` |
+//! | `evict` | taking a lock away |
+//! | `look` | `ls` and `why` |
+//! | `journal`, `doctor` | what could not be done; can this store keep a promise |
+//! | `pages` | completions and manual pages |
+//! | `ask` | asking a person first |
 
 // `leasehold run` starts before every cron job: nothing slow, no runtime and no thread may come
 // before the command is known.
 
-#![allow(dead_code, reason = "used by the commands that are being added")]
-
+mod ask;
 mod cli;
+mod doctor;
 mod duration;
+mod evict;
 mod exit;
+mod journal;
+mod look;
+mod pages;
 mod run;
 mod say;
 mod store;
+mod take;
 
 use std::process::ExitCode;
 
@@ -37,9 +48,33 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(cli: cli::Cli) -> Result<Exit, Failure> {
+    let json = cli.global.json;
     let store = || Choice::from_flags(&cli.global);
     match cli.command {
         Command::Run(args) => run::run(args, &store()?),
-        _ => Err(Failure::new(Exit::Usage, "this command is not built yet")),
+        Command::Completions { shell } => pages::completions(shell),
+        Command::Man { out } => pages::man(out.as_deref()),
+        command => block_on(talk_to_a_store(command, &store()?, json)),
     }
+}
+
+async fn talk_to_a_store(command: Command, store: &Choice, json: bool) -> Result<Exit, Failure> {
+    match command {
+        Command::Acquire(args) => take::acquire(args, store, json).await,
+        Command::Renew(args) => take::renew(args, store, json).await,
+        Command::Release(args) => take::release(args, store, json).await,
+        Command::Evict(args) => evict::evict(args, store, json).await,
+        Command::Ls(args) => look::ls(args, store, json).await,
+        Command::Why(args) => look::why(args, store, json).await,
+        Command::Journal(args) => journal::journal(args, store, json).await,
+        Command::Doctor => doctor::doctor(store, json).await,
+        Command::Run(_) | Command::Completions { .. } | Command::Man { .. } => unreachable!("they need no store here"),
+    }
+}
+
+/// One thread is enough for a command that asks one thing.
+fn block_on(work: impl Future<Output = Result<Exit, Failure>>) -> Result<Exit, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::new(Exit::Unreachable, format!("no runtime: {error}")))?;
+    runtime.block_on(work)
 }

@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::io::{self, Write};
 
+use serde::Serialize;
+
 use crate::exit::{Exit, Failure};
 
 /// A text from elsewhere (a lock name, an owner, a server's message) as it may be shown: control
@@ -46,6 +48,11 @@ pub(crate) fn data(text: &str) -> Result<bool, Failure> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
         Err(error) => Err(Failure::new(Exit::Output, format!("cannot write to stdout: {error}"))),
     }
+}
+
+/// One line of JSON on stdout.
+pub(crate) fn json(value: &impl Serialize) -> Result<bool, Failure> {
+    data(&(serde_json::to_string(value).expect("what is said is JSON") + "\n"))
 }
 
 #[cfg(test)]

@@ -20,13 +20,14 @@ const NO_SPACE_BYTES: u64 = 1 << 20;
 impl Driver {
     pub(super) fn checkup(&mut self) -> Vec<Finding> {
         let mut found = vec![self.check_place(), self.check_permissions(), self.check_space(), self.check_log()];
+        found.insert(0, Finding::ok("reachable", format!("{}, SQLite {}", self.path.display(), rusqlite::version())));
         found.extend([self.check_contents(), self.check_fences(), self.check_others()]);
         found
     }
 
     fn check_place(&self) -> Finding {
         match path::filesystem(directory(&self.path)) {
-            Ok(kind) => Finding::ok("filesystem", format!("{} is on {kind}, which is local", self.path.display())),
+            Ok(kind) => Finding::ok("filesystem", format!("{kind}, which is local")),
             Err(error) => Finding::bad("filesystem", error.to_string()),
         }
     }

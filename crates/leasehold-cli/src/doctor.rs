@@ -1,0 +1,50 @@
+//! `doctor`: can this store keep a promise?
+
+use std::io::{self, IsTerminal};
+
+use leasehold::{Error, Finding, Level, LockManager, StoreErrorKind};
+
+use crate::exit::{Exit, Failure};
+use crate::say;
+use crate::store::Choice;
+
+/// Prints a line per check; ends with 1 when one is bad.
+pub(crate) async fn doctor(store: &Choice, json: bool) -> Result<Exit, Failure> {
+    let findings = match LockManager::connect_with(store.url(), store.options()?).await {
+        Ok(locks) => {
+            let findings = locks.checkup().await;
+            locks.shutdown().await;
+            findings
+        }
+        // A URL that makes no sense is no store's fault.
+        Err(error @ Error::Connect { .. }) if kind(&error) != Some(StoreErrorKind::Refused) => {
+            vec![Finding { level: Level::Bad, check: "reachable", text: error.to_string() }]
+        }
+        Err(error) => return Err(error.into()),
+    };
+    if json {
+        say::json(&findings)?;
+    } else {
+        let colour = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+        let line = |f: &Finding| format!("{}  {:<12}  {}\n", painted(f.level, colour), f.check, say::shown(&f.text));
+        say::data(&findings.iter().map(line).collect::<String>())?;
+    }
+    Ok(if findings.iter().any(|f| f.level == Level::Bad) { Exit::No } else { Exit::Done })
+}
+
+fn kind(error: &Error) -> Option<StoreErrorKind> {
+    match error {
+        Error::Connect { source, .. } => Some(source.kind()),
+        _ => None,
+    }
+}
+
+/// The word, and a colour that only repeats it.
+fn painted(level: Level, colour: bool) -> String {
+    let code = match level {
+        Level::Ok => 32,
+        Level::Warn => 33,
+        Level::Bad => 31,
+    };
+    if colour { format!("\u{1b}[{code}m{level:<4}\u{1b}[0m") } else { format!("{level:<4}") }
+}

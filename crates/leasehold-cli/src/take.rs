@@ -1,0 +1,143 @@
+//! `acquire`, `renew`, `release`: leases for scripts, named by their token.
+
+use std::fs;
+use std::io::{self, BufRead};
+use std::path::Path;
+
+use leasehold::{Error, LockManager, LockName, LockView, Owner, Token};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::cli::{AcquireArgs, ReleaseArgs, RenewArgs, TokenArgs};
+use crate::duration;
+use crate::exit::{Exit, Failure};
+use crate::say;
+use crate::store::Choice;
+
+/// The one answer that carries a token.
+#[derive(Serialize)]
+struct Acquired<'a> {
+    #[serde(flatten)]
+    view: LockView,
+    token: &'a str,
+}
+
+/// Takes a lease that belongs to no process, and prints its token and fence.
+pub(crate) async fn acquire(args: AcquireArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
+    let mut options = store.options()?;
+    options.owner = owner(args.owner)?;
+    let locks = store.connect_with(options).await?;
+    let request = locks.lock(&args.name).ttl(args.ttl.duration()).ownerless();
+    let request = match args.wait {
+        Some(wait) => request.wait_up_to(wait),
+        None => request.no_wait(),
+    };
+    let guard = request.await?;
+    let fence = guard.fence();
+    let token = guard.into_token().await?;
+    let told = if json {
+        let mut view = locks.info(&args.name).await?.view();
+        view.fence = fence.map(leasehold::Fence::get);
+        say::json(&Acquired { view, token: token.reveal() })
+    } else {
+        say::data(&format!("{}\n{}\n", token.reveal(), fence.map_or_else(String::new, |fence| fence.to_string())))
+    };
+    if !matches!(told, Ok(true)) {
+        // Nobody has the token: nobody else could give the lock back before its ttl is over.
+        let _ = locks.release_token(&args.name, &token).await;
+    }
+    locks.shutdown().await;
+    match told? {
+        true => Ok(Exit::Done),
+        false => {
+            let text = format!("nobody read the token, so {} was given back", args.name);
+            Err(Failure::new(Exit::Output, text))
+        }
+    }
+}
+
+/// Prolongs a lease by its token.
+pub(crate) async fn renew(args: RenewArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
+    let token = read_token(&args.token)?;
+    let locks = store.connect().await?;
+    let renewed = locks.renew_token(&args.name, &token, args.ttl).await;
+    if let Err(error) = renewed {
+        return Err(not_held(error, &locks, &args.name, &token).await);
+    }
+    let info = locks.info(&args.name).await?;
+    let view = info.view();
+    if json {
+        say::json(&view)?;
+    } else {
+        let left = view.ttl_left_ms.map_or_else(|| "no end".into(), duration::shown_ms);
+        say::talk(&format!("{} is yours for another {left}", args.name));
+    }
+    locks.shutdown().await;
+    Ok(Exit::Done)
+}
+
+/// Gives a lock back by its token.
+pub(crate) async fn release(args: ReleaseArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
+    let token = read_token(&args.token)?;
+    let locks = store.connect().await?;
+    if !locks.release_token(&args.name, &token).await? {
+        let gone = Error::Lost { name: args.name.clone(), why: leasehold::LossReason::Gone };
+        return Err(not_held(gone, &locks, &args.name, &token).await);
+    }
+    if json {
+        say::json(&json!({ "name": args.name.as_str(), "released": true }))?;
+    }
+    locks.shutdown().await;
+    Ok(Exit::Done)
+}
+
+/// Names the script that will use the token, not this command, which is gone in a moment.
+fn owner(given: Option<String>) -> Result<Owner, Failure> {
+    let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get().unsigned_abs());
+    let name = || fs::read_to_string(format!("/proc/{parent}/comm")).ok().map(|name| name.trim_end().to_owned());
+    let owner = match given {
+        Some(given) => Owner::named(given).map_err(|e| Failure::new(Exit::Usage, format!("--owner: {e}")))?,
+        None => name().and_then(|name| Owner::named(name).ok()).unwrap_or_default(),
+    };
+    Ok(owner.with_pid(parent))
+}
+
+/// Says who holds the lock instead of the one who was named.
+async fn not_held(error: Error, locks: &LockManager, name: &LockName, token: &Token) -> Failure {
+    let Error::Lost { why, .. } = &error else { return error.into() };
+    let id = token.holder_id();
+    let line = match locks.holder(name).await {
+        Ok(Some(holder)) if holder.id == id => format!("{name} cannot be renewed: {why}; release it"),
+        Ok(Some(holder)) => format!("{name} is not held by this token (holder {id}) but by {}", holder.owner),
+        Ok(None) => format!("{name} is not held by this token (holder {id}): it is free"),
+        Err(_) => format!("{name} is not held by this token (holder {id})"),
+    };
+    Failure::new(Exit::Lost, line)
+}
+
+/// From `--token`, the file, or `LEASEHOLD_TOKEN`. The text itself is never repeated.
+fn read_token(args: &TokenArgs) -> Result<Token, Failure> {
+    let (text, from) = match (&args.token, &args.token_file) {
+        (Some(token), _) => (token.clone(), "--token"),
+        (None, Some(file)) => (first_line(file)?, "--token-file"),
+        (None, None) => match std::env::var("LEASEHOLD_TOKEN") {
+            Ok(token) if !token.is_empty() => (token, "LEASEHOLD_TOKEN"),
+            _ => {
+                let line = "no token: give --token-file FILE or --token T, or set LEASEHOLD_TOKEN";
+                return Err(Failure::new(Exit::Usage, line));
+            }
+        },
+    };
+    Token::parse(text.trim()).map_err(|error| Failure::new(Exit::Usage, format!("{from}: {error}")))
+}
+
+fn first_line(file: &Path) -> Result<String, Failure> {
+    let mut line = String::new();
+    let read = if file == Path::new("-") {
+        io::stdin().lock().read_line(&mut line)
+    } else {
+        fs::File::open(file).and_then(|file| io::BufReader::new(file).read_line(&mut line))
+    };
+    read.map_err(|error| Failure::new(Exit::Usage, format!("--token-file {}: {error}", file.display())))?;
+    Ok(line)
+}
