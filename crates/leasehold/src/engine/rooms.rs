@@ -491,6 +491,7 @@ mod tests {
             revoked: false,
             foreign: false,
             listens: true,
+            connected: None,
         };
         Place { ticket: Ticket(1), position, holder: Some(holder) }
     }

@@ -402,9 +402,7 @@ pub trait Inspect: Send + Sync + 'static {
 
     /// Whether the store can keep a promise: one finding per check. What cannot be checked is a
     /// finding too.
-    async fn checkup(&self) -> Vec<Finding> {
-        Vec::new()
-    }
+    async fn checkup(&self) -> Vec<Finding>;
 
     /// Events of the whole fleet from now on.
     async fn follow(&self) -> Result<mpsc::Receiver<LockEvent>, StoreError>;

@@ -1,6 +1,6 @@
 //! The look path: plain commands, never KEYS.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use async_trait::async_trait;
 use tokio::sync::mpsc;
@@ -11,7 +11,7 @@ use super::resp::{Pipeline, Value, cmd};
 use super::{RedisStore, value};
 use crate::event::LockEvent;
 use crate::facts::{LockName, Owner};
-use crate::store::{Cursor, Holder, Inspect, Page, StoreError, StoreErrorKind, Ticket, Waiter};
+use crate::store::{Cursor, Finding, Holder, Inspect, Page, StoreError, StoreErrorKind, Ticket, Waiter};
 
 /// Keys the server looks at in one SCAN call.
 const SCAN_COUNT: usize = 500;
@@ -29,7 +29,10 @@ impl Inspect for RedisStore {
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, StoreError> {
         let keys = self.lock_keys(name)?;
         let conn = self.link.conn().await?;
-        self.look_at(&conn, keys.lock()).await
+        let mut found = look(&conn, &[keys.lock()]).await?;
+        let Some(seen) = found.pop().ok_or_else(|| strange("GET"))?? else { return Ok(None) };
+        let listening = listening(&conn, seen.inbox.iter()).await?;
+        Ok(Some(seen.holder(&listening)))
     }
 
     async fn list(&self, prefix: &str, after: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
@@ -98,6 +101,10 @@ impl Inspect for RedisStore {
         Ok(counters)
     }
 
+    async fn checkup(&self) -> Vec<Finding> {
+        self.look_over().await
+    }
+
     async fn follow(&self) -> Result<mpsc::Receiver<LockEvent>, StoreError> {
         self.follow_events().await
     }
@@ -107,7 +114,8 @@ impl RedisStore {
     /// Who holds the lock at a key.
     pub(super) async fn look_at(&self, conn: &Conn, key: &str) -> Result<Option<Holder>, StoreError> {
         let replies = look(conn, &[key]).await?;
-        replies.into_iter().next().ok_or_else(|| strange("GET"))?
+        let seen = replies.into_iter().next().ok_or_else(|| strange("GET"))??;
+        Ok(seen.map(|seen| seen.holder))
     }
 
     /// Looks at each lock itself; those that are free by now are left out.
@@ -115,11 +123,10 @@ impl RedisStore {
         let mut held = Vec::with_capacity(locks.len());
         for chunk in locks.chunks(CHUNK) {
             let keys: Vec<&str> = chunk.iter().map(|(_, key)| key.as_str()).collect();
-            for ((name, _), holder) in chunk.iter().zip(look(conn, &keys).await?) {
-                if let Some(holder) = holder? {
-                    held.push((name.clone(), holder));
-                }
-            }
+            let found = look(conn, &keys).await?.into_iter().collect::<Result<Vec<_>, _>>()?;
+            let listening = listening(conn, found.iter().flatten().filter_map(|seen| seen.inbox.as_ref())).await?;
+            let found = chunk.iter().zip(found).filter_map(|((name, _), seen)| Some((name, seen?)));
+            held.extend(found.map(|(name, seen)| (name.clone(), seen.holder(&listening))));
         }
         Ok(held)
     }
@@ -131,7 +138,7 @@ impl RedisStore {
 }
 
 /// GET, PTTL and TYPE of each key in one write.
-async fn look(conn: &Conn, keys: &[&str]) -> Result<Vec<Result<Option<Holder>, StoreError>>, StoreError> {
+async fn look(conn: &Conn, keys: &[&str]) -> Result<Vec<Result<Option<Seen>, StoreError>>, StoreError> {
     let mut pipe = Pipeline::with_capacity(keys.len() * 3);
     for key in keys {
         pipe.cmd("GET").arg(key);
@@ -142,7 +149,36 @@ async fn look(conn: &Conn, keys: &[&str]) -> Result<Vec<Result<Option<Holder>, S
     Ok(replies.chunks_exact(3).map(|found| seen(&found[0], &found[1], &found[2])).collect())
 }
 
-fn seen(value: &Value, left: &Value, kind: &Value) -> Result<Option<Holder>, StoreError> {
+/// A holder, and where it can be told something.
+struct Seen {
+    holder: Holder,
+    inbox: Option<String>,
+}
+
+impl Seen {
+    fn holder(self, listening: &HashMap<String, bool>) -> Holder {
+        let connected = self.inbox.and_then(|inbox| listening.get(&inbox).copied());
+        Holder { connected, ..self.holder }
+    }
+}
+
+/// Which of these inboxes somebody listens at. Empty where the server does not tell us.
+async fn listening(conn: &Conn, inboxes: impl Iterator<Item = &String>) -> Result<HashMap<String, bool>, StoreError> {
+    let inboxes: HashSet<&String> = inboxes.collect();
+    if inboxes.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let mut cmd = cmd("PUBSUB");
+    cmd.arg("SHARDNUMSUB");
+    for inbox in &inboxes {
+        cmd.arg(inbox.as_str());
+    }
+    let Value::Array(counts) = conn.ask_raw(&cmd).await?.reply else { return Ok(HashMap::new()) };
+    let count = |pair: &[Value]| Some((text(&pair[0])?, number(&pair[1])? > 0));
+    Ok(counts.chunks_exact(2).filter_map(count).collect())
+}
+
+fn seen(value: &Value, left: &Value, kind: &Value) -> Result<Option<Seen>, StoreError> {
     let left = match left {
         Value::Int(-2) => return Ok(None),
         Value::Int(ms) => *ms,
@@ -151,10 +187,13 @@ fn seen(value: &Value, left: &Value, kind: &Value) -> Result<Option<Holder>, Sto
     };
     match value {
         Value::Nil => Ok(None),
-        Value::Bulk(value) => Ok(Some(value::holder(value, left))),
+        Value::Bulk(value) => {
+            let inbox = value::inbox(value).map(str::to_owned);
+            Ok(Some(Seen { holder: value::holder(value, left), inbox }))
+        }
         // Not a string: foreign, and all there is to say of it is its type.
         Value::Error(error) if from_server(error).kind() == StoreErrorKind::WrongType => {
-            Ok(text(kind).map(|kind| value::holder(kind.as_bytes(), left)))
+            Ok(text(kind).map(|kind| Seen { holder: value::holder(kind.as_bytes(), left), inbox: None }))
         }
         Value::Error(error) => Err(from_server(error)),
         _ => Err(strange("GET")),

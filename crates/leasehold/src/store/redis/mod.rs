@@ -18,6 +18,7 @@ use crate::store::{
 };
 
 mod address;
+mod checkup;
 mod conn;
 mod ear;
 mod echo;

@@ -60,6 +60,11 @@ pub(super) fn holder(value: &[u8], ms_left: i64) -> Holder {
     }
 }
 
+/// Where whoever wrote a value can be told something.
+pub(super) fn inbox(value: &[u8]) -> Option<&str> {
+    Record::parse(value).map(|record| record.inbox).filter(|inbox| *inbox != NO_INBOX)
+}
+
 /// Digits only: `parse` alone would take a sign.
 fn number(digits: &str) -> Option<u64> {
     digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
