@@ -75,12 +75,15 @@ impl Arena {
 
     /// A store of its own, as another process would open it.
     pub async fn store(&self) -> SharedStore {
+        self.store_with(KeySpace::default()).await
+    }
+
+    async fn store_with(&self, keys: KeySpace) -> SharedStore {
         match self.kind {
-            Kind::Memory => Arc::new(self.world.open()),
-            Kind::Sqlite => Arc::new(SqliteStore::open(&self.path()).expect("a database")),
+            Kind::Memory => Arc::new(self.world.open_with(keys)),
+            Kind::Sqlite => Arc::new(SqliteStore::open_with(&self.path(), keys).expect("a database")),
             Kind::Redis => {
                 let options = RedisOptions::default();
-                let keys = KeySpace::default();
                 Arc::new(RedisStore::connect(&self.server().url(), keys, options).await.expect("a connection"))
             }
         }
@@ -95,7 +98,7 @@ impl Arena {
     pub async fn manager_with(&self, options: Options) -> LockManager {
         match self.url() {
             Some(url) => LockManager::connect_with(&url, options).await.expect("a manager"),
-            None => LockManager::with_store(self.store().await, options),
+            None => LockManager::with_store(self.store_with(options.keys.clone()).await, options),
         }
     }
 

@@ -11,7 +11,7 @@ use crate::lease::Belief;
 use crate::options::Options;
 use crate::request::LockRequest;
 use crate::stats::Statistics;
-use crate::store::memory::MemoryStore;
+use crate::store::memory::MemoryWorld;
 use crate::store::redis::{RedisOptions, RedisStore};
 use crate::store::sqlite::{self, SqliteStore};
 use crate::store::{
@@ -57,11 +57,11 @@ impl LockManager {
         let connect = |source| Error::Connect { store: without_secrets(url), source };
         let (scheme, rest) = url.split_once(':').unwrap_or((url, ""));
         let store: SharedStore = match scheme {
-            "memory" => Arc::new(MemoryStore::new()),
+            "memory" => Arc::new(MemoryWorld::new().open_with(options.keys.clone())),
             "sqlite" => {
                 let path = if rest.is_empty() { sqlite::default_path().map_err(connect)? } else { rest.into() };
                 let connect = |source| Error::Connect { store: format!("sqlite:{}", path.display()), source };
-                Arc::new(SqliteStore::open(&path).map_err(connect)?)
+                Arc::new(SqliteStore::open_with(&path, options.keys.clone()).map_err(connect)?)
             }
             "redis" | "rediss" => {
                 // Longer than a day is for ever, and is not beyond what a clock can count.

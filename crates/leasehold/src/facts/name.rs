@@ -85,7 +85,7 @@ impl TryFrom<&LockName> for LockName {
 
 /// Sets the locks of one application apart from another's in the same store:
 /// `[A-Za-z0-9_.-]{0,64}`, `leasehold` by default. Empty makes every name its own key.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Namespace(Arc<str>);
 
 impl Namespace {

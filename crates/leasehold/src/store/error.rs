@@ -1,5 +1,7 @@
 use std::borrow::Cow;
 
+use crate::facts::Invalid;
+
 /// The store did not do what was asked, or did not say whether it did.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind}{}{detail}", if detail.is_empty() { "" } else { ": " })]
@@ -46,6 +48,13 @@ impl StoreError {
     /// Whether the request may have been carried out all the same.
     pub fn may_have_happened(&self) -> bool {
         matches!(self.kind, StoreErrorKind::Unreachable | StoreErrorKind::NoAnswer)
+    }
+}
+
+/// A name that has no key.
+impl From<Invalid> for StoreError {
+    fn from(invalid: Invalid) -> Self {
+        Self::new(StoreErrorKind::Refused, invalid.to_string())
     }
 }
 

@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use super::seen::view;
 use super::*;
 use crate::clock;
+use crate::facts::{KeySpace, Namespace};
 use crate::machine::{
     AcquireReply, AskReply, Asking, EvictReply, InboxId, Limits, Lock, PassReply, RenewReply, Rules, Slot, TryReply,
     Turn,
@@ -22,11 +23,14 @@ pub struct MemoryWorld(Arc<Mutex<World>>);
 
 #[derive(Default)]
 struct World {
-    locks: BTreeMap<LockName, Lock>,
+    /// By key, as [`KeySpace`] makes it.
+    locks: BTreeMap<String, Lock>,
     counter: u64,
     inboxes: HashMap<InboxId, mpsc::UnboundedSender<Push>>,
-    followers: Vec<mpsc::Sender<LockEvent>>,
-    counters: BTreeMap<&'static str, u64>,
+    /// With the namespace each is told of.
+    followers: Vec<(Namespace, mpsc::Sender<LockEvent>)>,
+    /// By namespace and name.
+    counters: BTreeMap<(Namespace, &'static str), u64>,
     /// `None`: as everywhere.
     provisional_ms: Option<u64>,
 }
@@ -39,16 +43,22 @@ impl MemoryWorld {
 
     /// A store of its own on this world, as another process would open it.
     pub fn open(&self) -> MemoryStore {
+        self.open_with(KeySpace::default())
+    }
+
+    /// The same with a namespace and raw names of one's own.
+    pub fn open_with(&self, keys: KeySpace) -> MemoryStore {
         let inbox = InboxId(Token::random().reveal().into());
         let (tell, pushes) = mpsc::unbounded_channel();
         self.lock().inboxes.insert(inbox.clone(), tell);
-        MemoryStore { world: self.clone(), inbox, pushes: Mutex::new(Some(pushes)) }
+        MemoryStore { world: self.clone(), keys, inbox, pushes: Mutex::new(Some(pushes)) }
     }
 
     /// Ends a lease as if its time had run out.
     #[doc(hidden)]
     pub fn expire(&self, name: &LockName) {
-        if let Some(lock) = self.lock().locks.get_mut(name) {
+        let key = KeySpace::default().key(name).expect("a name with a key");
+        if let Some(lock) = self.lock().locks.get_mut(&key) {
             lock.slot = Slot::Free;
         }
     }
@@ -62,9 +72,10 @@ impl MemoryWorld {
     /// Puts a value of another kind of client where a lock would be.
     #[doc(hidden)]
     pub fn put_foreign(&self, name: &LockName, value: &str, ttl: Duration) {
-        let ends_ms = Some(now_ms() + u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX));
+        let ends_ms = Some(now_ms().saturating_add(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)));
         let slot = Slot::Foreign { value: value.to_owned(), ends_ms };
-        self.lock().locks.entry(name.clone()).or_default().slot = slot;
+        let key = KeySpace::default().key(name).expect("a name with a key");
+        self.lock().locks.entry(key).or_default().slot = slot;
     }
 
     fn lock(&self) -> MutexGuard<'_, World> {
@@ -75,6 +86,7 @@ impl MemoryWorld {
 /// One process's view of a [`MemoryWorld`].
 pub struct MemoryStore {
     world: MemoryWorld,
+    keys: KeySpace,
     inbox: InboxId,
     pushes: Mutex<Option<mpsc::UnboundedReceiver<Push>>>,
 }
@@ -97,14 +109,19 @@ impl MemoryStore {
     }
 
     /// Runs one verb of the machine on one lock, and tells whoever is to be told.
-    fn turn<R>(&self, name: &LockName, verb: impl FnOnce(&mut Lock, &mut Turn<'_>) -> R) -> (R, Option<Holder>) {
+    fn turn<R>(
+        &self,
+        name: &LockName,
+        verb: impl FnOnce(&mut Lock, &mut Turn<'_>) -> R,
+    ) -> Result<(R, Option<Holder>), StoreError> {
+        let key = self.keys.key(name)?;
         let mut world = self.world.lock();
         let world = &mut *world;
         let limits = Limits {
             provisional_ms: world.provisional_ms.unwrap_or(Limits::DEFAULT.provisional_ms),
             ..Limits::DEFAULT
         };
-        let lock = world.locks.entry(name.clone()).or_default();
+        let lock = world.locks.entry(key.clone()).or_default();
         let mut told = Vec::new();
         let inboxes = &world.inboxes;
         let mut listening = |inbox: &InboxId| inboxes.get(inbox).is_some_and(|tell| !tell.is_closed());
@@ -121,7 +138,7 @@ impl MemoryStore {
         let reply = verb(lock, &mut turn);
         let holder = view(&lock.slot, now_ms);
         if lock.is_gone() {
-            world.locks.remove(name);
+            world.locks.remove(&key);
         }
         let asked_at = Moment::now();
         for (inbox, message) in told {
@@ -130,7 +147,7 @@ impl MemoryStore {
                 let _ = tell.send(message.into_push(asked_at));
             }
         }
-        (reply, holder)
+        Ok((reply, holder))
     }
 }
 
@@ -151,7 +168,7 @@ impl Store for MemoryStore {
     async fn try_acquire(&self, claim: &Claim) -> Result<Try, StoreError> {
         let asking = self.asking(claim);
         let asked_at = Moment::now();
-        let (reply, holder) = self.turn(&claim.name, |lock, turn| lock.try_acquire(turn, &asking));
+        let (reply, holder) = self.turn(&claim.name, |lock, turn| lock.try_acquire(turn, &asking))?;
         Ok(match reply? {
             TryReply::Granted { fence } => Try::Granted(grant(claim, fence, asked_at)),
             TryReply::Held => Try::Held(holder),
@@ -164,7 +181,7 @@ impl Store for MemoryStore {
         let mut ticket = ticket.map(|t| t.0);
         loop {
             let asked_at = Moment::now();
-            let (reply, holder) = self.turn(&claim.name, |lock, turn| lock.acquire(turn, &asking, ticket));
+            let (reply, holder) = self.turn(&claim.name, |lock, turn| lock.acquire(turn, &asking, ticket))?;
             match reply? {
                 AcquireReply::Granted { fence } => return Ok(Acquire::Granted(grant(claim, fence, asked_at))),
                 AcquireReply::Queued { ticket, position } => {
@@ -178,7 +195,7 @@ impl Store for MemoryStore {
 
     async fn release(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
         loop {
-            match self.turn(name, |lock, turn| lock.release(turn, token)).0 {
+            match self.turn(name, |lock, turn| lock.release(turn, token))?.0 {
                 PassReply::Done => return Ok(Release::Released),
                 PassReply::NotOurs => return Ok(Release::NotOwner),
                 PassReply::Again => {}
@@ -191,10 +208,11 @@ impl Store for MemoryStore {
             let verb = |lock: &mut Lock, turn: &mut Turn<'_>| {
                 lock.renew(turn, &r.token, r.ttl.as_millis(), r.fence, r.rewrite.as_ref())
             };
-            match self.turn(&r.name, verb).0 {
-                RenewReply::Renewed => Renewed::Renewed,
-                RenewReply::Lost => Renewed::Lost,
-                RenewReply::Revoked => Renewed::Revoked,
+            match self.turn(&r.name, verb) {
+                Ok((RenewReply::Renewed, _)) => Renewed::Renewed,
+                Ok((RenewReply::Lost, _)) => Renewed::Lost,
+                Ok((RenewReply::Revoked, _)) => Renewed::Revoked,
+                Err(error) => Renewed::Unknown(error),
             }
         };
         renewals.iter().map(renew).collect()
@@ -202,7 +220,7 @@ impl Store for MemoryStore {
 
     async fn leave(&self, claim: &Claim) -> Result<Left, StoreError> {
         loop {
-            match self.turn(&claim.name, |lock, turn| lock.leave(turn, &claim.token)).0 {
+            match self.turn(&claim.name, |lock, turn| lock.leave(turn, &claim.token))?.0 {
                 PassReply::Done => return Ok(Left::WasGranted),
                 PassReply::NotOurs => return Ok(Left::WasWaiting),
                 PassReply::Again => {}
@@ -218,7 +236,7 @@ impl Store for MemoryStore {
                 let before = view(&lock.slot, turn.now_ms);
                 (lock.evict(turn, holder, force), before)
             };
-            let (reply, before) = self.turn(name, verb).0;
+            let (reply, before) = self.turn(name, verb)?.0;
             let Some(found) = before else { return Ok(Evicted::Free) };
             return Ok(match reply {
                 EvictReply::Again => continue,
@@ -231,7 +249,7 @@ impl Store for MemoryStore {
     }
 
     async fn ask_to_finish(&self, name: &LockName, holder: HolderId, reason: &str) -> Result<Asked, StoreError> {
-        let (reply, found) = self.turn(name, |lock, turn| lock.ask_to_finish(turn, holder, reason));
+        let (reply, found) = self.turn(name, |lock, turn| lock.ask_to_finish(turn, holder, reason))?;
         Ok(match (reply, found) {
             (AskReply::Free, _) | (_, None) => Asked::Free,
             (AskReply::Told, Some(found)) => Asked::Told(found),
@@ -249,8 +267,8 @@ impl Store for MemoryStore {
         let mut world = self.world.lock();
         for note in notes {
             if let Note::Tell(event) = note {
-                world.followers.retain(|follower| !follower.is_closed());
-                for follower in &world.followers {
+                world.followers.retain(|(_, follower)| !follower.is_closed());
+                for (_, follower) in world.followers.iter().filter(|(ns, _)| ns == self.keys.namespace()) {
                     // A follower that does not keep up misses events; the lock path never waits.
                     let _ = follower.try_send(event.clone());
                 }
@@ -262,7 +280,7 @@ impl Store for MemoryStore {
     async fn count(&self, deltas: &[(&'static str, u64)]) -> Result<(), StoreError> {
         let mut world = self.world.lock();
         for (name, delta) in deltas {
-            *world.counters.entry(name).or_default() += delta;
+            *world.counters.entry((self.keys.namespace().clone(), name)).or_default() += delta;
         }
         Ok(())
     }
@@ -279,7 +297,7 @@ impl Inspect for MemoryStore {
             lock.lapse(turn.now_ms);
             lock.slot.inbox().map(|inbox| (turn.listening)(inbox))
         };
-        let (connected, holder) = self.turn(name, verb);
+        let (connected, holder) = self.turn(name, verb)?;
         Ok(holder.map(|holder| Holder { connected, ..holder }))
     }
 
@@ -287,23 +305,23 @@ impl Inspect for MemoryStore {
         let mut world = self.world.lock();
         let now = now_ms();
         world.locks.values_mut().for_each(|lock| lock.lapse(now));
-        let beyond = |name: &LockName| after.as_ref().is_none_or(|c| name.as_str() > c.0.as_str());
-        let found = world.locks.iter().filter(|(name, _)| name.as_str().starts_with(prefix) && beyond(name));
+        let beyond = |key: &str| after.as_ref().is_none_or(|c| key > c.0.as_str());
         let listening = |inbox: &InboxId| world.inboxes.get(inbox).is_some_and(|tell| !tell.is_closed());
-        let seen = |(name, lock): (&LockName, &Lock)| {
+        let found = world.locks.iter().filter(|(key, _)| beyond(key)).filter_map(|(key, lock)| {
+            let name = self.keys.name(key).filter(|name| name.as_str().starts_with(prefix))?;
             let connected = lock.slot.inbox().map(listening);
-            Some((name.clone(), Holder { connected, ..view(&lock.slot, now)? }))
-        };
-        let mut locks: Vec<_> = found.filter_map(seen).take(limit + 1).collect();
-        let more = locks.len() > limit;
-        locks.truncate(limit);
-        let next = locks.last().filter(|_| more).map(|(name, _)| Cursor(name.to_string()));
-        Ok(Page { locks, next })
+            Some((key, (name, Holder { connected, ..view(&lock.slot, now)? })))
+        });
+        let mut found: Vec<_> = found.take(limit + 1).collect();
+        let more = found.len() > limit;
+        found.truncate(limit);
+        let next = found.last().filter(|_| more).map(|(key, _)| Cursor((*key).clone()));
+        Ok(Page { locks: found.into_iter().map(|(_, lock)| lock).collect(), next })
     }
 
     async fn queue(&self, name: &LockName) -> Result<Vec<Waiter>, StoreError> {
         let mut world = self.world.lock();
-        let Some(lock) = world.locks.get_mut(name) else { return Ok(Vec::new()) };
+        let Some(lock) = world.locks.get_mut(&self.keys.key(name)?) else { return Ok(Vec::new()) };
         lock.lapse(now_ms());
         let waiter = |w: &crate::machine::Waiting| Waiter {
             ticket: Ticket(w.ticket),
@@ -320,7 +338,8 @@ impl Inspect for MemoryStore {
 
     async fn counters(&self) -> Result<Vec<(String, u64)>, StoreError> {
         let world = self.world.lock();
-        Ok(world.counters.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect())
+        let ours = world.counters.iter().filter(|((ns, _), _)| ns == self.keys.namespace());
+        Ok(ours.map(|((_, name), count)| ((*name).to_owned(), *count)).collect())
     }
 
     async fn checkup(&self) -> Vec<Finding> {
@@ -329,7 +348,7 @@ impl Inspect for MemoryStore {
 
     async fn follow(&self) -> Result<mpsc::Receiver<LockEvent>, StoreError> {
         let (tell, events) = mpsc::channel(1_024);
-        self.world.lock().followers.push(tell);
+        self.world.lock().followers.push((self.keys.namespace().clone(), tell));
         Ok(events)
     }
 }

@@ -11,11 +11,12 @@ use super::alive::Alive;
 use super::ear::Watch;
 use super::fast;
 use super::room::Room;
+use super::row::Key;
 use super::schema::{Patience, refused};
 use super::waits::Waits;
 use crate::clock::Moment;
 use crate::event::LockEvent;
-use crate::facts::{HolderId, LockName, Token};
+use crate::facts::{HolderId, KeySpace, Token};
 use crate::machine::{Asking, FenceUnusable, InboxId, Limits};
 use crate::store::*;
 
@@ -29,21 +30,21 @@ pub(super) type Reply<R> = oneshot::Sender<Result<R, StoreError>>;
 pub(super) enum Command {
     Try(Ask, Reply<Try>),
     Acquire(Ask, Option<Ticket>, Reply<Acquire>),
-    Release(LockName, Token, Reply<Release>),
-    Renew(Vec<Renewal>, oneshot::Sender<Vec<Renewed>>),
-    Leave(LockName, Token, Reply<Left>),
-    Evict(LockName, HolderId, bool, Reply<Evicted>),
-    AskToFinish(LockName, HolderId, String, Reply<Asked>),
+    Release(Key, Token, Reply<Release>),
+    Renew(Vec<(Key, Renewal)>, oneshot::Sender<Vec<Renewed>>),
+    Leave(Key, Token, Reply<Left>),
+    Evict(Key, HolderId, bool, Reply<Evicted>),
+    AskToFinish(Key, HolderId, String, Reply<Asked>),
     Tell(Vec<LockEvent>, Reply<()>),
     Count(Vec<(&'static str, u64)>, Reply<()>),
-    Holder(LockName, Reply<Option<Holder>>),
+    Holder(Key, Reply<Option<Holder>>),
     List {
         prefix: String,
         after: Option<String>,
         limit: usize,
         reply: Reply<Page>,
     },
-    Queue(LockName, Reply<Vec<Waiter>>),
+    Queue(Key, Reply<Vec<Waiter>>),
     Counters(Reply<Vec<(String, u64)>>),
     Events {
         after: Option<i64>,
@@ -55,7 +56,7 @@ pub(super) enum Command {
     Heard,
     /// A second went by while we wait, or a holder died.
     LookAround,
-    Expire(LockName, std::sync::mpsc::Sender<()>),
+    Expire(Key, std::sync::mpsc::Sender<()>),
     Provisional(u64),
     LooksAround(bool),
     Close(oneshot::Sender<()>),
@@ -64,7 +65,7 @@ pub(super) enum Command {
 /// An attempt as it came in.
 #[derive(Clone)]
 pub(super) struct Ask {
-    pub(super) name: LockName,
+    pub(super) name: Key,
     pub(super) asking: Asking,
     pub(super) lasts: Duration,
     pub(super) asked_at: Moment,
@@ -100,6 +101,8 @@ impl From<FenceUnusable> for Fault {
 pub(super) struct Driver {
     pub(super) conn: Connection,
     pub(super) path: PathBuf,
+    /// Which rows are ours to list, and under which namespace we count and tell.
+    pub(super) keys: KeySpace,
     pub(super) patience: Patience,
     pub(super) boot: i64,
     pub(super) alive: Arc<Alive>,
@@ -192,9 +195,9 @@ impl Driver {
             Command::Release(name, token, _) => fast::release(conn, boot, me, name, token)?.then_some(Plain::Released),
             Command::Renew(renewals, _) => {
                 let mut all = true;
-                for renewal in renewals {
+                for (name, renewal) in renewals {
                     // Those that fail are asked again one by one; renewing twice does no harm.
-                    all &= fast::renew(conn, boot, me, renewal)?;
+                    all &= fast::renew(conn, boot, me, name, renewal)?;
                 }
                 all.then_some(Plain::Renewed(renewals.len()))
             }

@@ -5,9 +5,9 @@
 
 use rusqlite::{Connection, params};
 
-use super::row::{REVOKED, now_ms, sql, unsql};
+use super::row::{Key, REVOKED, now_ms, sql, unsql};
 use crate::clock;
-use crate::facts::{Fence, LockName, Token};
+use crate::facts::{Fence, Token};
 use crate::machine::{Asking, InboxId};
 use crate::store::Renewal;
 
@@ -35,7 +35,7 @@ const CONFIRM: &str = "UPDATE locks SET ends = max(ends, ?3 + ?4), ttl_ms = ?4, 
     AND (inbox = ?8 OR inbox IS NULL)";
 
 /// Takes a lock that is free and that nobody waits for; always fenced.
-pub(super) fn take(conn: &Connection, boot: i64, name: &LockName, asking: &Asking) -> rusqlite::Result<Option<u64>> {
+pub(super) fn take(conn: &Connection, boot: i64, name: &Key, asking: &Asking) -> rusqlite::Result<Option<u64>> {
     let (now, wall_us) = (now_ms(), clock::wall_us());
     if wall_us >= Fence::MAX {
         return Ok(None);
@@ -61,21 +61,21 @@ pub(super) fn take(conn: &Connection, boot: i64, name: &LockName, asking: &Askin
 }
 
 /// Frees a lock that nobody waits for.
-pub(super) fn release(
-    conn: &Connection,
-    boot: i64,
-    me: &InboxId,
-    name: &LockName,
-    token: &Token,
-) -> rusqlite::Result<bool> {
+pub(super) fn release(conn: &Connection, boot: i64, me: &InboxId, name: &Key, token: &Token) -> rusqlite::Result<bool> {
     let done =
         conn.prepare_cached(RELEASE)?.execute(params![name.as_str(), token.reveal(), sql(now_ms()), boot, &*me.0])?;
     Ok(done == 1)
 }
 
 /// Restarts the countdown of a lease that is as its holder believes.
-pub(super) fn renew(conn: &Connection, boot: i64, me: &InboxId, renewal: &Renewal) -> rusqlite::Result<bool> {
-    let Renewal { name, token, fence, ttl, rewrite } = renewal;
+pub(super) fn renew(
+    conn: &Connection,
+    boot: i64,
+    me: &InboxId,
+    name: &Key,
+    renewal: &Renewal,
+) -> rusqlite::Result<bool> {
+    let Renewal { name: _, token, fence, ttl, rewrite } = renewal;
     let (name, token, now, ttl) = (name.as_str(), token.reveal(), sql(now_ms()), sql(ttl.as_millis()));
     let (fence, me) = (fence.map(|f| sql(f.get())), &*me.0);
     let done = match rewrite {

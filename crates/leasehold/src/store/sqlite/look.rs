@@ -7,9 +7,8 @@ use rusqlite::params;
 
 use super::driver::{Driver, Fault};
 use super::room::Need;
-use super::row::{self, now_ms, sql, unsql};
+use super::row::{self, Key, now_ms, sql, unsql};
 use crate::event::LockEvent;
-use crate::facts::LockName;
 use crate::machine::{InboxId, Slot};
 use crate::store::seen::view;
 use crate::store::*;
@@ -20,7 +19,7 @@ const CHUNK: u32 = 256;
 const EVENTS_KEPT: i64 = 10_000;
 
 impl Driver {
-    pub(super) fn holder(&mut self, name: &LockName) -> Result<Option<Holder>, StoreError> {
+    pub(super) fn holder(&mut self, name: &Key) -> Result<Option<Holder>, StoreError> {
         let found = row::lock(&self.conn, name, self.boot).map_err(|e| self.refuse(e.into()))?;
         Ok(found.and_then(|row| self.living(&row.slot, now_ms(), &mut HashMap::new())))
     }
@@ -34,36 +33,45 @@ impl Driver {
                             name FROM locks WHERE name > ?1 AND name >= ?2 ORDER BY name LIMIT ?3";
         let mut known = HashMap::new();
         let mut locks = Vec::new();
-        let mut from = after.unwrap_or("").to_owned();
-        loop {
-            let mut statement = self.conn.prepare_cached(ROWS)?;
-            let rows = statement.query_map(params![from, prefix, CHUNK], |row| {
-                Ok((row.get::<_, String>(11)?, row::lock_row(row, self.boot)?))
-            })?;
-            let rows = rows.collect::<rusqlite::Result<Vec<_>>>()?;
-            let (now, last) = (now_ms(), rows.len() < CHUNK as usize);
-            for (name, found) in rows {
-                if !name.starts_with(prefix) {
-                    return Ok(Page { locks, next: None });
-                }
-                if let Some(holder) = self.living(&found.slot, now, &mut known)
-                    && let Ok(name) = LockName::new(&name)
-                {
-                    if locks.len() == limit {
-                        let next = locks.last().map(|(name, _): &(LockName, _)| Cursor(name.to_string()));
-                        return Ok(Page { locks, next });
+        let mut listed_up_to = String::new();
+        // In order and apart from each other, so that the last key says which were listed before.
+        let mut beginnings = self.keys.key_prefixes(prefix);
+        beginnings.sort();
+        beginnings.dedup_by(|next, kept| next.starts_with(kept.as_str()));
+        for beginning in beginnings {
+            let mut from = after.unwrap_or("").to_owned();
+            'rows: loop {
+                let mut statement = self.conn.prepare_cached(ROWS)?;
+                let rows = statement.query_map(params![from, beginning, CHUNK], |row| {
+                    Ok((row.get::<_, String>(11)?, row::lock_row(row, self.boot)?))
+                })?;
+                let rows = rows.collect::<rusqlite::Result<Vec<_>>>()?;
+                let (now, last) = (now_ms(), rows.len() < CHUNK as usize);
+                for (key, found) in rows {
+                    if !key.starts_with(&beginning) {
+                        break 'rows;
                     }
-                    locks.push((name, holder));
+                    // Not every key there has a name in this namespace.
+                    if let Some(name) = self.keys.name(&key).filter(|name| name.as_str().starts_with(prefix))
+                        && let Some(holder) = self.living(&found.slot, now, &mut known)
+                    {
+                        if locks.len() == limit {
+                            return Ok(Page { locks, next: Some(Cursor(listed_up_to)) });
+                        }
+                        locks.push((name, holder));
+                        listed_up_to.clone_from(&key);
+                    }
+                    from = key;
                 }
-                from = name;
-            }
-            if last {
-                return Ok(Page { locks, next: None });
+                if last {
+                    break;
+                }
             }
         }
+        Ok(Page { locks, next: None })
     }
 
-    pub(super) fn queue(&mut self, name: &LockName) -> Result<Vec<Waiter>, StoreError> {
+    pub(super) fn queue(&mut self, name: &Key) -> Result<Vec<Waiter>, StoreError> {
         const ROWS: &str = "SELECT ticket, token, inbox, ttl_ms, since_ms, owner, polled FROM waiting \
                             WHERE name = ?1 ORDER BY ticket";
         let read = || -> Result<Vec<Waiter>, Fault> {
@@ -85,11 +93,12 @@ impl Driver {
     }
 
     pub(super) fn tell(&mut self, events: &[LockEvent]) -> Result<(), StoreError> {
+        let ns = self.namespace();
         self.attempt(Need::More, |driver| {
             let tx = driver.conn.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
             for event in events {
                 if let Ok(json) = serde_json::to_string(event) {
-                    tx.prepare_cached("INSERT INTO events (json) VALUES (?1)")?.execute([json])?;
+                    tx.prepare_cached("INSERT INTO events (ns, json) VALUES (?1, ?2)")?.execute([&ns, &json])?;
                 }
             }
             let old = tx.last_insert_rowid() - EVENTS_KEPT;
@@ -102,14 +111,17 @@ impl Driver {
 
     /// Events after one, and the number of the last; without a number, only that.
     pub(super) fn events(&mut self, after: Option<i64>) -> Result<(i64, Vec<LockEvent>), StoreError> {
+        let ns = self.namespace();
         let read = || -> Result<(i64, Vec<LockEvent>), Fault> {
             let Some(after) = after else {
                 let last = self.conn.query_row("SELECT ifnull(max(id), 0) FROM events", [], |row| row.get(0))?;
                 return Ok((last, Vec::new()));
             };
-            let mut statement =
-                self.conn.prepare_cached("SELECT id, json FROM events WHERE id > ?1 ORDER BY id LIMIT 500")?;
-            let rows = statement.query_map([after], |row| Ok((row.get(0)?, row.get::<_, String>(1)?)))?;
+            // Those of other namespaces are passed over here, so that they are not read again next time.
+            const ROWS: &str = "SELECT id, CASE WHEN ns = ?2 THEN json ELSE '' END FROM events \
+                                WHERE id > ?1 ORDER BY id LIMIT 500";
+            let mut statement = self.conn.prepare_cached(ROWS)?;
+            let rows = statement.query_map(params![after, ns], |row| Ok((row.get(0)?, row.get::<_, String>(1)?)))?;
             let rows = rows.collect::<rusqlite::Result<Vec<(i64, String)>>>()?;
             let last = rows.last().map_or(after, |(id, _)| *id);
             // What a newer version wrote is passed over.
@@ -119,11 +131,13 @@ impl Driver {
     }
 
     pub(super) fn count(&mut self, deltas: &[(&'static str, u64)]) -> Result<(), StoreError> {
-        const ADD: &str = "INSERT INTO counters VALUES (?1, ?2) ON CONFLICT (name) DO UPDATE SET n = n + excluded.n";
+        const ADD: &str = "INSERT INTO counters (ns, name, n) VALUES (?1, ?2, ?3) \
+                           ON CONFLICT (ns, name) DO UPDATE SET n = n + excluded.n";
+        let ns = self.namespace();
         self.attempt(Need::More, |driver| {
             let tx = driver.conn.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
             for (name, delta) in deltas {
-                tx.prepare_cached(ADD)?.execute(params![name, sql(*delta)])?;
+                tx.prepare_cached(ADD)?.execute(params![ns, name, sql(*delta)])?;
             }
             tx.commit()?;
             driver.committed();
@@ -133,11 +147,15 @@ impl Driver {
 
     pub(super) fn counters(&mut self) -> Result<Vec<(String, u64)>, StoreError> {
         let read = || {
-            let mut statement = self.conn.prepare_cached("SELECT name, n FROM counters ORDER BY name")?;
-            let rows = statement.query_map([], |row| Ok((row.get(0)?, unsql(row.get(1)?))))?;
+            let mut statement = self.conn.prepare_cached("SELECT name, n FROM counters WHERE ns = ?1 ORDER BY name")?;
+            let rows = statement.query_map([self.namespace()], |row| Ok((row.get(0)?, unsql(row.get(1)?))))?;
             rows.collect::<rusqlite::Result<Vec<_>>>()
         };
         read().map_err(|e| self.refuse(e.into()))
+    }
+
+    fn namespace(&self) -> String {
+        self.keys.namespace().as_str().to_owned()
     }
 
     /// SQLite's own word on the file: `ok`, or what is wrong with it.

@@ -27,8 +27,10 @@ use self::alive::Alive;
 use self::driver::{Ask, Command, Driver, Reply};
 use self::ear::Watch;
 use self::room::Room;
+use self::row::Key;
 use self::waits::{Waits, floor_now};
 use super::*;
+use crate::facts::KeySpace;
 use crate::machine::{Asking, Limits};
 
 mod alive;
@@ -53,6 +55,7 @@ const FOLLOW_EVERY: Duration = Duration::from_millis(200);
 /// Locks in a SQLite file, shared by every process of this machine that opens it.
 pub struct SqliteStore {
     path: PathBuf,
+    keys: KeySpace,
     inbox: crate::machine::InboxId,
     /// The process that opened it.
     pid: AtomicU32,
@@ -69,6 +72,15 @@ impl SqliteStore {
     /// a network filesystem, [`StoreErrorKind::NewerVersion`], [`StoreErrorKind::DiskFull`],
     /// [`StoreErrorKind::Busy`].
     pub fn open(path: &Path) -> Result<Self, StoreError> {
+        Self::open_with(path, KeySpace::default())
+    }
+
+    /// The same with a namespace and raw names of one's own: stores with different namespaces on one file
+    /// share its raw names, and nothing else.
+    ///
+    /// # Errors
+    /// As [`SqliteStore::open`].
+    pub fn open_with(path: &Path, keys: KeySpace) -> Result<Self, StoreError> {
         let path = std::path::absolute(path).map_err(|e| path::unusable(path, &e))?;
         path::prepare(&path)?;
         let boot = boot_id()?;
@@ -83,6 +95,7 @@ impl SqliteStore {
         let driver = Driver {
             conn,
             path: path.clone(),
+            keys: keys.clone(),
             patience,
             boot,
             alive: alive.clone(),
@@ -99,7 +112,7 @@ impl SqliteStore {
         spawn("leasehold-ear", move || ear::listen(&alive, &watch, &ear))?;
         let pid = AtomicU32::new(std::process::id());
         let pushes = ManuallyDrop::new(Mutex::new(Some(pushes)));
-        Ok(Self { path, inbox, pid, commands: ManuallyDrop::new(commands), pushes })
+        Ok(Self { path, keys, inbox, pid, commands: ManuallyDrop::new(commands), pushes })
     }
 
     /// The file.
@@ -119,7 +132,7 @@ impl SqliteStore {
     #[doc(hidden)]
     pub fn expire(&self, name: &LockName) {
         let (done, wait) = channel();
-        if self.send(Command::Expire(name.clone(), done)).is_ok() {
+        if self.key(name).and_then(|key| self.send(Command::Expire(key, done))).is_ok() {
             let _ = wait.recv();
         }
     }
@@ -161,9 +174,13 @@ impl SqliteStore {
         answer.await.unwrap_or_else(|_| Err(StoreErrorKind::Closed.into()))
     }
 
-    fn attempt(&self, claim: &Claim) -> Ask {
-        Ask {
-            name: claim.name.clone(),
+    fn key(&self, name: &LockName) -> Result<Key, StoreError> {
+        Ok(self.keys.key(name)?.into())
+    }
+
+    fn attempt(&self, claim: &Claim) -> Result<Ask, StoreError> {
+        Ok(Ask {
+            name: self.key(&claim.name)?,
             asking: Asking {
                 token: claim.token.clone(),
                 inbox: claim.listens.then(|| self.inbox.clone()),
@@ -174,7 +191,7 @@ impl SqliteStore {
             },
             lasts: claim.ttl.duration(),
             asked_at: floor_now(),
-        }
+        })
     }
 }
 
@@ -192,36 +209,44 @@ impl Drop for SqliteStore {
 #[async_trait]
 impl Store for SqliteStore {
     async fn try_acquire(&self, claim: &Claim) -> Result<Try, StoreError> {
-        self.ask(|reply| Command::Try(self.attempt(claim), reply)).await
+        let ask = self.attempt(claim)?;
+        self.ask(|reply| Command::Try(ask, reply)).await
     }
 
     async fn acquire(&self, claim: &Claim, ticket: Option<Ticket>) -> Result<Acquire, StoreError> {
-        self.ask(|reply| Command::Acquire(self.attempt(claim), ticket, reply)).await
+        let ask = self.attempt(claim)?;
+        self.ask(|reply| Command::Acquire(ask, ticket, reply)).await
     }
 
     async fn release(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
-        self.ask(|reply| Command::Release(name.clone(), token.clone(), reply)).await
+        let key = self.key(name)?;
+        self.ask(|reply| Command::Release(key, token.clone(), reply)).await
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Renewed> {
         let (reply, answer) = oneshot::channel();
         let unknown = |error: StoreError| vec![Renewed::Unknown(error); renewals.len()];
-        if let Err(error) = self.send(Command::Renew(renewals.to_vec(), reply)) {
+        let keyed = |renewal: &Renewal| Ok((self.key(&renewal.name)?, renewal.clone()));
+        let keyed: Result<Vec<_>, StoreError> = renewals.iter().map(keyed).collect();
+        if let Err(error) = keyed.and_then(|renewals| self.send(Command::Renew(renewals, reply))) {
             return unknown(error);
         }
         answer.await.unwrap_or_else(|_| unknown(StoreErrorKind::Closed.into()))
     }
 
     async fn leave(&self, claim: &Claim) -> Result<Left, StoreError> {
-        self.ask(|reply| Command::Leave(claim.name.clone(), claim.token.clone(), reply)).await
+        let key = self.key(&claim.name)?;
+        self.ask(|reply| Command::Leave(key, claim.token.clone(), reply)).await
     }
 
     async fn evict(&self, name: &LockName, holder: HolderId, mode: EvictMode) -> Result<Evicted, StoreError> {
-        self.ask(|reply| Command::Evict(name.clone(), holder, mode == EvictMode::Force, reply)).await
+        let key = self.key(name)?;
+        self.ask(|reply| Command::Evict(key, holder, mode == EvictMode::Force, reply)).await
     }
 
     async fn ask_to_finish(&self, name: &LockName, holder: HolderId, reason: &str) -> Result<Asked, StoreError> {
-        self.ask(|reply| Command::AskToFinish(name.clone(), holder, reason.to_owned(), reply)).await
+        let key = self.key(name)?;
+        self.ask(|reply| Command::AskToFinish(key, holder, reason.to_owned(), reply)).await
     }
 
     fn pushes(&self) -> mpsc::UnboundedReceiver<Push> {
@@ -261,7 +286,8 @@ impl Inspect for SqliteStore {
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, StoreError> {
-        self.ask(|reply| Command::Holder(name.clone(), reply)).await
+        let key = self.key(name)?;
+        self.ask(|reply| Command::Holder(key, reply)).await
     }
 
     async fn list(&self, prefix: &str, after: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
@@ -270,7 +296,8 @@ impl Inspect for SqliteStore {
     }
 
     async fn queue(&self, name: &LockName) -> Result<Vec<Waiter>, StoreError> {
-        self.ask(|reply| Command::Queue(name.clone(), reply)).await
+        let key = self.key(name)?;
+        self.ask(|reply| Command::Queue(key, reply)).await
     }
 
     async fn long_held(&self) -> Result<Vec<(LockName, Holder)>, StoreError> {

@@ -39,6 +39,7 @@ const TRIES: u32 = 500;
 const TRY_EVERY: Duration = Duration::from_millis(2);
 /// Frames the log has to have beyond those of a step of growth, so that the step can be undone.
 const UNDO_FRAMES: i64 = 96;
+const PAGE_BYTES: i64 = 1_024;
 /// A page and its header in the log.
 const FRAME_BYTES: u64 = 1_024 + 24;
 /// The least the file grows by.
@@ -46,6 +47,10 @@ const GROW_PAGES: i64 = 128;
 /// Kept back for releases.
 const RESERVE_BYTES: i64 = 16 << 10;
 const RESERVE_ROW: i64 = 1;
+/// What the file is made longer by. A number of its own: the first one that SQLite would choose in an empty
+/// table is the reserve's, and growth that failed would be kept for it.
+const GROWTH_ROW: i64 = 2;
+const KEEP: &str = "INSERT OR REPLACE INTO reserve (id, filler) VALUES (?1, zeroblob(?2))";
 /// Bytes of filler on a page, so that it takes at least as many pages as meant.
 const FILL_BYTES: i64 = 1_024;
 
@@ -63,7 +68,8 @@ pub(super) struct Room {
     /// Whoever has it locked runs the checkpoint. Not a file of SQLite's: those must never be
     /// opened or closed by anybody else in the process.
     checkpointer: File,
-    /// The log's name, to look at its size.
+    /// The names of the file and its log, to look at their sizes.
+    file: PathBuf,
     log: PathBuf,
     commits: u32,
     since_clearing: u32,
@@ -85,6 +91,7 @@ impl Room {
             .map_err(|e| unusable(&lock, &e))?;
         let mut room = Self {
             checkpointer,
+            file: path.to_owned(),
             log: beside(path, "-wal"),
             commits: 0,
             since_clearing: 0,
@@ -92,9 +99,9 @@ impl Room {
             reserve_spent: false,
         };
         room.bound(conn).map_err(|e| refused(path, &e))?;
-        let has = "SELECT count(*) FROM reserve WHERE id = ?1";
+        let has = "SELECT ifnull(max(length(filler)), 0) FROM reserve WHERE id = ?1";
         let reserved: i64 = conn.query_row(has, [RESERVE_ROW], |row| row.get(0)).map_err(|e| refused(path, &e))?;
-        if reserved == 0 {
+        if reserved < RESERVE_BYTES {
             room.reserve_spent = room.alone(|room| room.grow(conn, patience)).is_err();
         }
         Ok(room)
@@ -120,7 +127,10 @@ impl Room {
         self.lengthen_log(conn, bound - pages + UNDO_FRAMES)?;
         self.start_log_anew(conn, patience)?;
         conn.query_row(&format!("PRAGMA max_page_count = {bound}"), [], |_| Ok(()))?;
-        let filled = conn.execute("INSERT INTO reserve (filler) VALUES (zeroblob(?1))", [step * FILL_BYTES]);
+        let filled = conn.execute(
+            "INSERT OR REPLACE INTO reserve (id, filler) VALUES (?1, zeroblob(?2))",
+            params![GROWTH_ROW, step * FILL_BYTES],
+        );
         let grown = filled.and_then(|_| self.start_log_anew(conn, patience));
         if grown.is_err() {
             self.undo_growth(conn);
@@ -128,10 +138,19 @@ impl Room {
         let emptied = conn.execute("DELETE FROM reserve WHERE id <> ?1", [RESERVE_ROW]);
         self.bound(conn)?;
         grown.and(emptied)?;
-        let keep = "INSERT OR IGNORE INTO reserve (id, filler) VALUES (?1, zeroblob(?2))";
-        conn.execute(keep, params![RESERVE_ROW, RESERVE_BYTES])?;
+        conn.execute(KEEP, params![RESERVE_ROW, RESERVE_BYTES])?;
         self.reserve_spent = false;
         Ok(())
+    }
+
+    /// A release that spent the reserve has what it needed: what is left is kept back again at once, or
+    /// the next acquire takes it and the next release has nothing to spend.
+    fn keep_the_rest(&mut self, conn: &Connection) {
+        let mut bytes = RESERVE_BYTES;
+        while bytes >= FILL_BYTES && conn.execute(KEEP, params![RESERVE_ROW, bytes]).is_err() {
+            bytes /= 2;
+        }
+        self.reserve_spent = bytes < RESERVE_BYTES;
     }
 
     /// Writes one frame after the other until the log has as many on the disk.
@@ -142,16 +161,24 @@ impl Room {
             if std::fs::metadata(&self.log).is_ok_and(|m| m.len() >= wanted) {
                 break;
             }
-            conn.prepare_cached("UPDATE meta SET floor = floor")?.execute([])?;
+            // Something has to change: SQLite writes no page that stays as it is. A higher floor harms nobody.
+            conn.prepare_cached("UPDATE meta SET floor = floor + 1")?.execute([])?;
         }
         Ok(())
     }
 
-    /// Cuts off pages that did not reach the disk, also those of a process that died over it.
+    /// Cuts off pages that did not reach the disk, also those of a process that died over it. Free pages
+    /// that are on the disk stay: a release may need one.
     fn undo_growth(&self, conn: &Connection) {
         let _ = conn.execute("DELETE FROM reserve WHERE id <> ?1", [RESERVE_ROW]);
+        // Looking at its size opens nothing.
+        let on_disk = std::fs::metadata(&self.file).map_or(0, |m| i64::try_from(m.len()).unwrap_or(0) / PAGE_BYTES);
+        let beyond = page_count(conn).unwrap_or(0) - on_disk;
+        if beyond <= 0 {
+            return;
+        }
         // One page a row: they have to be asked for.
-        if let Ok(mut cut) = conn.prepare("PRAGMA incremental_vacuum")
+        if let Ok(mut cut) = conn.prepare(&format!("PRAGMA incremental_vacuum({beyond})"))
             && let Ok(mut rows) = cut.query([])
         {
             while let Ok(Some(_)) = rows.next() {}
@@ -214,7 +241,12 @@ impl Driver {
                         return Err(refused(&self.path, &error));
                     }
                 }
-                outcome => return outcome.map_err(|fault| self.refuse(fault)),
+                outcome => {
+                    if self.room.reserve_spent && step > 0 {
+                        self.room.keep_the_rest(&self.conn);
+                    }
+                    return outcome.map_err(|fault| self.refuse(fault));
+                }
             }
         }
     }
@@ -302,4 +334,51 @@ impl Driver {
 
 fn page_count(conn: &Connection) -> rusqlite::Result<i64> {
     conn.query_row("PRAGMA page_count", [], |row| row.get(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::schema;
+    use super::*;
+
+    fn size_of(log: &Path) -> u64 {
+        std::fs::metadata(log).map_or(0, |m| m.len())
+    }
+
+    fn reserved(conn: &Connection) -> i64 {
+        let size = "SELECT ifnull(sum(length(filler)), 0) FROM reserve";
+        conn.query_row(size, [], |row| row.get(0)).expect("read")
+    }
+
+    #[test]
+    fn the_log_is_as_long_as_growing_needs_it() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("locks.db");
+        let (conn, patience, _) = schema::open(&path).expect("opens");
+        let room = Room::prepare(&conn, &patience, &path).expect("room");
+        room.start_log_anew(&conn, &patience).expect("no reader");
+        let longer = i64::try_from(size_of(&room.log) / FRAME_BYTES).expect("small") + 300;
+        room.lengthen_log(&conn, longer).expect("there is room");
+        let frames = size_of(&room.log) / FRAME_BYTES;
+        assert!(frames >= u64::try_from(longer).expect("positive"), "{frames} of {longer} frames are on the disk");
+    }
+
+    #[test]
+    fn a_reserve_that_was_spent_is_made_again() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("locks.db");
+        let (conn, patience, _) = schema::open(&path).expect("opens");
+        let mut room = Room::prepare(&conn, &patience, &path).expect("room");
+        assert_eq!(reserved(&conn), RESERVE_BYTES);
+        conn.execute("DELETE FROM reserve", []).expect("spent");
+        room.reserve_spent = true;
+        room.grow(&conn, &patience).expect("there is room");
+        assert_eq!((reserved(&conn), room.reserve_spent), (RESERVE_BYTES, false));
+        // And for whoever opens the file after the one who spent it is gone.
+        conn.execute("DELETE FROM reserve", []).expect("spent");
+        drop((conn, room));
+        let (conn, patience, _) = schema::open(&path).expect("opens");
+        let room = Room::prepare(&conn, &patience, &path).expect("room");
+        assert_eq!((reserved(&conn), room.reserve_spent), (RESERVE_BYTES, false));
+    }
 }

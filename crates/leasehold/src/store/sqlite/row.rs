@@ -3,8 +3,24 @@
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::clock::Moment;
-use crate::facts::{LockName, Owner, Token};
+use crate::facts::{Owner, Token};
 use crate::machine::{Flag, Held, InboxId, Message, Slot, Waiting};
+
+/// What a lock's row is found by: its key in the whole store, as [`KeySpace`](crate::KeySpace) makes it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Key(std::sync::Arc<str>);
+
+impl Key {
+    pub(super) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<String> for Key {
+    fn from(key: String) -> Self {
+        Self(key.into())
+    }
+}
 
 /// Whole milliseconds of the boot clock.
 pub(super) fn now_ms() -> u64 {
@@ -31,7 +47,7 @@ const LOCK: &str = "SELECT flag, token, fence, counter, inbox, since_ms, ttl_ms,
                     FROM locks WHERE name = ?1";
 
 /// Reads one lock. One of another boot has ended, and nobody of then waits any more.
-pub(super) fn lock(conn: &Connection, name: &LockName, boot: i64) -> rusqlite::Result<Option<LockRow>> {
+pub(super) fn lock(conn: &Connection, name: &Key, boot: i64) -> rusqlite::Result<Option<LockRow>> {
     conn.prepare_cached(LOCK)?.query_row([name.as_str()], |row| lock_row(row, boot)).optional()
 }
 

@@ -16,7 +16,7 @@ use crate::store::{StoreError, StoreErrorKind};
 /// Our mark in the file's header: `lhld`.
 const APPLICATION: i64 = 0x6c68_6c64;
 /// The version of the tables. A file with a higher one is left alone.
-const VERSION: i64 = 1;
+const VERSION: i64 = 2;
 /// A verb gives up when the file was locked for this long.
 const PATIENCE_MS: u64 = 2_000;
 /// The first wait for a lock, then every other: short and even, so that nobody starves.
@@ -26,7 +26,7 @@ const NEXT_WAIT: Duration = Duration::from_micros(300);
 const LOG_KEEPS_BYTES: u64 = 8 << 20;
 
 const TABLES: &str = "
-    -- One row per name; free when `ends` is past or `boot` is another. A free row stays for a
+    -- One row per key (`KeySpace` makes it from namespace and name); free when `ends` is past or `boot` is another. A free row stays for a
     -- while: taking it again changes one page in place. `counter` is the highest number (fence or
     -- ticket) ever given for the name, `queue_ends` 0 while nobody waits.
     CREATE TABLE locks (
@@ -49,10 +49,27 @@ const TABLES: &str = "
     -- Above every number of a row that was cleared away.
     CREATE TABLE meta (id INTEGER PRIMARY KEY CHECK (id = 1), floor INTEGER NOT NULL);
     INSERT INTO meta VALUES (1, 0);
-    CREATE TABLE counters (name TEXT NOT NULL PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
-    CREATE TABLE events (id INTEGER PRIMARY KEY, json TEXT NOT NULL);
+    CREATE TABLE counters (
+        ns TEXT NOT NULL, name TEXT NOT NULL, n INTEGER NOT NULL, PRIMARY KEY (ns, name)
+    ) WITHOUT ROWID;
+    CREATE TABLE events (id INTEGER PRIMARY KEY, ns TEXT NOT NULL, json TEXT NOT NULL);
     -- Pages kept back so that a lock can be given up when the disk is full.
     CREATE TABLE reserve (id INTEGER PRIMARY KEY, filler BLOB NOT NULL);
+";
+
+/// Version 1 knew no namespaces: its rows are those of the default one, found by their plain names.
+const FROM_VERSION_1: &str = "
+    UPDATE locks SET name = 'leasehold:lock:' || name
+        WHERE NOT (name GLOB 'gpu_lock:*' OR name GLOB 'task_lock:*');
+    UPDATE waiting SET name = 'leasehold:lock:' || name
+        WHERE NOT (name GLOB 'gpu_lock:*' OR name GLOB 'task_lock:*');
+    ALTER TABLE counters RENAME TO counters_1;
+    CREATE TABLE counters (
+        ns TEXT NOT NULL, name TEXT NOT NULL, n INTEGER NOT NULL, PRIMARY KEY (ns, name)
+    ) WITHOUT ROWID;
+    INSERT INTO counters (ns, name, n) SELECT 'leasehold', name, n FROM counters_1;
+    DROP TABLE counters_1;
+    ALTER TABLE events ADD COLUMN ns TEXT NOT NULL DEFAULT 'leasehold';
 ";
 
 /// How long to wait for a lock; shared with the busy handler.
@@ -108,7 +125,7 @@ fn set_up(conn: &mut Connection) -> rusqlite::Result<Result<bool, StoreError>> {
     conn.query_row("PRAGMA wal_autocheckpoint = 0", [], |_| Ok(()))?;
     conn.query_row(&format!("PRAGMA journal_size_limit = {LOG_KEEPS_BYTES}"), [], |_| Ok(()))?;
     conn.set_prepared_statement_cache_capacity(64);
-    if tables > 0 {
+    if tables > 0 && version == VERSION {
         return Ok(Ok(false));
     }
     let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -116,8 +133,10 @@ fn set_up(conn: &mut Connection) -> rusqlite::Result<Result<bool, StoreError>> {
     let new = number(&tx, "SELECT count(*) FROM sqlite_master")? == 0;
     if new {
         tx.execute_batch(TABLES)?;
-        tx.execute_batch(&format!("PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION};"))?;
+    } else if number(&tx, "PRAGMA user_version")? == 1 {
+        tx.execute_batch(FROM_VERSION_1)?;
     }
+    tx.execute_batch(&format!("PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION};"))?;
     tx.commit()?;
     Ok(Ok(new))
 }
@@ -175,4 +194,65 @@ pub(super) fn refused(path: &Path, error: &rusqlite::Error) -> StoreError {
         _ => StoreErrorKind::Other,
     };
     StoreError::new(kind, format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::row::{now_ms, sql};
+    use super::super::{SqliteStore, boot_id};
+    use super::*;
+    use crate::facts::{LockName, Token};
+    use crate::store::{Inspect, Release, Store};
+
+    /// The tables as version 1 made them.
+    const TABLES_1: &str = "
+        CREATE TABLE locks (
+            name TEXT NOT NULL PRIMARY KEY, flag INTEGER NOT NULL, token TEXT NOT NULL, fence INTEGER NOT NULL,
+            counter INTEGER NOT NULL, inbox TEXT, since_ms INTEGER NOT NULL, ttl_ms INTEGER NOT NULL,
+            owner TEXT NOT NULL, ends INTEGER NOT NULL, boot INTEGER NOT NULL, queue_ends INTEGER NOT NULL
+        ) WITHOUT ROWID;
+        CREATE TABLE waiting (
+            name TEXT NOT NULL, ticket INTEGER NOT NULL, token TEXT NOT NULL, inbox TEXT, ttl_ms INTEGER NOT NULL,
+            since_ms INTEGER NOT NULL, owner TEXT NOT NULL, polled INTEGER NOT NULL,
+            PRIMARY KEY (name, ticket, token)
+        ) WITHOUT ROWID;
+        CREATE INDEX waiting_token ON waiting (token);
+        CREATE TABLE messages (
+            inbox TEXT NOT NULL, id INTEGER NOT NULL, kind INTEGER NOT NULL, token TEXT NOT NULL,
+            fence INTEGER NOT NULL, lasts_ms INTEGER NOT NULL, at INTEGER NOT NULL, reason TEXT NOT NULL,
+            PRIMARY KEY (inbox, id)
+        ) WITHOUT ROWID;
+        CREATE TABLE meta (id INTEGER PRIMARY KEY CHECK (id = 1), floor INTEGER NOT NULL);
+        INSERT INTO meta VALUES (1, 0);
+        CREATE TABLE counters (name TEXT NOT NULL PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
+        CREATE TABLE events (id INTEGER PRIMARY KEY, json TEXT NOT NULL);
+        CREATE TABLE reserve (id INTEGER PRIMARY KEY, filler BLOB NOT NULL);
+        INSERT INTO counters VALUES ('total_locks', 7);
+    ";
+
+    #[tokio::test]
+    async fn a_file_of_version_1_keeps_its_locks_in_the_default_namespace() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("locks.db");
+        let old = Connection::open(&path).expect("opens");
+        old.execute_batch(TABLES_1).expect("made");
+        old.execute_batch(&format!("PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 1;")).expect("set");
+        let held = ["order:1", "gpu_lock:0", "leasehold:lock:x"].map(|name| (name, Token::random()));
+        for (name, token) in &held {
+            const HELD: &str = "INSERT INTO locks VALUES (?1, 0, ?2, 5, 5, NULL, 1, 60000, 'me@here:1', ?3, ?4, 0)";
+            let ends = sql(now_ms() + 60_000);
+            old.execute(HELD, (name, token.reveal(), ends, boot_id().expect("known"))).expect("written");
+        }
+        drop(old);
+        // Opened twice: it is carried over once.
+        let (store, _again) = (SqliteStore::open(&path).expect("opens"), SqliteStore::open(&path).expect("opens"));
+        for (name, token) in &held {
+            let name = LockName::new(name).expect("a name");
+            let holder = store.holder(&name).await.expect("answered").expect("still held");
+            assert_eq!(holder.id, token.holder_id());
+            assert_eq!(store.release(&name, token).await, Ok(Release::Released));
+        }
+        assert_eq!(store.counters().await.expect("answered"), [("total_locks".to_owned(), 7)]);
+        assert_eq!(store.integrity().await, Ok("ok".into()));
+    }
 }

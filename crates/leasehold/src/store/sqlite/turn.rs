@@ -5,9 +5,9 @@ use std::time::Duration;
 use rusqlite::{Connection, params};
 
 use super::driver::{Driver, Fault};
-use super::row::{self, flag_number, now_ms, sql};
+use super::row::{self, Key, flag_number, now_ms, sql};
 use crate::clock::{self, Moment};
-use crate::facts::{LockName, Token};
+use crate::facts::Token;
 use crate::machine::{InboxId, Limits, Lock, Message, Rules, Slot, Turn, Waiting};
 
 /// Waiters read at first: enough unless most of them are dead.
@@ -47,7 +47,7 @@ impl Driver {
     /// `me` is the attempt it is about. The verb may run more than once; only its last run counts.
     pub(super) fn turn<R>(
         &mut self,
-        name: &LockName,
+        name: &Key,
         me: Option<&Token>,
         verb: &mut dyn FnMut(&mut Lock, &mut Turn<'_>) -> R,
     ) -> Result<Turned<R>, Fault> {
@@ -67,7 +67,7 @@ impl Driver {
 
     fn turn_inside<R>(
         &mut self,
-        name: &LockName,
+        name: &Key,
         me: Option<&Token>,
         verb: &mut dyn FnMut(&mut Lock, &mut Turn<'_>) -> R,
     ) -> Result<(Turned<R>, Told), Fault> {
@@ -110,12 +110,12 @@ impl Driver {
     }
 
     /// How many stand before a ticket.
-    pub(super) fn position(&self, name: &LockName, ticket: u64) -> rusqlite::Result<usize> {
+    pub(super) fn position(&self, name: &Key, ticket: u64) -> rusqlite::Result<usize> {
         let mut statement = self.conn.prepare_cached(BEFORE)?;
         statement.query_row(params![name.as_str(), sql(ticket)], |row| Ok(row.get::<_, u32>(0)? as usize))
     }
 
-    fn load(&self, name: &LockName, me: Option<&Token>, few: Option<usize>, now_ms: u64) -> Result<Loaded, Fault> {
+    fn load(&self, name: &Key, me: Option<&Token>, few: Option<usize>, now_ms: u64) -> Result<Loaded, Fault> {
         let floor: i64 = self.conn.prepare_cached("SELECT floor FROM meta")?.query_row([], |row| row.get(0))?;
         let floor = row::unsql(floor);
         let Some(found) = row::lock(&self.conn, name, self.boot)? else {
@@ -128,7 +128,7 @@ impl Driver {
     }
 
     /// Writes what changed, and nothing else.
-    fn save(&self, name: &LockName, before: &Loaded, lock: &Lock, counter: u64) -> Result<(), Fault> {
+    fn save(&self, name: &Key, before: &Loaded, lock: &Lock, counter: u64) -> Result<(), Fault> {
         let (name, conn) = (name.as_str(), &self.conn);
         if before.queue_was_over {
             conn.prepare_cached("DELETE FROM waiting WHERE name = ?1")?.execute([name])?;
@@ -227,12 +227,7 @@ impl Driver {
     }
 }
 
-fn waiters(
-    conn: &Connection,
-    name: &LockName,
-    me: Option<&Token>,
-    few: Option<usize>,
-) -> rusqlite::Result<Vec<Waiting>> {
+fn waiters(conn: &Connection, name: &Key, me: Option<&Token>, few: Option<usize>) -> rusqlite::Result<Vec<Waiting>> {
     let limit = few.map_or(-1, |n| i64::try_from(n).unwrap_or(-1));
     let mut found = select(conn, &format!("{WAITERS} ORDER BY ticket LIMIT ?2"), params![name.as_str(), limit])?;
     if Some(found.len()) == few {

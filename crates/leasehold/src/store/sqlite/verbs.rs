@@ -3,8 +3,8 @@
 use super::driver::{Ask, Driver, Fault};
 use super::fast;
 use super::room::Need;
-use super::row::{self, now_ms};
-use crate::facts::{HolderId, LockName, Token};
+use super::row::{self, Key, now_ms};
+use crate::facts::{HolderId, Token};
 use crate::machine::{AcquireReply, AskReply, EvictReply, Lock, PassReply, RenewReply, Slot, TryReply, Turn};
 use crate::store::seen::view;
 use crate::store::*;
@@ -69,7 +69,7 @@ impl Driver {
         }
     }
 
-    pub(super) fn release(&mut self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
+    pub(super) fn release(&mut self, name: &Key, token: &Token) -> Result<Release, StoreError> {
         self.waits.remove(name, token);
         self.attempt(Need::Less, |driver| {
             if fast::release(&driver.conn, driver.boot, driver.alive.id(), name, token)? {
@@ -86,17 +86,17 @@ impl Driver {
         })
     }
 
-    pub(super) fn renew(&mut self, renewals: &[Renewal]) -> Vec<Renewed> {
-        renewals.iter().map(|renewal| self.renew_one(renewal).unwrap_or_else(Renewed::Unknown)).collect()
+    pub(super) fn renew(&mut self, renewals: &[(Key, Renewal)]) -> Vec<Renewed> {
+        renewals.iter().map(|(name, r)| self.renew_one(name, r).unwrap_or_else(Renewed::Unknown)).collect()
     }
 
-    fn renew_one(&mut self, r: &Renewal) -> Result<Renewed, StoreError> {
+    fn renew_one(&mut self, name: &Key, r: &Renewal) -> Result<Renewed, StoreError> {
         self.attempt(Need::Less, |driver| {
-            if fast::renew(&driver.conn, driver.boot, driver.alive.id(), r)? {
+            if fast::renew(&driver.conn, driver.boot, driver.alive.id(), name, r)? {
                 driver.committed();
                 return Ok(Renewed::Renewed);
             }
-            let turned = driver.turn(&r.name, None, &mut |lock, turn| {
+            let turned = driver.turn(name, None, &mut |lock, turn| {
                 lock.renew(turn, &r.token, r.ttl.as_millis(), r.fence, r.rewrite.as_ref())
             })?;
             Ok(match turned.reply {
@@ -107,7 +107,7 @@ impl Driver {
         })
     }
 
-    pub(super) fn leave(&mut self, name: &LockName, token: &Token) -> Result<Left, StoreError> {
+    pub(super) fn leave(&mut self, name: &Key, token: &Token) -> Result<Left, StoreError> {
         self.waits.remove(name, token);
         self.attempt(Need::Less, |driver| {
             loop {
@@ -120,7 +120,7 @@ impl Driver {
         })
     }
 
-    pub(super) fn evict(&mut self, name: &LockName, holder: HolderId, force: bool) -> Result<Evicted, StoreError> {
+    pub(super) fn evict(&mut self, name: &Key, holder: HolderId, force: bool) -> Result<Evicted, StoreError> {
         self.attempt(Need::Less, |driver| {
             loop {
                 let mut verb = |lock: &mut Lock, turn: &mut Turn<'_>| {
@@ -140,12 +140,7 @@ impl Driver {
         })
     }
 
-    pub(super) fn ask_to_finish(
-        &mut self,
-        name: &LockName,
-        holder: HolderId,
-        reason: &str,
-    ) -> Result<Asked, StoreError> {
+    pub(super) fn ask_to_finish(&mut self, name: &Key, holder: HolderId, reason: &str) -> Result<Asked, StoreError> {
         self.attempt(Need::Less, |driver| {
             let turned = driver.turn(name, None, &mut |lock, turn| lock.ask_to_finish(turn, holder, reason))?;
             Ok(match (turned.reply, view(&turned.slot, turned.now_ms)) {
@@ -158,7 +153,7 @@ impl Driver {
     }
 
     /// A living holder that is not us: seen without the lock of the file.
-    fn plainly_held(&self, name: &LockName, token: &Token) -> Result<Option<Holder>, Fault> {
+    fn plainly_held(&self, name: &Key, token: &Token) -> Result<Option<Holder>, Fault> {
         let Some(found) = row::lock(&self.conn, name, self.boot)? else { return Ok(None) };
         let now = now_ms();
         let held = match &found.slot {

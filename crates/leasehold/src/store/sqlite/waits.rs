@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::driver::{Ask, Driver, Fault};
-use super::row::{self, now_ms};
+use super::row::{self, Key, now_ms};
 use crate::clock::Moment;
-use crate::facts::{LockName, Token};
+use crate::facts::Token;
 use crate::machine::{InboxId, Slot};
 use crate::store::{Acquire, Push};
 
@@ -15,9 +15,9 @@ const WATCHERS: usize = 2;
 /// Our places in queues.
 #[derive(Default)]
 pub(super) struct Waits {
-    places: BTreeMap<(Token, LockName), (Ask, u64)>,
+    places: BTreeMap<(Token, Key), (Ask, u64)>,
     /// Whose holders are to be looked at again.
-    fresh: HashSet<(Token, LockName)>,
+    fresh: HashSet<(Token, Key)>,
 }
 
 impl Waits {
@@ -27,7 +27,7 @@ impl Waits {
         self.places.insert(key, (ask.clone(), ticket));
     }
 
-    pub(super) fn remove(&mut self, name: &LockName, token: &Token) {
+    pub(super) fn remove(&mut self, name: &Key, token: &Token) {
         if !self.places.is_empty() {
             let key = (token.clone(), name.clone());
             self.places.remove(&key);
@@ -82,7 +82,7 @@ impl Driver {
         self.watch.keep(&watched, &self.alive);
     }
 
-    fn look_at(&self, name: &LockName, ticket: u64) -> Result<Looked, Fault> {
+    fn look_at(&self, name: &Key, ticket: u64) -> Result<Looked, Fault> {
         let Some(found) = row::lock(&self.conn, name, self.boot)? else { return Ok(Looked::Help) };
         let now = now_ms();
         let Slot::Held(held) = found.slot else { return Ok(Looked::Help) };
