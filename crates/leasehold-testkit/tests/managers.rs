@@ -355,8 +355,7 @@ async fn tasks_of_one_process_stand_in_line_once(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
     let first = a.lock("room").await.expect("free");
     let order = std::sync::Mutex::new(Vec::new());
-    // Polled in order by one task, so they ask in order.
-    let everybody = futures_util::future::join_all((0..6).map(async |i| {
+    let one = async |i| {
         let guard = b.lock("room").owner(format!("task-{i}")).wait_up_to(LONG).await.expect("its turn");
         order.lock().expect("no panic before").push(i);
         // The record says who it is at the latest when the confirm has arrived.
@@ -364,7 +363,12 @@ async fn tasks_of_one_process_stand_in_line_once(arena: Arena) {
         let confirmed = b.holder("room").await.expect("answered").expect("held");
         assert_eq!(confirmed.owner.task(), format!("task-{i}"));
         guard.release().await.expect("answered");
-    }));
+    };
+    // Once there is a line they are polled in order by one task, and so they ask in order.
+    let others = async {
+        stand_in_line(&a, "room", 1).await;
+        futures_util::future::join_all((1..6).map(&one)).await
+    };
     let release = async {
         stand_in_line(&a, "room", 1).await;
         // The other tasks ask too, and add nothing to the line.
@@ -372,7 +376,7 @@ async fn tasks_of_one_process_stand_in_line_once(arena: Arena) {
         assert_eq!(a.info("room").await.expect("answered").waiters.len(), 1, "one entry per process and name");
         first.release().await.expect("answered");
     };
-    timeout(LONG, async { tokio::join!(everybody, release) }).await.expect("in time");
+    timeout(LONG, async { tokio::join!(one(0), others, release) }).await.expect("in time");
     assert_eq!(*order.lock().expect("no panic before"), [0, 1, 2, 3, 4, 5]);
     assert!(!a.is_locked("room").await.expect("answered"));
 }
