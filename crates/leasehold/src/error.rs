@@ -57,6 +57,14 @@ pub enum Error {
     /// A name, ttl, owner or setting was refused before anything was sent.
     #[error(transparent)]
     Invalid(#[from] Invalid),
+    /// `#[lock]` says no `locks = …`, and no manager was installed for the whole process.
+    #[error(
+        "no lock manager for {name:?}: call `leasehold::install` at the start of the program, or say `#[lock(locks = …)]`"
+    )]
+    NotInstalled {
+        /// The lock.
+        name: LockName,
+    },
     /// The manager has been shut down.
     #[error("{name:?} cannot be locked: the lock manager was shut down")]
     ShutDown {
@@ -71,7 +79,7 @@ impl Error {
         match self {
             Self::NotAcquired { .. } | Self::Lost { .. } => true,
             Self::Store { source, .. } | Self::Connect { source, .. } => source.is_passing(),
-            Self::Invalid(_) | Self::ShutDown { .. } => false,
+            Self::Invalid(_) | Self::NotInstalled { .. } | Self::ShutDown { .. } => false,
         }
     }
 
@@ -81,6 +89,7 @@ impl Error {
             Self::NotAcquired { name, .. }
             | Self::Lost { name, .. }
             | Self::Store { name, .. }
+            | Self::NotInstalled { name }
             | Self::ShutDown { name } => Some(name),
             Self::Connect { .. } | Self::Invalid(_) => None,
         }

@@ -28,6 +28,8 @@
 //! What is promised, and what is not, stands in `docs/guarantees.md`; how a lock works inside in
 //! `docs/protocol.md`.
 
+#[cfg(feature = "macros")]
+mod attribute;
 pub mod clock;
 #[cfg(feature = "config")]
 pub mod config;
@@ -36,6 +38,8 @@ mod error;
 mod event;
 mod facts;
 mod guard;
+mod held;
+mod installed;
 mod journal;
 mod lease;
 mod looking;
@@ -51,6 +55,8 @@ pub use error::{Error, Operation};
 pub use event::{EventKind, LockEvent, LossReason, Observer, ReleaseLayer, Transition};
 pub use facts::{Fence, HolderId, Invalid, KeySpace, LockName, Namespace, Owner, RawPattern, Token, Ttl};
 pub use guard::Guard;
+pub use held::current_fence;
+pub use installed::{AlreadyInstalled, install, installed};
 pub use journal::{Journal, JournalEntry, JournalKind};
 pub use manager::LockManager;
 pub use options::{OnUnavailable, Options};
@@ -65,5 +71,56 @@ mod readme {}
 #[doc = include_str!("../../../docs/configuration.md")]
 mod configuration {}
 
+/// Runs an async function, or method, under a lock.
+///
+/// ```
+/// use leasehold::{Error, LockManager, lock};
+///
+/// struct Till {
+///     locks: LockManager,
+/// }
+///
+/// impl Till {
+///     /// One at a time for each order, wherever it is called.
+///     #[lock(key = "order:{order_id}", locks = self.locks, ttl_ms = 15_000, wait_ms = 2_000)]
+///     async fn pay(&self, order_id: u64, cents: u32) -> Result<String, Error> {
+///         let fence = leasehold::current_fence().expect("fenced");
+///         Ok(format!("order {order_id}: {cents} paid under fence {fence}"))
+///     }
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
+/// # let till = Till { locks: LockManager::connect("memory:").await? };
+/// # assert!(till.pay(42, 999).await?.starts_with("order 42: 999 paid"));
+/// # Ok(()) }
+/// ```
+///
+/// The body runs while the lock is held. It is released when the body returns, fails, panics or is
+/// dropped; a release that fails hides nobody's result. The function returns `Result<T, E>` with
+/// `E: From<leasehold::Error>`: not acquired, lost and "the store did not answer" come back as that.
+///
+/// | option | default | |
+/// |---|---|---|
+/// | `key = "order:{order_id}"` | | the name: text, `{param}` and `{param.field}`, shown by `Display`; `{{` is a brace. No expressions |
+/// | `locks = self.locks` | the [installed](crate::install) one | a [`LockManager`], by value or reference |
+/// | `ttl_ms = 15_000` | 10 000 | the lease |
+/// | `wait_ms = 5_000` | 0 | how long to wait for the lock; 0: not at all |
+/// | `retry_ms = 50` | 50 | the pause between two looks, where the store cannot tell a waiter its turn |
+/// | `renew = true` | `false` | renew the lease while the body runs. Otherwise the call is bounded: after `ttl_ms` the lease is lost |
+/// | `max_hold_ms = 600_000` | | with `renew`: at most so long |
+/// | `on_lost = "continue"` | `"cancel"` | a lost lease cancels the body, and the caller gets [`Error::Lost`]; or the body goes on |
+/// | `reentrant = true` | `false` | a task that holds this lock already enters again; see [`LockRequest::run_reentrant`] |
+/// | `on_unavailable = "open"` | as the manager | when the store cannot be reached: fail (`"closed"`), or run without protection |
+///
+/// Other attributes (`#[tracing::instrument]`, axum's `#[debug_handler]`) go above or below it, and
+/// methods under `#[async_trait]` can have it too.
+#[cfg(feature = "macros")]
+pub use leasehold_macros::lock;
+
+/// For what `#[lock]` expands to.
+#[cfg(feature = "macros")]
+#[doc(hidden)]
+pub mod __private {
+    pub use crate::attribute::{Call, LockResult, installed, request, run};
+}
 pub use store::{Asked, Cursor, EvictMode, Evicted, Finding, Holder, Level, Page, StoreError, StoreErrorKind, Waiter};
 pub use view::{LockInfo, LockView, WaiterView};

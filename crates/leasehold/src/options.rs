@@ -23,8 +23,8 @@ pub struct Options {
     /// The longest pause of a waiter that polls; each one is twice the last until here. At most a
     /// second, because a waiter that has not asked for three is passed over.
     pub max_poll_interval: Duration,
-    /// A waiter that was told nothing asks again by itself after this at the latest. 30 s is longer
-    /// than it ever pauses anyway: only a shorter time changes anything.
+    /// A waiter that was told nothing asks again by itself after this at the latest. 30 s is the
+    /// longest it ever pauses anyway: only a shorter time changes anything.
     pub ask_again_within: Duration,
     /// How long one request may go unanswered. 2 s: a healthy store answers in milliseconds, one
     /// that needs seconds is as good as down.

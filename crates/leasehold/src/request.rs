@@ -3,11 +3,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::Alive;
 use crate::engine::acquiring::{self, Wait, Wish};
+use crate::engine::{Alive, Core};
 use crate::error::Error;
 use crate::facts::{Invalid, LockName, Owner, Ttl};
 use crate::guard::Guard;
+use crate::held::{Entered, Entry, OnLoss};
+use crate::options::OnUnavailable;
 
 /// A request for a lock, read like a sentence and sent by awaiting it.
 ///
@@ -40,6 +42,7 @@ impl LockRequest {
             wait: Wait::Forever,
             retry_every: None,
             ownerless: false,
+            on_unavailable: options.on_unavailable,
         });
         Self { alive, wish, renew: true }
     }
@@ -107,6 +110,14 @@ impl LockRequest {
         })
     }
 
+    /// What happens when the store cannot be reached. The manager's own rule unless said.
+    pub fn on_unavailable(self, policy: OnUnavailable) -> Self {
+        self.with(|wish| {
+            wish.on_unavailable = policy;
+            Ok(())
+        })
+    }
+
     /// A lease that belongs to no process: no death of ours ends it, only its ttl. For a token that
     /// is handed to somebody else; see [`Guard::into_token`].
     pub fn ownerless(self) -> Self {
@@ -138,17 +149,46 @@ impl LockRequest {
     /// # Cancel safety
     /// Dropped, the work is dropped first and the lock is released in the background.
     pub async fn run<T>(self, work: impl AsyncFnOnce(&Guard) -> T) -> Result<T, Error> {
-        let guard = self.await?;
-        let done = tokio::select! {
-            // Lost first: work must not take another step once the lease is over.
-            biased;
-            why = guard.lost() => Err(Error::Lost { name: guard.name().clone(), why }),
-            result = work(&guard) => Ok(result),
-        };
-        if let Err(error) = guard.release().await {
-            tracing::warn!(%error, "the work is done; its lock is released in the background");
-        }
+        self.enter(Entry::Once, work).await
+    }
+
+    /// As [`run`](Self::run), but a task that holds this lock already, by `run`, `run_reentrant` or
+    /// `#[lock]`, enters again instead of waiting for itself. The lock is given back when the first
+    /// that entered leaves; the ttl and whatever else this request says counts only for the first.
+    ///
+    /// Holding is a matter of the task: what it awaits is inside, what it spawns is not.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let locks = leasehold::LockManager::connect("memory:").await?;
+    /// let again = || locks.lock("order:42").no_wait().run_reentrant(async |guard| guard.fence());
+    /// let (outer, inner) = locks.with_lock("order:42", async |guard| (guard.fence(), again().await)).await?;
+    /// assert_eq!(inner?, outer, "the same grant");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    ///
+    /// # Cancel safety
+    /// As [`run`](Self::run).
+    pub async fn run_reentrant<T>(self, work: impl AsyncFnOnce(&Guard) -> T) -> Result<T, Error> {
+        self.enter(Entry::Again, work).await
+    }
+
+    async fn enter<T>(self, entry: Entry, work: impl AsyncFnOnce(&Guard) -> T) -> Result<T, Error> {
+        let entered = Entered::by(self, entry).await?;
+        let done = entered.work(OnLoss::Cancel, work(entered.guard())).await;
+        entered.leave().await;
         done
+    }
+
+    /// Which lock of which manager this asks for.
+    pub(crate) fn of(&self) -> Result<(&Arc<Core>, &LockName), Error> {
+        match &self.wish {
+            Ok(wish) => Ok((&self.alive.0, &wish.name)),
+            Err(invalid) => Err(invalid.clone().into()),
+        }
     }
 
     fn with(mut self, change: impl FnOnce(&mut Wish) -> Result<(), Invalid>) -> Self {

@@ -38,6 +38,7 @@ pub(crate) struct Wish {
     pub(crate) retry_every: Option<Duration>,
     /// The lease belongs to no process: only its ttl counts.
     pub(crate) ownerless: bool,
+    pub(crate) on_unavailable: OnUnavailable,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,9 +127,7 @@ pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish) -> Result<Guard, Err
         }
     };
     match error {
-        Error::Store { source, .. }
-            if core.options.on_unavailable == OnUnavailable::FailOpen && source.is_passing() =>
-        {
+        Error::Store { source, .. } if wish.on_unavailable == OnUnavailable::FailOpen && source.is_passing() => {
             Ok(Box::pin(go_on_unprotected(alive, wish, source)).await)
         }
         Error::NotAcquired { .. } => {

@@ -1,0 +1,159 @@
+//! The options of `#[lock(...)]`.
+
+use proc_macro2::{Span, TokenStream};
+use syn::parse::{Parse, ParseStream, Parser};
+use syn::punctuated::Punctuated;
+use syn::spanned::Spanned;
+use syn::{Error, Expr, ExprLit, Ident, Lit, LitStr, Token};
+
+use crate::template::{Template, combine};
+
+/// What the attribute says, with what it says by default.
+pub(crate) struct Options {
+    pub(crate) key: Option<Template>,
+    /// The manager; the process-wide one when nobody says.
+    pub(crate) locks: Option<Expr>,
+    pub(crate) ttl_ms: u64,
+    pub(crate) wait_ms: u64,
+    pub(crate) retry_ms: u64,
+    pub(crate) max_hold_ms: Option<u64>,
+    pub(crate) renew: bool,
+    pub(crate) reentrant: bool,
+    pub(crate) cancel_on_loss: bool,
+    /// Whether the function runs without protection when the store is unreachable; the manager's own
+    /// rule when nobody says.
+    pub(crate) open: Option<bool>,
+}
+
+const KNOWN: &str = "`key`, `locks`, `ttl_ms`, `wait_ms`, `retry_ms`, `renew`, `max_hold_ms`, `reentrant`, `on_lost` and \
+                     `on_unavailable`";
+/// The bounds of a lease, as the library has them.
+const TTL_MS: std::ops::RangeInclusive<u64> = 50..=24 * 60 * 60 * 1000;
+/// Beyond a year a wait is a mistake in the unit.
+const YEAR_MS: u64 = 365 * 24 * 60 * 60 * 1000;
+
+impl Options {
+    /// Reads the options; the error, if any, holds all of them.
+    pub(crate) fn parse(tokens: TokenStream) -> (Self, Option<Error>) {
+        let mut options = Self {
+            key: None,
+            locks: None,
+            ttl_ms: 10_000,
+            wait_ms: 0,
+            retry_ms: 50,
+            max_hold_ms: None,
+            renew: false,
+            reentrant: false,
+            cancel_on_loss: true,
+            open: None,
+        };
+        let list = match Punctuated::<Written, Token![,]>::parse_terminated.parse2(tokens) {
+            Ok(list) => list,
+            Err(error) => return (options, Some(error)),
+        };
+        let mut errors = Vec::new();
+        let mut names: Vec<String> = Vec::new();
+        for written in &list {
+            let name = written.name.to_string();
+            if names.contains(&name) {
+                errors.push(Error::new(written.name.span(), format!("`{name}` is said twice")));
+                continue;
+            }
+            if let Err(error) = options.take(&name, written) {
+                errors.push(error);
+            }
+            names.push(name);
+        }
+        if !names.iter().any(|name| name == "key") {
+            let missing = "`#[lock]` needs a key: `#[lock(key = \"order:{order_id}\")]`";
+            errors.push(Error::new(Span::call_site(), missing));
+        }
+        if let Some(written) = list.iter().find(|written| written.name == "max_hold_ms")
+            && !options.renew
+        {
+            let problem = "without `renew = true` the lease ends after `ttl_ms` anyway";
+            errors.push(Error::new(written.name.span(), problem));
+        }
+        (options, errors.into_iter().reduce(combine))
+    }
+
+    fn take(&mut self, name: &str, Written { name: at, value }: &Written) -> Result<(), Error> {
+        match name {
+            "key" => self.key = Some(Template::parse(text(value, "a text such as \"order:{order_id}\"")?)?),
+            "locks" => self.locks = Some(value.clone()),
+            "ttl_ms" => {
+                self.ttl_ms = number(value)?;
+                if !TTL_MS.contains(&self.ttl_ms) {
+                    return Err(Error::new(value.span(), "a lease lasts from 50 ms to 24 h (86_400_000)"));
+                }
+            }
+            "wait_ms" => self.wait_ms = number(value)?,
+            "retry_ms" => {
+                self.retry_ms = number(value)?;
+                if self.retry_ms == 0 {
+                    return Err(Error::new(value.span(), "a pause of 0 between two tries would be a busy loop"));
+                }
+            }
+            "max_hold_ms" => self.max_hold_ms = Some(number(value)?),
+            "renew" => self.renew = truth(value)?,
+            "reentrant" => self.reentrant = truth(value)?,
+            "on_lost" => self.cancel_on_loss = choice(value, ["cancel", "continue"])? == 0,
+            "on_unavailable" => self.open = Some(choice(value, ["closed", "open"])? == 1),
+            _ => return Err(Error::new(at.span(), format!("`{name}` is no option of `#[lock]`; there are {KNOWN}"))),
+        }
+        Ok(())
+    }
+}
+
+/// `name = value`
+struct Written {
+    name: Ident,
+    value: Expr,
+}
+
+impl Parse for Written {
+    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
+        if input.peek(Lit) {
+            let literal: Lit = input.parse()?;
+            return Err(Error::new(literal.span(), "say what this is: `key = \"order:{order_id}\"`"));
+        }
+        let name: Ident = input.parse()?;
+        if !input.peek(Token![=]) {
+            return Err(Error::new(name.span(), format!("`{name}` needs a value: `{name} = …`")));
+        }
+        input.parse::<Token![=]>()?;
+        Ok(Self { name, value: input.parse()? })
+    }
+}
+
+fn text(value: &Expr, wanted: &str) -> Result<LitStr, Error> {
+    match value {
+        Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => Ok(text.clone()),
+        _ => Err(Error::new(value.span(), format!("expected {wanted}"))),
+    }
+}
+
+fn number(value: &Expr) -> Result<u64, Error> {
+    let wrong = || Error::new(value.span(), "expected a whole number of milliseconds such as `15_000`, at most a year");
+    match value {
+        Expr::Lit(ExprLit { lit: Lit::Int(number), .. }) if number.suffix().is_empty() || number.suffix() == "u64" => {
+            number.base10_parse().ok().filter(|&number| number <= YEAR_MS).ok_or_else(wrong)
+        }
+        _ => Err(wrong()),
+    }
+}
+
+fn truth(value: &Expr) -> Result<bool, Error> {
+    match value {
+        Expr::Lit(ExprLit { lit: Lit::Bool(truth), .. }) => Ok(truth.value),
+        _ => Err(Error::new(value.span(), "expected `true` or `false`")),
+    }
+}
+
+/// Which of two words it is.
+fn choice(value: &Expr, words: [&str; 2]) -> Result<usize, Error> {
+    let wanted = format!("\"{}\" or \"{}\"", words[0], words[1]);
+    let text = text(value, &wanted)?;
+    let found = words.iter().position(|word| *word == text.value());
+    found.ok_or_else(|| Error::new(text.span(), format!("expected {wanted}")))
+}

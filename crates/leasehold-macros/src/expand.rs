@@ -1,0 +1,298 @@
+//! The function that `#[lock(...)]` writes: the old one, with its body inside a lock.
+
+use proc_macro2::{Span, TokenStream};
+use quote::{ToTokens, quote, quote_spanned};
+use syn::spanned::Spanned;
+use syn::visit::Visit;
+use syn::visit_mut::VisitMut;
+use syn::{
+    Block, Error, Expr, FnArg, GenericArgument, Ident, ItemFn, Pat, PatIdent, PathArguments, ReturnType, Signature,
+    Stmt, Type, TypeParamBound,
+};
+
+use crate::attr::Options;
+use crate::template::{Piece, Template, combine};
+
+pub(crate) fn lock(options: TokenStream, function: TokenStream) -> TokenStream {
+    let (options, wrong_options) = Options::parse(options);
+    let expanded = match syn::parse2::<ItemFn>(function.clone()) {
+        Ok(item) => expand(&options, item),
+        Err(_) => Err(not_a_function(&function)),
+    };
+    match (expanded, wrong_options) {
+        (Ok(expanded), None) => expanded,
+        (outcome, wrong_options) => {
+            let error =
+                [wrong_options, outcome.err()].into_iter().flatten().reduce(combine).map(|e| e.to_compile_error());
+            // The function stays as it was: what else is wrong in this file has nothing to do with it.
+            quote! { #error #function }
+        }
+    }
+}
+
+fn not_a_function(tokens: &TokenStream) -> Error {
+    let problem = match syn::parse2::<syn::TraitItemFn>(tokens.clone()) {
+        Ok(_) => "`#[lock]` needs a body to run under the lock: put it on the implementation",
+        Err(_) => "`#[lock]` belongs on an `async fn`",
+    };
+    // The attribute itself says where; the item may be long.
+    Error::new(Span::call_site(), problem)
+}
+
+/// What of a function is run under the lock.
+struct Body<'a> {
+    /// What it gives back.
+    output: &'a Type,
+    statements: Vec<&'a Stmt>,
+    /// Statements before it which bind parameters.
+    bindings: Vec<&'a Stmt>,
+}
+
+fn expand(options: &Options, item: ItemFn) -> Result<TokenStream, Error> {
+    let ItemFn { attrs, vis, modifiers: _, sig, block } = &item;
+    let boxed = boxed(sig, block);
+    let mut errors = Vec::new();
+    let output = match (&sig.asyncness, &boxed, &sig.output) {
+        (_, Some((output, _)), _) => Some(*output),
+        (None, None, _) => {
+            errors.push(Error::new(sig.fn_token.span(), "`#[lock]` needs an `async fn`: taking a lock means waiting"));
+            None
+        }
+        (Some(_), None, ReturnType::Type(_, output)) => Some(&**output),
+        (Some(_), None, ReturnType::Default) => {
+            errors.push(Error::new(sig.ident.span(), format!("this returns nothing: {NEEDS_RESULT}")));
+            None
+        }
+    };
+    if let Some(output) = output
+        && !matches!(output, Type::Path(_) | Type::Macro(_) | Type::Paren(_) | Type::Group(_))
+    {
+        errors.push(Error::new(output.span(), format!("this is no `Result`: {NEEDS_RESULT}")));
+    }
+    let body = match (&boxed, output) {
+        (Some((_, inside)), Some(output)) => Some(inside_box(inside, output)),
+        (None, Some(output)) => Some(Body { output, statements: block.stmts.iter().collect(), bindings: Vec::new() }),
+        _ => None,
+    };
+    let names = names(sig, body.as_ref().map_or(&[], |body| &body.bindings));
+    let key = options.key.as_ref().map(|key| format_key(key, &names, sig));
+    let key = match key {
+        Some(Ok(key)) => Some(key),
+        Some(Err(error)) => {
+            errors.push(error);
+            None
+        }
+        // Already said.
+        None => None,
+    };
+    if let Some(error) = errors.into_iter().reduce(combine) {
+        return Err(error);
+    }
+    let (Some(body), Some(key)) = (body, key) else {
+        return Ok(TokenStream::new());
+    };
+    let locked = locked(options, &key, &body);
+    let whole = match boxed {
+        Some(_) => quote! { { ::std::boxed::Box::pin(async move { #locked }) } },
+        None => quote! { { #locked } },
+    };
+    Ok(quote! { #(#attrs)* #vis #sig #whole })
+}
+
+const NEEDS_RESULT: &str = "a function under `#[lock]` returns `Result<T, E>` with `E: From<leasehold::Error>`, so that \
+                            its caller can learn that the lock was not acquired, or was lost";
+
+/// The body inside a lock.
+fn locked(options: &Options, key: &TokenStream, body: &Body<'_>) -> TokenStream {
+    let Options { ttl_ms, wait_ms, retry_ms, renew, reentrant, cancel_on_loss, .. } = options;
+    let max_hold_ms = optional(options.max_hold_ms);
+    let open = optional(options.open);
+    let request = match &options.locks {
+        Some(locks) => quote_spanned! {locks.span()=> {
+            let __leasehold_locks: &::leasehold::LockManager = &(#locks);
+            ::leasehold::__private::request(__leasehold_locks, __leasehold_key)
+        }},
+        None => quote! { ::leasehold::__private::installed(__leasehold_key) },
+    };
+    let Body { statements, bindings, output } = body;
+    let mut output = (*output).clone();
+    HideImplTrait.visit_type_mut(&mut output);
+    let refused = quote_spanned! {output.span()=> <#output as ::leasehold::__private::LockResult>::refused };
+    quote! {
+        #(#bindings)*
+        let __leasehold_request = {
+            let __leasehold_key: ::std::string::String = #key;
+            #request
+        };
+        ::leasehold::__private::run(
+            __leasehold_request,
+            ::leasehold::__private::Call {
+                ttl_ms: #ttl_ms,
+                wait_ms: #wait_ms,
+                retry_ms: #retry_ms,
+                max_hold_ms: #max_hold_ms,
+                renew: #renew,
+                reentrant: #reentrant,
+                cancel_on_loss: #cancel_on_loss,
+                open: #open,
+            },
+            #refused,
+            async move {
+                // Says what the body gives back, as the signature of an async function would.
+                #[allow(
+                    unknown_lints, unreachable_code, clippy::diverging_sub_expression, clippy::empty_loop,
+                    clippy::let_unit_value, clippy::let_with_type_underscore, clippy::needless_return,
+                    clippy::unreachable
+                )]
+                if false {
+                    let __leasehold_output: #output = loop {};
+                    return __leasehold_output;
+                }
+                #(#statements)*
+            },
+        )
+        .await
+    }
+}
+
+fn optional<T: ToTokens>(value: Option<T>) -> TokenStream {
+    match value {
+        Some(value) => quote! { ::core::option::Option::Some(#value) },
+        None => quote! { ::core::option::Option::None },
+    }
+}
+
+/// `format!("order:{}", order_id)`, with every parameter at the place of the key that names it.
+fn format_key(key: &Template, names: &[Ident], sig: &Signature) -> Result<TokenStream, Error> {
+    let at = key.literal.span();
+    let mut format = String::new();
+    let mut values = Vec::new();
+    let mut errors = Vec::new();
+    for piece in &key.pieces {
+        match piece {
+            Piece::Text(text) => format.push_str(&text.replace('{', "{{").replace('}', "}}")),
+            Piece::Param(path) => {
+                format.push_str("{}");
+                match names.iter().rev().find(|name| **name == path[0]) {
+                    Some(name) => {
+                        // Stands where the key stands, and means what the parameter means.
+                        let span = at.resolved_at(name.span());
+                        let first = Ident::new(&path[0], span);
+                        let fields = path[1..].iter().map(|field| match field.parse::<u32>() {
+                            Ok(index) => syn::Index { index, span }.into_token_stream(),
+                            Err(_) => Ident::new(field, span).into_token_stream(),
+                        });
+                        values.push(quote_spanned! {span=> #first #(. #fields)* });
+                    }
+                    None => errors.push(Error::new(at, no_such(&path[0], names, sig))),
+                }
+            }
+        }
+    }
+    match errors.into_iter().reduce(combine) {
+        Some(error) => Err(error),
+        None => Ok(quote_spanned! {at=> ::std::format!(#format #(, #values)*) }),
+    }
+}
+
+fn no_such(name: &str, names: &[Ident], sig: &Signature) -> String {
+    if name == "self" {
+        return "`{self}` in the key, but this function has no `self`".to_owned();
+    }
+    let known: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    let function = &sig.ident;
+    match known.as_slice() {
+        [] => format!("`{{{name}}}` in the key, but `{function}` has no parameters"),
+        known => format!(
+            "`{{{name}}}` in the key, but `{function}` has no parameter of that name; there are {}",
+            known.join(", ")
+        ),
+    }
+}
+
+/// Every name that the parameters bind, `self` included.
+fn names(sig: &Signature, bindings: &[&Stmt]) -> Vec<Ident> {
+    struct Names(Vec<Ident>);
+    impl<'ast> Visit<'ast> for Names {
+        fn visit_pat_ident(&mut self, pat: &'ast PatIdent) {
+            self.0.push(pat.ident.clone());
+            syn::visit::visit_pat_ident(self, pat);
+        }
+    }
+    let mut names = Names(Vec::new());
+    for input in &sig.inputs {
+        match input {
+            FnArg::Receiver(receiver) => names.0.push(Ident::new("self", receiver.self_token.span())),
+            FnArg::Typed(typed) => names.visit_pat(&typed.pat),
+        }
+    }
+    for binding in bindings {
+        if let Stmt::Local(local) = binding {
+            names.visit_pat(&local.pat);
+        }
+    }
+    names.0
+}
+
+/// `fn f(…) -> Pin<Box<dyn Future<Output = R> …>> { Box::pin(async move { … }) }`, which is what
+/// `#[async_trait]` makes of an async method before this attribute sees it: `R`, and the inside.
+fn boxed<'a>(sig: &'a Signature, block: &'a Block) -> Option<(&'a Type, &'a Block)> {
+    if sig.asyncness.is_some() {
+        return None;
+    }
+    let ReturnType::Type(_, output) = &sig.output else { return None };
+    let Type::TraitObject(future) = argument(argument(output, "Pin")?, "Box")? else { return None };
+    let output = future.bounds.iter().find_map(|bound| match bound {
+        TypeParamBound::Trait(bound) => {
+            let segment = bound.path.segments.last().filter(|segment| segment.ident == "Future")?;
+            let PathArguments::AngleBracketed(arguments) = &segment.arguments else { return None };
+            arguments.args.iter().find_map(|argument| match argument {
+                GenericArgument::AssocType(assoc) if assoc.ident == "Output" => Some(&assoc.ty),
+                _ => None,
+            })
+        }
+        _ => None,
+    })?;
+    let Some(Stmt::Expr(Expr::Call(call), None)) = block.stmts.last() else { return None };
+    let Expr::Path(function) = &*call.func else { return None };
+    let is_pin = function.path.segments.last().is_some_and(|segment| segment.ident == "pin");
+    match call.args.first() {
+        Some(Expr::Async(inside)) if is_pin && block.stmts.len() == 1 => Some((output, &inside.block)),
+        _ => None,
+    }
+}
+
+/// `T` of `Name<T>`.
+fn argument<'a>(ty: &'a Type, name: &str) -> Option<&'a Type> {
+    let Type::Path(path) = ty else { return None };
+    let segment = path.path.segments.last().filter(|segment| segment.ident == name)?;
+    let PathArguments::AngleBracketed(arguments) = &segment.arguments else { return None };
+    match arguments.args.first()? {
+        GenericArgument::Type(inner) => Some(inner),
+        _ => None,
+    }
+}
+
+/// Parameters that are patterns are taken apart inside the box; the key needs their names before.
+fn inside_box<'a>(block: &'a Block, output: &'a Type) -> Body<'a> {
+    // The first `let` with a type is the old body; whatever follows it is the user's.
+    let typed = |stmt: &Stmt| matches!(stmt, Stmt::Local(local) if matches!(local.pat, Pat::Type(_)));
+    let end = block.stmts.iter().position(typed).unwrap_or(0);
+    let taken_apart = |stmt: &Stmt| matches!(stmt, Stmt::Local(local) if !matches!(local.pat, Pat::Ident(_)));
+    let (before, body) = block.stmts.split_at(end);
+    let (bindings, others): (Vec<&Stmt>, Vec<&Stmt>) = before.iter().partition(|stmt| taken_apart(stmt));
+    Body { output, statements: others.into_iter().chain(body).collect(), bindings }
+}
+
+/// `impl Trait` cannot be written in a body; the compiler knows what stands there.
+struct HideImplTrait;
+
+impl VisitMut for HideImplTrait {
+    fn visit_type_mut(&mut self, ty: &mut Type) {
+        if matches!(ty, Type::ImplTrait(_)) {
+            *ty = syn::parse_quote!(_);
+        } else {
+            syn::visit_mut::visit_type_mut(self, ty);
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The key: text with `{param}` and `{param.field}` in it, and nothing more.
+
+use syn::{Error, LitStr};
+
+/// The longest name a lock can have, as the library has it.
+const MAX_BYTES: usize = 512;
+
+/// A key as it was written.
+pub(crate) struct Template {
+    pub(crate) literal: LitStr,
+    pub(crate) pieces: Vec<Piece>,
+}
+
+pub(crate) enum Piece {
+    Text(String),
+    /// A parameter, or a field of it: `order.id` is `["order", "id"]`.
+    Param(Vec<String>),
+}
+
+impl Template {
+    /// Reads a key; the errors are all there are.
+    pub(crate) fn parse(literal: LitStr) -> Result<Self, Error> {
+        let mut problems = Vec::new();
+        let pieces = pieces(&literal.value(), &mut problems);
+        let fixed: usize = pieces.iter().map(|piece| if let Piece::Text(text) = piece { text.len() } else { 0 }).sum();
+        if pieces.is_empty() {
+            problems.push("the key is empty: a lock needs a name".to_owned());
+        }
+        if fixed > MAX_BYTES {
+            problems.push(format!("the key is longer than {MAX_BYTES} bytes, which is the longest name of a lock"));
+        }
+        if literal.value().chars().any(char::is_control) {
+            problems.push("the key has control characters, which no name of a lock may have".to_owned());
+        }
+        let errors = problems.into_iter().map(|problem| Error::new(literal.span(), problem));
+        match errors.reduce(combine) {
+            Some(error) => Err(error),
+            None => Ok(Self { literal, pieces }),
+        }
+    }
+}
+
+pub(crate) fn combine(mut first: Error, second: Error) -> Error {
+    first.combine(second);
+    first
+}
+
+fn pieces(text: &str, problems: &mut Vec<String>) -> Vec<Piece> {
+    let mut pieces = Vec::new();
+    let mut plain = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(['{', '}']) {
+        plain.push_str(&rest[..at]);
+        let brace = &rest[at..=at];
+        rest = &rest[at + 1..];
+        // Doubled, a brace stands for itself.
+        if let Some(after) = rest.strip_prefix(brace) {
+            plain.push_str(brace);
+            rest = after;
+            continue;
+        }
+        if brace == "}" {
+            problems.push("a `}` without its `{`: write `}}` for a brace in the key".to_owned());
+            continue;
+        }
+        let Some((inside, after)) = rest.split_once('}') else {
+            problems.push("a `{` without its `}`: write `{{` for a brace in the key".to_owned());
+            rest = "";
+            break;
+        };
+        rest = after;
+        match param(inside) {
+            Ok(path) => {
+                if !plain.is_empty() {
+                    pieces.push(Piece::Text(std::mem::take(&mut plain)));
+                }
+                pieces.push(Piece::Param(path));
+            }
+            Err(problem) => problems.push(problem),
+        }
+    }
+    plain.push_str(rest);
+    if !plain.is_empty() {
+        pieces.push(Piece::Text(plain));
+    }
+    pieces
+}
+
+fn param(inside: &str) -> Result<Vec<String>, String> {
+    let path: Vec<&str> = inside.split('.').collect();
+    let is_name = |name: &str| name == "self" || syn::parse_str::<syn::Ident>(name).is_ok();
+    let is_field = |name: &&str| is_name(name) || (!name.is_empty() && name.bytes().all(|b| b.is_ascii_digit()));
+    if inside.is_empty() {
+        return Err("`{}` names no parameter: write `{order_id}`".to_owned());
+    }
+    if !is_name(path[0]) || !path[1..].iter().all(is_field) {
+        return Err(format!(
+            "`{{{inside}}}` is neither a parameter nor a field of one: a key has no expressions and no formats, \
+             only `{{order_id}}` and `{{order.id}}`"
+        ));
+    }
+    Ok(path.into_iter().map(str::to_owned).collect())
+}

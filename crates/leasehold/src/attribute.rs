@@ -1,0 +1,90 @@
+//! What `#[lock]` expands to. Not for anybody else: it changes with the attribute.
+#![allow(missing_docs, reason = "hidden, and documented where the attribute is")]
+
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::facts::LockName;
+use crate::held::{Entered, Entry, OnLoss};
+use crate::manager::LockManager;
+use crate::options::OnUnavailable;
+use crate::request::LockRequest;
+
+/// The options of one `#[lock]`, checked when it was compiled.
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    pub ttl_ms: u64,
+    pub wait_ms: u64,
+    pub retry_ms: u64,
+    pub max_hold_ms: Option<u64>,
+    pub renew: bool,
+    pub reentrant: bool,
+    pub cancel_on_loss: bool,
+    /// `None`: as the manager has it.
+    pub open: Option<bool>,
+}
+
+/// What a function under `#[lock]` gives back.
+#[diagnostic::on_unimplemented(
+    message = "a function under `#[lock]` returns `Result<T, E>` with `E: From<leasehold::Error>`, not `{Self}`",
+    label = "not such a `Result`",
+    note = "its caller has to learn that the lock was not acquired, or was lost"
+)]
+pub trait LockResult {
+    fn refused(error: Error) -> Self;
+}
+
+impl<T, E: From<Error>> LockResult for Result<T, E> {
+    fn refused(error: Error) -> Self {
+        Err(error.into())
+    }
+}
+
+pub fn request(locks: &LockManager, key: String) -> Result<LockRequest, Error> {
+    Ok(locks.lock(key))
+}
+
+pub fn installed(key: String) -> Result<LockRequest, Error> {
+    match crate::installed() {
+        Some(locks) => Ok(locks.lock(key)),
+        None => Err(Error::NotInstalled { name: LockName::new(key)? }),
+    }
+}
+
+/// `refused` is [`LockResult::refused`], named where the function says what it returns: so that a type
+/// that cannot be is told there, and once.
+pub async fn run<R, F>(request: Result<LockRequest, Error>, call: Call, refused: fn(Error) -> R, body: F) -> R
+where
+    F: Future<Output = R>,
+{
+    let entered = match request {
+        Ok(request) => Entered::by(call.apply(request), if call.reentrant { Entry::Again } else { Entry::Once }).await,
+        Err(error) => Err(error),
+    };
+    let entered = match entered {
+        Ok(entered) => entered,
+        Err(error) => return refused(error),
+    };
+    let on_loss = if call.cancel_on_loss { OnLoss::Cancel } else { OnLoss::Continue };
+    let done = entered.work(on_loss, body).await;
+    entered.leave().await;
+    done.unwrap_or_else(refused)
+}
+
+impl Call {
+    fn apply(&self, request: LockRequest) -> LockRequest {
+        let mut request = request
+            .ttl(Duration::from_millis(self.ttl_ms))
+            .wait_up_to(Duration::from_millis(self.wait_ms))
+            .retry_every(Duration::from_millis(self.retry_ms))
+            .renew(self.renew);
+        if let Some(hold) = self.max_hold_ms {
+            request = request.max_hold(Duration::from_millis(hold));
+        }
+        match self.open {
+            Some(true) => request.on_unavailable(OnUnavailable::FailOpen),
+            Some(false) => request.on_unavailable(OnUnavailable::FailClosed),
+            None => request,
+        }
+    }
+}
