@@ -81,6 +81,7 @@ fn every_script_states_its_contract() {
 fn every_test_named_in_the_conformance_table_exists() {
     let mut tests = Vec::new();
     files(&root().join("crates"), "rs", &mut tests);
+    files(&root().join("examples"), "rs", &mut tests);
     let all: String = tests.iter().map(|path| fs::read_to_string(path).expect("a source")).collect();
     let table = read("docs/conformance.md");
     let mut checked = 0;

@@ -39,6 +39,8 @@ mod event;
 mod facts;
 mod guard;
 mod held;
+#[cfg(feature = "axum")]
+pub mod http;
 mod installed;
 mod journal;
 mod lease;
@@ -70,6 +72,12 @@ mod readme {}
 #[cfg(all(doctest, feature = "config"))]
 #[doc = include_str!("../../../docs/configuration.md")]
 mod configuration {}
+#[cfg(all(doctest, feature = "axum", feature = "macros"))]
+#[doc = include_str!("../../../docs/one-order-at-a-time.md")]
+mod one_order_at_a_time {}
+
+pub use store::{Asked, Cursor, EvictMode, Evicted, Finding, Holder, Level, Page, StoreError, StoreErrorKind, Waiter};
+pub use view::{LockInfo, LockView, WaiterView};
 
 /// Runs an async function, or method, under a lock.
 ///
@@ -122,5 +130,3 @@ pub use leasehold_macros::lock;
 pub mod __private {
     pub use crate::attribute::{Call, LockResult, installed, request, run};
 }
-pub use store::{Asked, Cursor, EvictMode, Evicted, Finding, Holder, Level, Page, StoreError, StoreErrorKind, Waiter};
-pub use view::{LockInfo, LockView, WaiterView};

@@ -1,0 +1,100 @@
+//! Errors as answers.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Map, Value};
+
+use crate::error::Error;
+use crate::facts::{Invalid, LockName};
+
+static HELD: OnceLock<StatusCode> = OnceLock::new();
+
+/// When to try again after "somebody else holds it": soon. Nobody knows when the holder is done; a
+/// lease says only when it is at the latest.
+const SOON: Duration = Duration::from_secs(1);
+
+/// Which status says that somebody else holds the lock, in this whole process: 409 (Conflict) unless
+/// said otherwise, for example 423 (Locked). Once, at the start.
+///
+/// # Errors
+/// [`Invalid::Setting`] when it is no status of an error (400 to 599), or another one was said before.
+pub fn answer_held_with(status: StatusCode) -> Result<(), Invalid> {
+    let refused = |problem: &str| Invalid::Setting {
+        setting: "status of a held lock",
+        given: status.as_str().to_owned(),
+        problem: problem.to_owned(),
+    };
+    if !status.is_client_error() && !status.is_server_error() {
+        return Err(refused("is not the status of an error: use one from 400 to 599, such as 409 or 423"));
+    }
+    if *HELD.get_or_init(|| status) == status {
+        return Ok(());
+    }
+    Err(refused("cannot replace the one that is in use: say it once, at the start of the program"))
+}
+
+impl IntoResponse for Error {
+    fn into_response(self) -> Response {
+        let name = self.name().cloned();
+        let name = name.as_ref();
+        match &self {
+            Self::NotAcquired { holder, .. } => {
+                let left = holder.as_ref().and_then(|holder| holder.ttl_left).unwrap_or(SOON);
+                let status = *HELD.get_or_init(|| StatusCode::CONFLICT);
+                answer(status, "held", "somebody else is working on this; try again soon", name, Some(left.min(SOON)))
+            }
+            Self::Lost { .. } => {
+                tracing::warn!(error = %self, "answered with lease_lost");
+                let text = "the lock was lost while this was worked on; see what was done before you try again";
+                answer(StatusCode::SERVICE_UNAVAILABLE, "lease_lost", text, name, Some(SOON))
+            }
+            Self::Store { .. } | Self::Connect { .. } => {
+                tracing::error!(error = %self, "answered with store_unreachable");
+                let text = "the lock store did not answer, so nothing was begun; try again later";
+                answer(StatusCode::SERVICE_UNAVAILABLE, "store_unreachable", text, name, Some(SOON))
+            }
+            Self::ShutDown { .. } => {
+                let text = "this instance is shutting down; try another one";
+                answer(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", text, name, Some(SOON))
+            }
+            // Names are made of what callers send.
+            Self::Invalid(Invalid::Name { .. }) => {
+                tracing::debug!(error = %self, "answered with invalid_name");
+                let text = "this cannot be the name of a lock: it is empty, too long or has control characters";
+                answer(StatusCode::BAD_REQUEST, "invalid_name", text, None, None)
+            }
+            Self::Invalid(_) | Self::NotInstalled { .. } => {
+                tracing::error!(error = %self, "answered with internal");
+                answer(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the service is set up wrongly", None, None)
+            }
+        }
+    }
+}
+
+pub(super) fn answer(
+    status: StatusCode,
+    code: &str,
+    message: &str,
+    name: Option<&LockName>,
+    retry_after: Option<Duration>,
+) -> Response {
+    let mut body = Map::new();
+    body.insert("code".into(), code.into());
+    body.insert("message".into(), message.into());
+    if let Some(name) = name {
+        body.insert("name".into(), name.as_str().into());
+    }
+    let mut response = Response::builder().status(status).header(header::CONTENT_TYPE, "application/json");
+    if let Some(after) = retry_after {
+        let ms = u64::try_from(after.as_millis()).unwrap_or(u64::MAX).max(1);
+        body.insert("retry_after_ms".into(), ms.into());
+        // Whole seconds, rounded up: 0 would mean a busy loop.
+        response = response.header(header::RETRY_AFTER, ms.div_ceil(1000));
+    }
+    let body = Body::from(Value::Object(body).to_string());
+    response.body(body).expect("a status, two headers and a body")
+}

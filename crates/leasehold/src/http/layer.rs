@@ -1,0 +1,236 @@
+//! A lock around a route.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::extract::{FromRequestParts, RawPathParams, Request};
+use axum::http::request::Parts;
+use axum::http::{HeaderName, StatusCode};
+use axum::response::{IntoResponse, Response};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::answer::answer;
+use crate::facts::Invalid;
+use crate::held::{Entered, Entry, OnLoss};
+use crate::manager::LockManager;
+use crate::request::LockRequest;
+
+/// Takes a lock around a route, named after a path parameter (`{order_id}`) or a header
+/// (`{header:x-tenant}`). Whoever does not get it is answered at once, and the handler is not called.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use axum::{Router, routing::put};
+/// use leasehold::{LockManager, http::LockLayer};
+///
+/// let locks = LockManager::connect("memory:").await?;
+/// let one_at_a_time = LockLayer::new(locks, "cart:{header:x-tenant}:{cart_id}")?.wait_up_to(Duration::from_secs(2));
+/// let app: Router = Router::new().route("/carts/{cart_id}", put(async || "saved")).layer(one_at_a_time);
+/// # drop(app); Ok(()) }
+/// ```
+///
+/// By default as `#[lock]`: a lease of 10 s that is not renewed, and no waiting. The lock is held until
+/// the handler has made its response; a body that is streamed afterwards is outside. A lost lease, or a
+/// client that goes away, cancels the handler.
+#[derive(Clone)]
+pub struct LockLayer {
+    locks: LockManager,
+    key: Arc<[Piece]>,
+    ttl: Duration,
+    wait: Duration,
+    renew: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Piece {
+    Text(String),
+    Path(String),
+    Header(HeaderName),
+}
+
+impl LockLayer {
+    /// A lock of this manager, named by a key such as `order:{order_id}` or
+    /// `tenant:{header:x-tenant}`.
+    ///
+    /// # Errors
+    /// [`Invalid::Setting`] when the key makes no sense. That a route has a parameter of that name
+    /// shows only when it is called: a route without it is answered with 500, and the log says why.
+    pub fn new(locks: LockManager, key: &str) -> Result<Self, Invalid> {
+        let key = parse(key).map_err(|problem| Invalid::Setting {
+            setting: "key of a lock layer",
+            given: key.chars().take(64).collect(),
+            problem,
+        })?;
+        Ok(Self { locks, key: key.into(), ttl: Duration::from_secs(10), wait: Duration::ZERO, renew: false })
+    }
+
+    /// How long the lease lasts.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// How long a request waits for its turn.
+    pub fn wait_up_to(mut self, wait: Duration) -> Self {
+        self.wait = wait;
+        self
+    }
+
+    /// Whether the lease is renewed while the handler works; otherwise the handler is cancelled when
+    /// it ends.
+    pub fn renew(mut self, renew: bool) -> Self {
+        self.renew = renew;
+        self
+    }
+
+    fn request(&self, name: String) -> LockRequest {
+        let request = self.locks.lock(name).ttl(self.ttl).wait_up_to(self.wait).renew(self.renew);
+        request.retry_every(Duration::from_millis(50))
+    }
+
+    /// The name of the lock of one request, or the answer to it.
+    async fn name(&self, parts: &mut Parts) -> Result<String, Response> {
+        let wants_path = self.key.iter().any(|piece| matches!(piece, Piece::Path(_)));
+        let params = if wants_path {
+            match RawPathParams::from_request_parts(parts, &()).await {
+                Ok(params) => Some(params),
+                // Not UTF-8, or a route without any parameter.
+                Err(rejection) => return Err(rejection.into_response()),
+            }
+        } else {
+            None
+        };
+        let mut name = String::new();
+        for piece in &*self.key {
+            match piece {
+                Piece::Text(text) => name.push_str(text),
+                Piece::Path(wanted) => {
+                    let mut found = params.iter().flat_map(RawPathParams::iter);
+                    match found.find(|(param, _)| param == wanted) {
+                        Some((_, value)) => name.push_str(value),
+                        None => {
+                            tracing::error!(
+                                param = wanted,
+                                "a lock layer names a path parameter that its route does not have"
+                            );
+                            let text = "the service is set up wrongly";
+                            return Err(answer(StatusCode::INTERNAL_SERVER_ERROR, "internal", text, None, None));
+                        }
+                    }
+                }
+                Piece::Header(wanted) => match parts.headers.get(wanted).map(|value| value.to_str()) {
+                    Some(Ok(value)) if !value.is_empty() => name.push_str(value),
+                    _ => {
+                        let text = format!("the header `{wanted}` is missing, empty or not plain text");
+                        return Err(answer(StatusCode::BAD_REQUEST, "missing_header", &text, None, None));
+                    }
+                },
+            }
+        }
+        Ok(name)
+    }
+}
+
+impl<S> Layer<S> for LockLayer {
+    type Service = LockService<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        LockService { layer: self.clone(), inner }
+    }
+}
+
+/// A service under the lock of a [`LockLayer`].
+#[derive(Clone)]
+pub struct LockService<S> {
+    layer: LockLayer,
+    inner: S,
+}
+
+impl<S> Service<Request> for LockService<S>
+where
+    S: Service<Request, Response = Response> + Clone + Send + 'static,
+    S::Future: Send,
+    S::Error: Send,
+{
+    type Response = Response;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request) -> Self::Future {
+        let layer = self.layer.clone();
+        // The one that said it was ready is the one that is called.
+        let next = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, next);
+        Box::pin(async move {
+            let (mut parts, body) = request.into_parts();
+            let name = match layer.name(&mut parts).await {
+                Ok(name) => name,
+                Err(response) => return Ok(response),
+            };
+            let entered = match Entered::by(layer.request(name), Entry::Once).await {
+                Ok(entered) => entered,
+                Err(error) => return Ok(error.into_response()),
+            };
+            let done = entered.work(OnLoss::Cancel, inner.call(Request::from_parts(parts, body))).await;
+            entered.leave().await;
+            done.unwrap_or_else(|lost| Ok(lost.into_response()))
+        })
+    }
+}
+
+fn parse(key: &str) -> Result<Vec<Piece>, String> {
+    let mut pieces = Vec::new();
+    let mut rest = key;
+    while let Some((text, after)) = rest.split_once('{') {
+        let (inside, after) = after.split_once('}').ok_or("has a `{` without its `}`")?;
+        if !text.is_empty() {
+            pieces.push(Piece::Text(text.to_owned()));
+        }
+        pieces.push(match inside.split_once(':') {
+            Some(("header", name)) => {
+                let name = name.parse().map_err(|_| format!("names the header `{name}`, which cannot be one"))?;
+                Piece::Header(name)
+            }
+            Some(_) | None if inside.is_empty() || inside.contains(|c: char| !c.is_alphanumeric() && c != '_') => {
+                return Err(format!("has `{{{inside}}}`, where `{{param}}` or `{{header:name}}` is expected"));
+            }
+            _ => Piece::Path(inside.to_owned()),
+        });
+        rest = after;
+    }
+    if rest.contains('}') || pieces.iter().any(|piece| matches!(piece, Piece::Text(text) if text.contains('}'))) {
+        return Err("has a `}` without its `{`".into());
+    }
+    if !rest.is_empty() {
+        pieces.push(Piece::Text(rest.to_owned()));
+    }
+    if pieces.is_empty() { Err("is empty".into()) } else { Ok(pieces) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_text_parameters_and_headers() {
+        let header = |name: &'static str| Piece::Header(HeaderName::from_static(name));
+        let (text, path) = (|text: &str| Piece::Text(text.into()), |name: &str| Piece::Path(name.into()));
+        assert_eq!(parse("order:{order_id}").expect("valid"), [text("order:"), path("order_id")]);
+        assert_eq!(
+            parse("{header:X-Tenant}:{a}!").expect("valid"),
+            [header("x-tenant"), text(":"), path("a"), text("!")]
+        );
+        assert_eq!(parse("fixed").expect("valid"), [text("fixed")]);
+        for bad in ["", "{", "a}", "{}", "{a b}", "{header:}", "{header:a b}", "{query:a}", "a}{b}", "{a.b}"] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+}
