@@ -92,7 +92,7 @@ async fn without_permission_to_subscribe_waiters_poll() {
     let listens = holder.info("a").await.expect("answered").waiters[0].listens;
     assert!(!listens, "the queue says that it polls");
     guard.release().await.expect("answered");
-    waiting.await.expect("no panic").expect("its turn, found by asking");
+    drop(waiting.await.expect("no panic").expect("its turn, found by asking"));
 }
 
 #[tokio::test]
