@@ -51,7 +51,7 @@ fn dispatch(cli: cli::Cli) -> Result<Exit, Failure> {
     let json = cli.global.json;
     let store = || Choice::from_flags(&cli.global);
     match cli.command {
-        Command::Run(args) => run::run(args, &store()?),
+        Command::Run(args) => run::run(args, json, &store()?),
         Command::Completions { shell } => pages::completions(shell),
         Command::Man { out } => pages::man(out.as_deref()),
         command => block_on(talk_to_a_store(command, &store()?, json)),

@@ -1,3 +1,4 @@
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crate::clock::{Moment, wall_ms};
@@ -244,6 +245,13 @@ impl LockManager {
     /// Which store this is, without its secrets.
     pub fn store(&self) -> String {
         self.core().store.describe()
+    }
+
+    /// A descriptor that keeps the leases of this process from being taken for a dead one's. Hand it to
+    /// processes that go on with the work when this one is killed: until they are gone, or the lease's
+    /// ttl is over, nobody else gets the lock. `None` where only the ttl counts (Redis, memory).
+    pub fn lifeline(&self) -> Option<OwnedFd> {
+        self.core().store.lifeline()
     }
 
     /// Lets nothing new begin, tells every holder that its lease is over, and waits until all locks

@@ -1,10 +1,78 @@
 //! `leasehold run NAME -- CMD`: a job under a lock.
+//!
+//! Three processes, all in the process group the shell made for the job:
+//!
+//! ```text
+//!  shell ── front ── keeper ── CMD ── whatever CMD starts
+//!            │  ▲      │
+//!   signals ─┘  └──────┘ a socket; each side sees at once that the other one died
+//! ```
+//!
+//! - The **front** is what was started and what people see, stop and signal. It passes signals on and
+//!   ends as CMD ended.
+//! - The **keeper** (the same program again) takes the lease, starts CMD, renews, releases.
+//!
+//! Whichever of the two is killed with SIGKILL, the other one kills everything CMD has started and, if it
+//! is the keeper, gives the lock back. Both are subreapers, so nothing gets out of their sight (`tree`).
+//! The front can be stopped (Ctrl-Z) while the keeper goes on renewing: a suspended job keeps its lock.
+//!
+//! CMD stays in the job's own process group: with a group of its own the rest of a pipeline would get no
+//! Ctrl-C, and `run … | less` could not read the terminal. What the terminal sends reaches CMD by itself;
+//! what somebody sends to the front is passed on.
+//!
+//! # What a user must know
+//!
+//! - When CMD ends the lock is released at once, and `run` ends after that. What CMD left running in the
+//!   background does not hold the lock, and lives on.
+//! - A lost lease (`--on-lost kill`): SIGTERM to everything CMD started, SIGKILL after `--grace` (a quarter
+//!   of the ttl, at most 10 s), all of it finished before the lock can be somebody else's; exit code 76.
+//!   A lease that is not renewed is given up early enough for that. `--on-lost warn` only says so.
+//! - Killing the front or the keeper with SIGKILL kills everything CMD started. When both are killed at the
+//!   same moment (`kill -9` of the whole group) what has left the group lives on: on SQLite it keeps the lock
+//!   while it has the descriptor it inherited open, at most for the ttl; on Redis the ttl alone counts.
+//! - What runs as another user (a `sudo` inside CMD) cannot be killed; `run` says so and ends with 76.
+//! - What another service starts for CMD (`docker run`, `systemd-run`, `at`) is not CMD's own and is not ended.
+//! - CMD sees `LEASEHOLD_NAME` and `LEASEHOLD_FENCE`.
+
+mod command;
+mod deadline;
+mod front;
+mod held;
+mod keeper;
+mod link;
+mod signals;
+mod tree;
+mod waiting;
+
+use std::ffi::OsStr;
+
+use rustix::fs::{Mode, OFlags, open};
 
 use crate::cli::RunArgs;
 use crate::exit::{Exit, Failure};
 use crate::store::Choice;
 
+/// What the keeper is called in a list of processes, and how it knows that it is one.
+const KEEPER: &str = "leasehold-keeper";
+
 /// Runs a command while holding a lock; the exit code is the command's own.
-pub(crate) fn run(_args: RunArgs, _store: &Choice) -> Result<Exit, Failure> {
-    Err(Failure::new(Exit::Usage, "run is not built yet"))
+pub(crate) fn run(args: RunArgs, json: bool, store: &Choice) -> Result<Exit, Failure> {
+    let is_keeper = std::env::args_os().next().is_some_and(|program| program == OsStr::new(KEEPER));
+    if is_keeper { keeper::run(args, json, store) } else { front::run(&args) }
+}
+
+/// Lets go of stdin and stdout: they are CMD's, and whoever is at their other ends must see when CMD
+/// closes them.
+fn let_go_of_stdio() {
+    if let Ok(nothing) = open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+        let _ = rustix::stdio::dup2_stdin(&nothing);
+        let _ = rustix::stdio::dup2_stdout(&nothing);
+    }
+}
+
+/// The system refused something no run can do without.
+fn refused(what: &str, error: &dyn std::fmt::Display) -> Failure {
+    /// `EX_OSERR`: out of processes, descriptors or memory.
+    const OS_ERROR: u8 = 71;
+    Failure::new(Exit::Code(OS_ERROR), format!("cannot {what}: {error}"))
 }

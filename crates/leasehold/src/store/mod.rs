@@ -4,6 +4,7 @@
 //! [`Store`] is the lock path, [`Inspect`] the look path. `Err` always means that the answer is
 //! unknown, never that the lock is taken.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -372,6 +373,13 @@ pub trait Store: Inspect + Send + Sync + 'static {
     /// Adds to the fleet's counters.
     async fn count(&self, _deltas: &[(&'static str, u64)]) -> Result<(), StoreError> {
         Ok(())
+    }
+
+    /// A descriptor that keeps this process's leases from being taken for a dead one's: while any process
+    /// has it open, only the end of their ttl ends them. `None` where a lease does not depend on its
+    /// process anyway.
+    fn lifeline(&self) -> Option<OwnedFd> {
+        None
     }
 
     /// Lets go of connections, threads and files. Verbs answer with an error afterwards.

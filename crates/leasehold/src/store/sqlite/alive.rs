@@ -64,6 +64,11 @@ impl Alive {
         &self.fifo
     }
 
+    /// A second descriptor of our FIFO: whoever has one open lets us count as alive.
+    pub(super) fn lifeline(&self) -> Option<OwnedFd> {
+        self.fifo.try_clone().ok()
+    }
+
     /// Whether an owner is certainly gone. Where nobody can tell, the lease decides.
     pub(super) fn is_gone(&self, id: &InboxId) -> bool {
         self.is_there(id) == Some(false)

@@ -14,6 +14,7 @@
 //! [`Forked`](StoreErrorKind::Forked), and nothing of the parent's is touched.
 
 use std::mem::ManuallyDrop;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -56,7 +57,7 @@ const FOLLOW_EVERY: Duration = Duration::from_millis(200);
 pub struct SqliteStore {
     path: PathBuf,
     keys: KeySpace,
-    inbox: crate::machine::InboxId,
+    alive: Arc<Alive>,
     /// The process that opened it.
     pid: AtomicU32,
     /// Not dropped in a forked child: the thread it leads to does not exist there.
@@ -106,13 +107,13 @@ impl SqliteStore {
             looks_around: true,
             room,
         };
-        let inbox = alive.id().clone();
         let ear = commands.clone();
+        let listening = alive.clone();
         spawn("leasehold-sqlite", move || driver.run(&inbound))?;
-        spawn("leasehold-ear", move || ear::listen(&alive, &watch, &ear))?;
+        spawn("leasehold-ear", move || ear::listen(&listening, &watch, &ear))?;
         let pid = AtomicU32::new(std::process::id());
         let pushes = ManuallyDrop::new(Mutex::new(Some(pushes)));
-        Ok(Self { path, keys, inbox, pid, commands: ManuallyDrop::new(commands), pushes })
+        Ok(Self { path, keys, alive, pid, commands: ManuallyDrop::new(commands), pushes })
     }
 
     /// The file.
@@ -183,7 +184,7 @@ impl SqliteStore {
             name: self.key(&claim.name)?,
             asking: Asking {
                 token: claim.token.clone(),
-                inbox: claim.listens.then(|| self.inbox.clone()),
+                inbox: claim.listens.then(|| self.alive.id().clone()),
                 ttl_ms: claim.ttl.as_millis(),
                 since_ms: claim.since_ms,
                 owner: claim.owner.clone(),
@@ -269,6 +270,10 @@ impl Store for SqliteStore {
 
     async fn count(&self, deltas: &[(&'static str, u64)]) -> Result<(), StoreError> {
         self.ask(|reply| Command::Count(deltas.to_vec(), reply)).await
+    }
+
+    fn lifeline(&self) -> Option<OwnedFd> {
+        if self.is_forked() { None } else { self.alive.lifeline() }
     }
 
     async fn close(&self) {

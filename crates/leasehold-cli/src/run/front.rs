@@ -1,0 +1,90 @@
+//! The process that was started: what the shell waits for, people signal and the terminal stops.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::Signal;
+
+use super::link::{Link, Read, ToFront, ToKeeper};
+use super::signals::{Blocked, Inbox, suffer};
+use super::tree::{self, Reaped};
+use super::{KEEPER, let_go_of_stdio, refused};
+use crate::cli::RunArgs;
+use crate::exit::{Exit, Failure};
+
+/// Between two rounds of killing.
+const AGAIN: Duration = Duration::from_millis(1);
+
+/// Starts the keeper, passes signals on, and ends as it says.
+pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
+    tree::adopt_orphans();
+    // Before the keeper is there, so that none is lost and it starts with them blocked, too.
+    let blocked = Blocked::now().map_err(|e| refused("block signals", &e))?;
+    let signals = Inbox::open().map_err(|e| refused("receive signals", &e))?;
+    let link = start_keeper(blocked)?;
+    let_go_of_stdio();
+    // Held, not read: see `ToFront::Lifeline`.
+    let mut _lifeline: Option<OwnedFd> = None;
+    loop {
+        let mut ends = [PollFd::new(&signals, PollFlags::IN), PollFd::new(&link, PollFlags::IN)];
+        if poll(&mut ends, None).is_err() {
+            continue;
+        }
+        while let Some(came) = signals.next() {
+            link.send(&ToKeeper::Signal(came), None);
+        }
+        match link.poll() {
+            Read::Nothing => {}
+            Read::Message(ToFront::Lifeline, fd) => _lifeline = fd,
+            Read::Message(ToFront::Stop(signal), _) => suffer(signal),
+            Read::Message(ToFront::Done { code, by }, _) => {
+                if let Some(signal) = by {
+                    suffer(signal);
+                }
+                return Ok(Exit::Code(code));
+            }
+            Read::Gone => return Err(keeper_died(args)),
+        }
+    }
+}
+
+fn start_keeper(blocked: Blocked) -> Result<Link, Failure> {
+    let (link, keepers_end) = Link::pair().map_err(|e| refused("open a socket", &e))?;
+    // By this name it is this very program, also when its file was replaced meanwhile.
+    let started = Command::new("/proc/self/exe")
+        .arg0(KEEPER)
+        .args(std::env::args_os().skip(1))
+        .stdin(Stdio::from(keepers_end))
+        .spawn();
+    started.map_err(|e| refused("start a second process", &e))?;
+    let start = ToKeeper::Start { front: std::process::id(), blocked: blocked.bits() };
+    link.send(&start, Some(std::io::stdin().as_fd()));
+    Ok(link)
+}
+
+/// Nobody renews any more: the command must be gone before the lock can be somebody else's.
+fn keeper_died(args: &RunArgs) -> Failure {
+    let name = &args.name;
+    loop {
+        let refused = tree::signal_all(Signal::KILL);
+        loop {
+            match tree::reap() {
+                Reaped::Child(..) => {}
+                Reaped::Nothing if refused.is_empty() => break,
+                Reaped::Nothing => {
+                    let pids: Vec<String> = refused.iter().map(|pid| pid.as_raw_nonzero().to_string()).collect();
+                    let text = format!("the keeper of the lease on {name} was killed, and so was what it ran");
+                    return Failure::new(Exit::Lost, text).detail(format!("not permitted to kill: {}", pids.join(" ")));
+                }
+                Reaped::Nobody => {
+                    let text = format!("the keeper of the lease on {name} was killed, and so was what it ran");
+                    return Failure::new(Exit::Lost, text);
+                }
+            }
+        }
+        std::thread::sleep(AGAIN);
+    }
+}

@@ -1,0 +1,147 @@
+//! Which signals are passed on, and keeping them off this process meanwhile.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use nix::errno::Errno;
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, raise};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+/// Whatever somebody may send to a job on purpose. Not among them: those that cannot be caught, those
+/// that say that this very program is broken, and SIGCHLD and SIGPIPE, which are each process's own.
+const PASSED: [Signal; 13] = [
+    Signal::SIGHUP,
+    Signal::SIGINT,
+    Signal::SIGQUIT,
+    Signal::SIGTERM,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+    Signal::SIGALRM,
+    Signal::SIGPWR,
+    Signal::SIGWINCH,
+    Signal::SIGTSTP,
+    Signal::SIGTTIN,
+    Signal::SIGTTOU,
+    Signal::SIGCONT,
+];
+
+/// What the kernel writes as the sender of what a terminal sends: to the whole foreground group.
+const SI_KERNEL: i32 = 0x80;
+
+/// A signal that came in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Came {
+    pub(super) signal: Signal,
+    /// The terminal sent it, and so the command has it already.
+    pub(super) by_terminal: bool,
+}
+
+/// Signals that are blocked here and were not before: the command must start without that.
+#[derive(Clone, Copy)]
+pub(super) struct Blocked(SigSet);
+
+impl Blocked {
+    /// Blocks what is passed on. Children start with it blocked.
+    pub(super) fn now() -> Result<Self, Errno> {
+        let passed = set(PASSED);
+        let before = passed.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+        Ok(Self(set(PASSED.into_iter().filter(|signal| !before.contains(*signal)))))
+    }
+
+    /// As bits, by signal number: what a parent tells its child.
+    pub(super) fn bits(self) -> u64 {
+        PASSED.into_iter().filter(|signal| self.0.contains(*signal)).map(|signal| 1 << (signal as u32)).sum()
+    }
+
+    pub(super) fn from_bits(bits: u64) -> Self {
+        Self(set(PASSED.into_iter().filter(|signal| bits & 1 << (*signal as u32) != 0)))
+    }
+
+    /// Runs something as if nothing had been blocked. A signal that is waiting acts at once.
+    pub(super) fn lifted<R>(self, run: impl FnOnce() -> R) -> R {
+        let _ = self.0.thread_unblock();
+        let result = run();
+        let _ = self.0.thread_block();
+        result
+    }
+}
+
+/// Where blocked signals come in.
+pub(super) struct Inbox(SignalFd);
+
+impl Inbox {
+    pub(super) fn open() -> Result<Self, Errno> {
+        SignalFd::with_flags(&set(PASSED), SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map(Self)
+    }
+
+    /// The next one, if there is one.
+    pub(super) fn next(&self) -> Option<Came> {
+        while let Ok(Some(info)) = self.0.read_signal() {
+            if let Ok(signal) = Signal::try_from(info.ssi_signo.cast_signed())
+                && !is_ignored(signal)
+            {
+                return Some(Came { signal, by_terminal: info.ssi_code == SI_KERNEL });
+            }
+        }
+        None
+    }
+}
+
+impl AsFd for Inbox {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Does to this process what the signal does by default: stops it, or ends it.
+pub(super) fn suffer(signal: Signal) {
+    let _ = raise(signal);
+    if signal != Signal::SIGSTOP {
+        let only = set([signal]);
+        let _ = only.thread_unblock();
+        let _ = only.thread_block();
+    }
+}
+
+/// Whether a signal stops a process that does not care for it.
+pub(super) fn stops(signal: Signal) -> bool {
+    matches!(signal, Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU | Signal::SIGSTOP)
+}
+
+/// Whether a signal ends a process that does not care for it.
+pub(super) fn ends(signal: Signal) -> bool {
+    !stops(signal) && !matches!(signal, Signal::SIGCONT | Signal::SIGWINCH)
+}
+
+/// A blocked signal comes in even where whoever started us wants it ignored (`nohup`). The command
+/// ignores it as well then.
+fn is_ignored(signal: Signal) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let bits = line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0);
+    bits & 1 << (signal as u32 - 1) != 0
+}
+
+fn set(signals: impl IntoIterator<Item = Signal>) -> SigSet {
+    signals.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_blocked_survives_being_told() {
+        let some = Blocked(set([Signal::SIGHUP, Signal::SIGCONT, Signal::SIGPWR]));
+        let told = Blocked::from_bits(some.bits());
+        for signal in PASSED {
+            assert_eq!(told.0.contains(signal), some.0.contains(signal), "{signal}");
+        }
+    }
+
+    #[test]
+    fn each_signal_stops_or_ends_or_does_nothing() {
+        let harmless = PASSED.into_iter().filter(|s| !stops(*s) && !ends(*s));
+        assert_eq!(harmless.collect::<Vec<_>>(), [Signal::SIGWINCH, Signal::SIGCONT]);
+        assert!(!PASSED.into_iter().any(|s| stops(s) && ends(s)));
+    }
+}
