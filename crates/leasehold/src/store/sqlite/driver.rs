@@ -149,6 +149,7 @@ impl Driver {
         }
         self.watch.stop(&self.alive);
         self.alive.leave();
+        self.tidy_on_leaving();
         drop(self.conn);
         if let Some(reply) = closing {
             let _ = reply.send(());

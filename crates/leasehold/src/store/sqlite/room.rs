@@ -27,6 +27,9 @@ use crate::store::StoreError;
 const LOG_FRAMES: i64 = 4_000;
 /// Our own commits between two looks at the log.
 const LOOK_EVERY: u32 = 64;
+/// Frames in the log before it is started anew by whoever leaves: the first one to come reads it all, and
+/// those who come and go make too few commits of their own to look at it.
+const LEAVE_FRAMES: i64 = 256;
 /// Our own commits between two steps of clearing away, and rows looked at in one.
 const CLEAR_EVERY: u32 = 256;
 const CLEAR_ROWS: u32 = 512;
@@ -288,11 +291,7 @@ impl Driver {
             return;
         }
         self.room.commits = 0;
-        let frames = self.conn.prepare_cached("PRAGMA wal_checkpoint(NOOP)");
-        let frames = frames.and_then(|mut s| s.query_row([], |row| row.get::<_, i64>(1)));
-        if frames.is_ok_and(|frames| frames > LOG_FRAMES) {
-            self.room.checkpoint(&self.conn, &self.patience);
-        }
+        self.shorten_log(LOG_FRAMES);
         if self.room.since_clearing >= CLEAR_EVERY {
             self.room.since_clearing = 0;
             let _ = self.clear_away();
@@ -300,6 +299,19 @@ impl Driver {
                 let (conn, patience) = (&self.conn, &self.patience);
                 let _ = self.room.alone(|room| room.grow(conn, patience));
             }
+        }
+    }
+
+    /// The last thing a process does here.
+    pub(super) fn tidy_on_leaving(&mut self) {
+        self.shorten_log(LEAVE_FRAMES);
+    }
+
+    fn shorten_log(&self, frames_allowed: i64) {
+        let frames = self.conn.prepare_cached("PRAGMA wal_checkpoint(NOOP)");
+        let frames = frames.and_then(|mut s| s.query_row([], |row| row.get::<_, i64>(1)));
+        if frames.is_ok_and(|frames| frames > frames_allowed) {
+            self.room.checkpoint(&self.conn, &self.patience);
         }
     }
 

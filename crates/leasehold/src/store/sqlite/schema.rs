@@ -117,9 +117,11 @@ fn set_up(conn: &mut Connection) -> rusqlite::Result<Result<bool, StoreError>> {
         return Ok(Err(error));
     }
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
-    // Small pages: a commit writes whole pages, and a lock is small. Both settings count only
-    // before the first table.
-    conn.execute_batch("PRAGMA page_size = 1024; PRAGMA auto_vacuum = INCREMENTAL;")?;
+    if tables == 0 {
+        // Small pages: a commit writes whole pages, and a lock is small. Both settings count only
+        // before the first table; the second, said again, would write and sync a page.
+        conn.execute_batch("PRAGMA page_size = 1024; PRAGMA auto_vacuum = INCREMENTAL;")?;
+    }
     conn.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
     conn.execute_batch("PRAGMA synchronous = NORMAL; PRAGMA temp_store = MEMORY;")?;
     conn.query_row("PRAGMA wal_autocheckpoint = 0", [], |_| Ok(()))?;
