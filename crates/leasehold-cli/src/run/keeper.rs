@@ -44,22 +44,40 @@ pub(super) fn run(args: RunArgs, json: bool, store: &Choice) -> Result<Exit, Fai
     let misused = || Failure::new(Exit::Usage, format!("{KEEPER} is started by `leasehold run` and by nobody else"));
     let link = Link::from_stdin().map_err(|_| misused())?;
     let Read::Message(ToKeeper::Start { front, blocked }, Some(stdin)) = link.wait() else { return Err(misused()) };
+    let told = keep(args, json, store, &link, front, Blocked::from_bits(blocked), stdin);
+    Ok(told.unwrap_or_else(|failure| {
+        say::failure(&failure);
+        link.send(&ToFront::Done { code: failure.exit.code(), by: None }, None);
+        failure.exit
+    }))
+}
+
+/// A failure here is one before there was anything to keep.
+fn keep(
+    args: RunArgs,
+    json: bool,
+    store: &Choice,
+    link: &Link,
+    front: u32,
+    blocked: Blocked,
+    stdin: OwnedFd,
+) -> Result<Exit, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| refused("start", &e))?;
     runtime.block_on(async {
-        let mut keeper = Keeper::new(args, json, link, front, Blocked::from_bits(blocked))?;
+        let ear = Ear::new(link).map_err(|e| refused("listen", &e))?;
+        let mut keeper = Keeper::new(args, json, ear, front, blocked)?;
         let end = keeper.run(store, stdin).await.unwrap_or_else(|failure| {
             say::failure(&failure);
             failure.exit.into()
         });
-        let code = end.code;
-        keeper.tell(&ToFront::Done { code, by: end.by });
+        keeper.tell(&ToFront::Done { code: end.code, by: end.by });
         keeper.wake_front();
         // The front is gone from here on, and nobody waits for the rest.
         if let Some(locks) = &keeper.locks {
             locks.shutdown().await;
         }
-        Ok(Exit::Code(code))
+        Ok(Exit::Code(end.code))
     })
 }
 
@@ -89,7 +107,7 @@ enum Watched {
 }
 
 impl Keeper {
-    fn new(args: RunArgs, json: bool, link: Link, front: u32, blocked: Blocked) -> Result<Self, Failure> {
+    fn new(args: RunArgs, json: bool, link: Ear, front: u32, blocked: Blocked) -> Result<Self, Failure> {
         let program = args.command.first().map(Path::new).and_then(Path::file_name).unwrap_or_default();
         let owner = match &args.owner {
             Some(owner) => Owner::named(owner),
@@ -106,7 +124,7 @@ impl Keeper {
             owner: owner.map_err(|e| Failure::new(Exit::Usage, e.to_string()))?.with_pid(front),
             args,
             json,
-            link: Ear::new(link).map_err(|e| refused("listen", &e))?,
+            link,
             children: tokio::signal::unix::signal(SignalKind::child()).map_err(|e| refused("wait for a child", &e))?,
             front: i32::try_from(front).ok().and_then(Pid::from_raw),
             blocked,

@@ -127,10 +127,10 @@ pub(super) struct Ear {
 }
 
 impl Ear {
-    pub(super) fn new(link: Link) -> io::Result<Self> {
+    pub(super) fn new(link: &Link) -> io::Result<Self> {
         let ready = std::os::unix::net::UnixDatagram::from(link.0.try_clone()?);
         ready.set_nonblocking(true)?;
-        Ok(Self { ready: UnixDatagram::from_std(ready)?, link })
+        Ok(Self { ready: UnixDatagram::from_std(ready)?, link: Link(link.0.try_clone()?) })
     }
 
     /// Sends a message.
