@@ -15,43 +15,43 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// A store and a directory, gone when dropped.
-pub struct World {
-    pub dir: TempDir,
-    pub url: String,
-    pub redis: Option<RedisServer>,
+pub(crate) struct World {
+    pub(crate) dir: TempDir,
+    pub(crate) url: String,
+    pub(crate) redis: Option<RedisServer>,
     runtime: tokio::runtime::Runtime,
 }
 
 impl World {
-    pub fn sqlite() -> Self {
+    pub(crate) fn sqlite() -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let url = format!("sqlite:{}", dir.path().join("locks.db").display());
         Self { dir, url, redis: None, runtime: runtime() }
     }
 
-    pub fn redis() -> Self {
+    pub(crate) fn redis() -> Self {
         let runtime = runtime();
         let redis = runtime.block_on(RedisServer::start());
         Self { dir: tempfile::tempdir().expect("a directory"), url: redis.url(), redis: Some(redis), runtime }
     }
 
     /// Each store once.
-    pub fn all() -> [Self; 2] {
+    pub(crate) fn all() -> [Self; 2] {
         [Self::sqlite(), Self::redis()]
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
     /// `leasehold run ARGS`, in the directory, on the store.
-    pub fn run(&self, args: &[&str]) -> Command {
+    pub(crate) fn run(&self, args: &[&str]) -> Command {
         let mut command = self.leasehold(&["run"]);
         command.args(args);
         command
     }
 
-    pub fn leasehold(&self, args: &[&str]) -> Command {
+    pub(crate) fn leasehold(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
         command.args(args).current_dir(self.dir.path()).env("LEASEHOLD_STORE", &self.url).stdin(Stdio::null());
         command.env("XDG_STATE_HOME", self.dir.path());
@@ -59,12 +59,12 @@ impl World {
     }
 
     /// Runs it and waits for its end.
-    pub fn output(&self, args: &[&str]) -> Ended {
+    pub(crate) fn output(&self, args: &[&str]) -> Ended {
         Ended::of(&mut self.run(args))
     }
 
     /// Uses the library on the same store.
-    pub fn with<R>(&self, work: impl AsyncFnOnce(&leasehold::LockManager) -> R) -> R {
+    pub(crate) fn with<R>(&self, work: impl AsyncFnOnce(&leasehold::LockManager) -> R) -> R {
         self.runtime.block_on(async {
             let locks = leasehold::LockManager::connect(&self.url).await.expect("the store is there");
             let result = work(&locks).await;
@@ -73,21 +73,21 @@ impl World {
         })
     }
 
-    pub fn redis_command(&self, parts: &[&str]) {
+    pub(crate) fn redis_command(&self, parts: &[&str]) {
         self.runtime.block_on(self.redis.as_ref().expect("a Redis world").command(parts));
     }
 
     /// How many stand in line.
-    pub fn waiters(&self, name: &str) -> usize {
+    pub(crate) fn waiters(&self, name: &str) -> usize {
         self.with(async |locks| locks.info(name).await.expect("an answer").waiters.len())
     }
 
-    pub fn is_held(&self, name: &str) -> bool {
+    pub(crate) fn is_held(&self, name: &str) -> bool {
         self.with(async |locks| locks.is_locked(name).await.expect("an answer"))
     }
 
     /// Waits until a file has this many lines, and returns them.
-    pub fn lines(&self, file: &str, at_least: usize) -> Vec<String> {
+    pub(crate) fn lines(&self, file: &str, at_least: usize) -> Vec<String> {
         let path = self.path(file);
         wait_for(&format!("{at_least} lines in {file}"), || {
             let text = std::fs::read_to_string(&path).unwrap_or_default();
@@ -100,15 +100,15 @@ impl World {
 
 /// How a command ended.
 #[derive(Debug)]
-pub struct Ended {
-    pub code: Option<i32>,
-    pub signal: Option<i32>,
-    pub out: String,
-    pub err: String,
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) signal: Option<i32>,
+    pub(crate) out: String,
+    pub(crate) err: String,
 }
 
 impl Ended {
-    pub fn of(command: &mut Command) -> Self {
+    pub(crate) fn of(command: &mut Command) -> Self {
         command.output().expect("leasehold starts").into()
     }
 }
@@ -126,23 +126,23 @@ impl From<Output> for Ended {
 }
 
 /// A process of a test, killed when dropped.
-pub struct Job(pub Child);
+pub(crate) struct Job(pub(crate) Child);
 
 impl Job {
-    pub fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         Self(command.spawn().expect("it starts"))
     }
 
-    pub fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         Pid::from_child(&self.0)
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         kill_process(self.pid(), signal).expect("a child of ours");
     }
 
     /// Its exit code, or minus the signal that ended it.
-    pub fn wait(&mut self) -> i32 {
+    pub(crate) fn wait(&mut self) -> i32 {
         use std::os::unix::process::ExitStatusExt;
         let status = wait_for("a process to end", || self.0.try_wait().expect("a child of ours"));
         status.code().unwrap_or_else(|| -status.signal().expect("ended one way or the other"))
@@ -157,7 +157,7 @@ impl Drop for Job {
 }
 
 /// Looks until there is something.
-pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
         if let Some(found) = look() {
@@ -169,19 +169,19 @@ pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 }
 
 /// Whether a process runs (a zombie does not).
-pub fn is_alive(pid: &str) -> bool {
+pub(crate) fn is_alive(pid: &str) -> bool {
     let stat = std::fs::read_to_string(Path::new("/proc").join(pid).join("stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
-pub fn kill(pid: &str) {
+pub(crate) fn kill(pid: &str) {
     if let Some(pid) = pid.parse().ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, Signal::KILL);
     }
 }
 
 /// The keeper below a front.
-pub fn keeper_of(front: Pid) -> Option<Pid> {
+pub(crate) fn keeper_of(front: Pid) -> Option<Pid> {
     let front = front.as_raw_nonzero().to_string();
     let children = std::fs::read_to_string(format!("/proc/{front}/task/{front}/children")).ok()?;
     children.split_whitespace().next()?.parse().ok().and_then(Pid::from_raw)
