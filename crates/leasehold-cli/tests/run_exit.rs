@@ -116,6 +116,20 @@ fn a_held_lock_is_answered_with_who_and_where() {
 }
 
 #[test]
+fn json_says_who_holds_it() {
+    let world = World::sqlite();
+    let _holder = Job::start(&mut world.run(&["--owner", "backup", "a", "--", "sh", "-c", "echo >> in; sleep 60"]));
+    world.lines("in", 1);
+    let ended = world.output(&["--json", "--no-wait", "a", "--", "true"]);
+    assert_eq!(ended.code, Some(75));
+    let lock: serde_json::Value = serde_json::from_str(&ended.out).expect("one object");
+    assert_eq!((&lock["name"], &lock["held"]), (&"a".into(), &true.into()), "{lock}");
+    assert!(lock["owner"].as_str().is_some_and(|owner| owner.starts_with("backup@")), "{lock}");
+    assert!(lock.get("token").is_none() && lock["waiters"].is_array(), "{lock}");
+    assert!(ended.err.starts_with("leasehold: a is held by"), "{ended:?}");
+}
+
+#[test]
 fn signals_reach_the_command() {
     let world = World::sqlite();
     let script = "for s in HUP INT QUIT TERM USR1 USR2 ALRM WINCH; do trap \"echo $s >> got\" $s; done; \

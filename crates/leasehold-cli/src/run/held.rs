@@ -2,40 +2,23 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leasehold::{Error, Holder, LockManager, LockName};
+use leasehold::{Error, Holder, LockManager};
 
-use crate::duration::shown;
 use crate::exit::{Exit, Failure};
+use crate::say;
 
-/// The failure of an acquire, in the command's words.
-pub(super) async fn failure(error: Error, _locks: Option<&LockManager>, _json: bool, code: Option<u8>) -> Failure {
-    match &error {
-        Error::NotAcquired { name, waited, holder, store } => {
-            let exit = code.map_or(Exit::NotAcquired, Exit::Code);
-            let mut line = held_by(name, holder.as_deref());
-            if !waited.is_zero() {
-                line += &format!("; waited {}", shown(*waited));
-            }
-            Failure::new(exit, line).detail(format!("store: {store} · see who waits: leasehold why {name}"))
-        }
-        _ => error.into(),
+/// The failure of an acquire. With `json`, whoever holds the lock is printed as data as well.
+pub(super) async fn failure(error: Error, locks: Option<&LockManager>, json: bool, code: Option<u8>) -> Failure {
+    let Error::NotAcquired { name, .. } = &error else { return error.into() };
+    if json
+        && let Some(locks) = locks
+        && let Ok(info) = locks.info(name).await
+        && let Err(failure) = say::json(&info.view())
+    {
+        return failure;
     }
-}
-
-/// `nightly is held by backup@db-1 (pid 4711) for 2m 10s, lease ends in 21s`
-fn held_by(name: &LockName, holder: Option<&Holder>) -> String {
-    let Some(holder) = holder else { return format!("{name} is held by somebody else") };
-    let mut line = match holder.foreign {
-        true => format!("{name} is held by another kind of client ({})", holder.owner),
-        false => format!("{name} is held by {}", holder.owner),
-    };
-    if let Some(held) = held_for(holder) {
-        line += &format!(" for {}", shown(held));
-    }
-    match holder.ttl_left {
-        Some(left) => line + &format!(", lease ends in {}", shown(left)),
-        None => line + ", without an end",
-    }
+    let failure = Failure::from(error);
+    Failure { exit: code.map_or(failure.exit, Exit::Code), ..failure }
 }
 
 /// For how long somebody has held a lock, if that is known.
