@@ -36,6 +36,19 @@ pub(crate) async fn run(size: Size) {
     }
 }
 
+/// One queue alone, for a profiler.
+pub(crate) async fn only(server: &RedisServer, waiters: usize, seconds: f64) {
+    let line = Line::new(server, waiters).await;
+    let mut pair = PingPong::new(server).await;
+    server.command(&["CONFIG", "RESETSTAT"]).await;
+    let (began, mut hops, mut handoffs) = (Instant::now(), Vec::new(), Vec::new());
+    while began.elapsed().as_secs_f64() < seconds {
+        hops.push(pair.p50(100).await * 1e6);
+        handoffs.push(line.p50(100).await * 1e6);
+    }
+    println!("{waiters} waiters: hand-off p50 {:.1} µs, ping-pong {:.1} µs a hop", median(handoffs), median(hops));
+}
+
 /// Managers, each with its own connection, that stand in line for one lock and come back when they
 /// have had it.
 struct Line {

@@ -28,7 +28,7 @@ fn main() {
         ["--quick"] => Size { rounds: 5, seconds: 0.5, handoffs: 1_000 },
         [] => Size { rounds: 15, seconds: 2.0, handoffs: 10_000 },
         _ => {
-            eprintln!("usage: leasehold-bench [--quick | --only bare|rslock|fenced|unfenced|memory TASKS SECONDS]");
+            eprintln!("usage: leasehold-bench [--quick | --only bare|rslock|fenced|unfenced|memory|handoff TASKS SECONDS]");
             std::process::exit(2);
         }
     };
@@ -48,8 +48,12 @@ fn only(contender: &str, tasks: usize, seconds: f64) {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let server = RedisServer::start().await;
-        let rate = throughput::only(&server, contender, tasks, seconds).await;
-        println!("{contender}, {tasks} tasks: {rate:.0} pairs/s");
+        if contender == "handoff" {
+            handoff::only(&server, tasks, seconds).await;
+        } else {
+            let rate = throughput::only(&server, contender, tasks, seconds).await;
+            println!("{contender}, {tasks} tasks: {rate:.0} pairs/s");
+        }
         if let redis::Value::BulkString(info) = server.command(&["INFO", "commandstats"]).await {
             let info = String::from_utf8_lossy(&info).into_owned();
             for line in info.lines().filter(|line| line.contains("usec_per_call")) {

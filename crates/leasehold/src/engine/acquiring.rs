@@ -176,9 +176,9 @@ async fn try_once(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<S
     let core = &alive.0;
     let mut undo = Undo::arm(core, claim(wish));
     let mut pause = FIRST_PAUSE;
-    let mut sends = 0;
+    // Whether the store may have done anything for the token.
+    let mut touched = false;
     loop {
-        sends += 1;
         let error = match core.store.try_acquire(undo.claim()).await {
             Ok(Try::Granted(grant)) => {
                 if Belief::new(grant.asked_at, grant.lasts).is_valid(Moment::now()) {
@@ -206,16 +206,17 @@ async fn try_once(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<S
             Err(error) => error,
         };
         lock(seen).failed = Some(error.clone());
+        touched |= !error.was_refused();
         if !worth_asking_again(&error) || began.until(Moment::now()) >= core.options.patience {
             // The undo stays armed: a try has several steps, and an error of the last one says nothing
             // of the first. Only where nothing was done at all is there nothing to give back.
-            if sends == 1 && error.was_refused() {
+            if !touched {
                 undo.disarm();
             }
             return Err(Ended::Error(core.store_error(Operation::Acquire, &wish.name, error)));
         }
         // With the same token: should the lost request have been granted, it is ours.
-        if error.may_have_happened() && !core.store.may_resend_try() {
+        if error.may_have_happened() && !error.was_refused() && !core.store.may_resend_try() {
             undo = Undo::arm(core, claim(wish));
         }
         tokio::select! {
@@ -365,6 +366,7 @@ impl Wish {
             fenced: self.fenced,
             renew_every: self.renew_every,
             max_hold: self.max_hold,
+            waited: false,
         }
     }
 }

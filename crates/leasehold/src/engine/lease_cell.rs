@@ -19,6 +19,8 @@ pub(crate) struct LeaseCell {
     pub(crate) fence: Option<Fence>,
     /// Whether the caller asked for a fence.
     pub(crate) fenced: bool,
+    /// It came by the queue, where others are likely to stand.
+    pub(crate) waited: bool,
     pub(crate) granted_at: Moment,
     /// False when the store could not be asked and the policy is to go on all the same.
     pub(crate) protected: bool,
@@ -61,6 +63,8 @@ pub(crate) struct NewLease {
     /// `None`: never renewed.
     pub(crate) renew_every: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
+    /// It came by the queue.
+    pub(crate) waited: bool,
 }
 
 impl LeaseCell {
@@ -78,6 +82,7 @@ impl LeaseCell {
             token: new.token,
             fence: grant.fence,
             fenced: new.fenced,
+            waited: new.waited,
             granted_at,
             protected: true,
             state: Mutex::new(LeaseState {

@@ -119,7 +119,10 @@ impl Core {
     }
 
     async fn try_release(&self, cell: &LeaseCell) -> Result<Release, StoreError> {
-        self.within(self.store.release(&cell.name, &cell.token)).await
+        if cell.waited {
+            return self.within(self.store.release(&cell.name, &cell.token)).await;
+        }
+        self.within(self.store.let_go(&cell.name, &cell.token)).await
     }
 
     async fn release_by_other_layers(self: &Arc<Self>, cell: &LeaseCell, mut error: StoreError) {

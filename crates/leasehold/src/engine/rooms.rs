@@ -242,7 +242,7 @@ impl Room {
                 continue;
             }
             let mine = seat.lease.ttl == claim.ttl && seat.lease.owner == claim.owner;
-            let lease = NewLease { token: claim.token.clone(), ..seat.lease };
+            let lease = NewLease { token: claim.token.clone(), waited: true, ..seat.lease };
             let guard = Guard::begin(alive.clone(), lease, grant, confirm || !mine);
             // Should the task have gone this very moment, the guard comes back and is dropped,
             // which releases.

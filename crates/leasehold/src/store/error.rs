@@ -9,11 +9,18 @@ pub struct StoreError {
     kind: StoreErrorKind,
     /// For people; never a secret.
     detail: Cow<'static, str>,
+    /// Nothing was sent: the store cannot have done anything.
+    unsent: bool,
 }
 
 impl StoreError {
     pub(crate) fn new(kind: StoreErrorKind, detail: impl Into<Cow<'static, str>>) -> Self {
-        Self { kind, detail: detail.into() }
+        Self { kind, detail: detail.into(), unsent: false }
+    }
+
+    /// The same, of a request that never left.
+    pub(crate) fn unsent(self) -> Self {
+        Self { unsent: true, ..self }
     }
 
     /// What kind of failure it was.
@@ -37,12 +44,12 @@ impl StoreError {
         )
     }
 
-    /// Whether nothing was done: the store is closed, belongs to another process, or its disk is full (a
+    /// Whether nothing was done: nothing was sent, the store is closed, belongs to another process, or its disk is full (a
     /// transaction is carried out whole or not at all), or the request makes no sense. Not out of memory:
     /// a server refuses the second step of a request for that, too.
     pub(crate) fn was_refused(&self) -> bool {
         use StoreErrorKind as K;
-        matches!(self.kind, K::Closed | K::Forked | K::Refused | K::DiskFull)
+        self.unsent || matches!(self.kind, K::Closed | K::Forked | K::Refused | K::DiskFull)
     }
 
     /// Whether the request may have been carried out all the same.

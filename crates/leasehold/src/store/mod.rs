@@ -90,7 +90,13 @@ pub struct Holder {
 impl Holder {
     /// A holder that is not one of ours: all that is known is the value it wrote.
     pub(crate) fn foreign(value: &[u8], ttl_left: Option<Duration>) -> Self {
-        let shown: String = String::from_utf8_lossy(value).chars().filter(|c| !c.is_control()).take(64).collect();
+        let text = String::from_utf8_lossy(value);
+        // A random value is that client's secret: whoever knows it can release the lock.
+        let shown = match newer_version(&text) {
+            Some(version) => format!("a newer leasehold (lh{version})"),
+            None if looks_random(&text) => "another client".to_owned(),
+            None => text.chars().filter(|c| !c.is_control()).take(64).collect(),
+        };
         Self {
             id: HolderId::of(value),
             owner: Owner::from_wire(&shown),
@@ -104,6 +110,23 @@ impl Holder {
             connected: None,
         }
     }
+}
+
+/// The version of a value in a format that is not known here yet.
+fn newer_version(text: &str) -> Option<u32> {
+    let (version, _) = text.strip_prefix("lh")?.split_once(' ')?;
+    version.parse().ok().filter(|version| *version > 1)
+}
+
+/// A UUID, a run of hex digits, or base64: what clients write to know their own lock again.
+fn looks_random(text: &str) -> bool {
+    let has = |kind: fn(&char) -> bool| text.chars().any(|c| kind(&c));
+    let hex = text.chars().all(|c| c.is_ascii_hexdigit() || c == '-') && has(char::is_ascii_digit);
+    let base64 = text.chars().all(|c| c.is_ascii_alphanumeric() || "+/=_-".contains(c))
+        && has(char::is_ascii_uppercase)
+        && has(char::is_ascii_lowercase)
+        && has(char::is_ascii_digit);
+    text.len() >= 16 && (hex || base64)
 }
 
 /// The answer to a try.
@@ -334,6 +357,11 @@ pub trait Store: Inspect + Send + Sync + 'static {
     /// Gives the lock to the next waiter, or frees it.
     async fn release(&self, name: &LockName, token: &Token) -> Result<Release, StoreError>;
 
+    /// The same for a lock that nobody is likely to wait for: cheaper then, dearer when somebody does.
+    async fn let_go(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
+        self.release(name, token).await
+    }
+
     /// The same by other means than the usual ones, slower, for when [`Store::release`] fails.
     async fn release_emergency(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
         self.release(name, token).await
@@ -418,3 +446,22 @@ pub trait Inspect: Send + Sync + 'static {
 
 /// A store that can be shared.
 pub type SharedStore = Arc<dyn Store>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_foreign_clients_secret_is_not_shown() {
+        let shown = |value: &str| Holder::foreign(value.as_bytes(), None).owner.to_string();
+        for secret in
+            ["9f1c2ab04d3e4f60a1b2c3d4e5f60718", "550e8400-e29b-41d4-a716-446655440000", "kJ8s+2nQ0vZx/7Tq1LmB3w=="]
+        {
+            assert_eq!(shown(secret), "another client");
+        }
+        for name in ["locked_by_tts_task", "celery@gpu-a", "worker-3", "task 9f1c2ab04d3e4f60a1b2c3d4"] {
+            assert_eq!(shown(name), name);
+        }
+        assert_eq!(shown("lh2 0 kJ8s2nQ0vZx7Tq1LmB3w"), "a newer leasehold (lh2)");
+    }
+}

@@ -16,9 +16,12 @@ use super::ear::Ear;
 use crate::facts::Fence;
 use crate::store::{Push, StoreError, StoreErrorKind};
 
-/// The first pause between two attempts, and the longest.
+/// The first pause between two attempts, and the longest: a lease of two seconds survives an outage of
+/// more than half its time, whenever it begins.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_millis(200);
+/// The pause after a refusal.
+const PAUSE_REFUSED: Duration = Duration::from_secs(1);
 /// A connection that broke sooner than this is not replaced at once.
 const SHORT_LIFE: Duration = Duration::from_secs(1);
 
@@ -80,7 +83,7 @@ impl Link {
             return Ok(conn);
         }
         // Rare, so boxed: otherwise every request would carry the room for it around.
-        Box::pin(self.wait_for_conn()).await
+        Box::pin(self.wait_for_conn()).await.map_err(StoreError::unsent)
     }
 
     async fn wait_for_conn(&self) -> Result<Arc<Conn>, StoreError> {
@@ -217,7 +220,7 @@ impl Link {
 fn pause_after(kind: StoreErrorKind, pause: Duration) -> Duration {
     use StoreErrorKind as K;
     match kind {
-        K::NotAuthenticated | K::NotPermitted | K::TooManyClients | K::Refused => PAUSE_MAX,
+        K::NotAuthenticated | K::NotPermitted | K::TooManyClients | K::Refused => PAUSE_REFUSED,
         _ => pause,
     }
 }

@@ -172,6 +172,10 @@ impl Store for RedisStore {
         self.ask_release(name, token).await
     }
 
+    async fn let_go(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
+        self.ask_let_go(name, token).await
+    }
+
     async fn release_emergency(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
         self.release_without_scripts(name, token).await
     }

@@ -335,7 +335,7 @@ mod tests {
     fn commands_are_written_as_the_server_expects_them() {
         let mut pipe = Pipeline::default();
         pipe.cmd("SET").arg("k").arg("ä b").arg("PX").arg(30_000_u64).arg(["NX", "GET"]);
-        pipe.cmd("INCR").arg(&String::from("f"));
+        pipe.cmd("INCR").arg(String::from("f"));
         let mut out = Vec::new();
         pipe.write_to(&mut out);
         let expected = "*7\r\n$3\r\nSET\r\n$1\r\nk\r\n$4\r\nä b\r\n$2\r\nPX\r\n$5\r\n30000\r\n$2\r\nNX\r\n$3\r\nGET\r\n\

@@ -29,6 +29,7 @@ scripts! {
     FENCE "lua/fence.lua"
     FINISH "lua/finish.lua"
     LEAVE "lua/leave.lua"
+    LET_GO "lua/let_go.lua"
     RAISE "lua/raise.lua"
     RELEASE "lua/release.lua"
     RENEW "lua/renew.lua"

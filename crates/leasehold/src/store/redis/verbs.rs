@@ -45,6 +45,21 @@ impl RedisStore {
         }
     }
 
+    pub(super) async fn ask_let_go(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
+        let key = self.keys.key(name).map_err(super::keys::refused)?;
+        let conn = self.link.conn().await?;
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(token.reveal());
+        };
+        match said(&conn.run(&scripts::LET_GO, &[&key], args).await?.reply) {
+            Some("released") => Ok(Release::Released),
+            Some("not ours") => Ok(Release::NotOwner),
+            // Boxed: a lock that nobody waits for should not carry the room for it around.
+            Some("waited for") => Box::pin(self.ask_release(name, token)).await,
+            _ => Err(strange("let go")),
+        }
+    }
+
     pub(super) async fn ask_release(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
         let keys = self.lock_keys(name)?;
         let conn = self.link.conn().await?;

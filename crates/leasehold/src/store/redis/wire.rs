@@ -2,8 +2,8 @@
 //!
 //! Whoever asks puts its request at the end of one buffer and waits in one line: the server answers in
 //! order. A single task, the carrier, writes the buffer in as few writes as it can, reads replies and
-//! pushes in the order the server sent them, and keeps one alarm for the oldest unanswered request. On an
-//! idle connection a request is written at once by whoever asks.
+//! pushes in the order the server sent them, and keeps one alarm for the oldest unanswered request. Whoever
+//! asks alone writes its request itself.
 //!
 //! After the first thing that goes wrong (an error, a late answer, an unreadable byte) the connection is of
 //! no more use: every request on it ends with an error, and it never answers again.
@@ -31,6 +31,9 @@ use crate::store::{StoreError, StoreErrorKind};
 
 /// Read at once. A burst of replies to a few hundred tasks fits.
 const READ_BYTES: usize = 64 * 1024;
+/// So much is written at once even while others are about to ask: larger pieces leave the server idle until
+/// they are whole, smaller ones cost a call each.
+const CHUNK: usize = 1_500;
 /// A peer that vanished without a word is noticed within these even when nothing is asked.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(5);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(2);
@@ -71,6 +74,8 @@ struct Line {
     free: Vec<usize>,
     /// Wakes the carrier; `None` while it is awake already.
     carrier: Option<Waker>,
+    /// Replies that came together last: so many tasks are about to ask at once.
+    crowd: usize,
     /// The carrier will look whether the oldest answer is late.
     alarm_set: bool,
     ended: Option<StoreError>,
@@ -170,12 +175,15 @@ impl Wire {
         if replies == 0 {
             return Asked { shared, slot: Some(slot), asked_at };
         }
-        let idle = line.asked.is_empty() && line.out.is_empty() && !line.writing;
+        let alone = line.crowd <= 1 && line.asked.is_empty();
         line.asked.push_back(slot);
         write(&mut line.out);
-        // On an idle connection nobody else's request is about to come: waiting for the carrier would only
-        // cost time. What cannot be written now it writes, and errors it meets again.
-        if idle && let Ok(written) = shared.writer.try_write(&line.out) {
+        // Nobody else's request is about to come, or enough have: waiting for the carrier would only cost
+        // time. What cannot be written now it writes, and errors it meets again.
+        if (alone || line.out.len() >= CHUNK)
+            && !line.writing
+            && let Ok(written) = shared.writer.try_write(&line.out)
+        {
             if written == line.out.len() {
                 line.out.clear();
             } else {
@@ -487,6 +495,7 @@ impl Carrier {
         let mut woken = Vec::new();
         let mut line = self.shared.line();
         let ear = &*self.ear;
+        line.crowd = values.len();
         let delivered = values.into_iter().try_for_each(|value| match value {
             Value::Push(push) => line.push(push, ear, &mut woken),
             value => line.reply(value, ear, &mut woken),

@@ -1,11 +1,37 @@
 -- The holder is done; it gave up its belief before this was sent.
 -- KEYS lock queue fence polls   ARGV token provisional_ms
 -- replies "released" | "not ours" | "again"
-local value = redis.pcall('GET', KEYS[1])
+local lock, queue = KEYS[1], KEYS[2]
+local value = redis.pcall('GET', lock)
 if type(value) ~= 'string' or value:sub(7, 38) ~= ARGV[1] then return 'not ours' end
 if value:sub(5, 5) == '0' then
-  redis.call('DEL', KEYS[1])
+  redis.call('DEL', lock)
   return 'released'
+end
+-- The usual hand-over, in a straight line: building the shared functions takes as long as all of this.
+-- Whatever is unusual (memory is full, a counter that was lost, a waiter that polls or is gone) is theirs.
+--#limits
+local first = redis.pcall('ZRANGE', queue, 0, 1)
+local token, inbox, ttl, owner
+if first[1] then token, inbox, ttl, owner = first[1]:match('^(%S+) (%S+) (%d+) %d+ (.*)$') end
+if token and inbox ~= '-' then
+  local f = redis.pcall('INCR', KEYS[3])
+  if type(f) == 'number' and f >= FENCE_SANE_MIN and f <= FENCE_MAX then
+    local fence = string.format('%016.0f', f)
+    local ms = tonumber(ttl) < tonumber(ARGV[2]) and ttl or ARGV[2]
+    redis.call('ZREM', queue, first[1])
+    if redis.pcall('SPUBLISH', inbox, 'G ' .. token .. ' ' .. fence .. ' ' .. ms) ~= 0 then
+      local now = redis.call('TIME')
+      local since = string.format('%s%03d', now[1], now[2] / 1000)
+      local rest = ' ' .. token .. ' ' .. fence .. ' ' .. inbox .. ' ' .. since .. ' ' .. ttl .. ' ' .. owner
+      redis.call('SET', lock, (first[2] and 'lh1 1' or 'lh1 0') .. rest, 'PX', ms)
+      if first[2] then
+        local next, where = first[2]:match('^(%S+) (%S+)')
+        if where and where ~= '-' then redis.pcall('SPUBLISH', where, 'N ' .. next .. ' ' .. ms) end
+      end
+      return 'released'
+    end
+  end
 end
 --#head
 return pass_on(tonumber(ARGV[2])) and 'released' or 'again'
