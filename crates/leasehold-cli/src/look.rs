@@ -223,7 +223,7 @@ mod tests {
         let table = table(&[view(Some(297_000)), view(None)], false);
         assert_eq!(
             table,
-            "NAME            HOLDER              HELD     LEASE    SEEN   WAITING\n\
+            "NAME           HOLDER              HELD     LEASE    SEEN   WAITING\n\
              gpu\\u{1b}[2J   tts@gpu-a (pid 8)   8m 40s   4m 57s   3s     0\n\
              gpu\\u{1b}[2J   tts@gpu-a (pid 8)   8m 40s   no end   3s     0\n"
         );
