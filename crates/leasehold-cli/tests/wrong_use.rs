@@ -126,7 +126,7 @@ fn a_store_that_may_not_be_read_ends_with_78() {
     let place = Place::sqlite();
     let locked = place.home.path().join("locked");
     fs::create_dir(&locked).expect("created");
-    fs::set_permissions(&locked, fs::Permissions::from_mode(0)).expect("set");
+    fs::set_permissions(&locked, fs::Permissions::from_mode(0o000)).expect("set");
     fs::set_permissions(place.home.path(), fs::Permissions::from_mode(0o755)).expect("set");
     // Root reads everything, so somebody else asks.
     let binary = place.home.path().join("leasehold");
