@@ -10,7 +10,6 @@ use crate::duration::{shown, shown_ms};
 /// How the command ends. The codes are those of `sysexits.h` and of env(1), so that scripts can tell
 /// "somebody else is at it" from "nobody knows".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(dead_code, reason = "some are for `run` alone")]
 pub(crate) enum Exit {
     /// 0: done.
     Done,
