@@ -102,6 +102,7 @@ fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     tools.cargo_components()?;
     tools.c_compiler()?;
     tools.redis_server()?;
+    tools.editor()?;
     // Python and Valkey come from a package index that not every machine reaches. What cannot run
     // without them is listed as skipped, with the reason, instead of failing code that is in order.
     let python = tools.python();
@@ -148,7 +149,7 @@ fn board(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
 
     let file = workspace.target.join("board.txt");
     board::start_afresh(&file)?;
-    let mut command = workspace.cargo(&["test", "--release", "-p", "leasehold-testkit", "--"]);
+    let mut command = workspace.cargo(&["test", "--release", "-p", "leasehold-testkit", "-p", "leasehold-cli", "--"]);
     command.args(["--nocapture", "--test-threads=1"]);
     command.args(rows.iter().map(|row| board::test_filter(row)));
     command.env("LEASEHOLD_BOARD", "full").env("LEASEHOLD_BOARD_FILE", &file);

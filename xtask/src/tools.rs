@@ -68,6 +68,15 @@ impl<'a> Tools<'a> {
         Ok(())
     }
 
+    /// A full-screen editor, to be run under a lock.
+    pub(crate) fn editor(&self) -> Result<(), Failure> {
+        if in_path("vi").is_some() {
+            return Ok(());
+        }
+        say("vi: missing, installing vim-tiny with apt-get");
+        self.apt_install(&["vim-tiny"])
+    }
+
     /// A Python that can import `redis`, in an environment of its own.
     pub(crate) fn python(&self) -> Result<PathBuf, Failure> {
         let environment = self.workspace.target.join("tools/venv");

@@ -5,11 +5,11 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::Signal;
 
 use super::link::{Link, Read, ToFront, ToKeeper};
-use super::signals::{Blocked, Inbox, suffer};
+use super::signals::{Blocked, Came, Inbox, suffer};
 use super::tree::{self, Reaped};
 use super::{KEEPER, let_go_of_stdio, refused};
 use crate::cli::RunArgs;
@@ -34,12 +34,20 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
             continue;
         }
         while let Some(came) = signals.next() {
-            link.send(&ToKeeper::Signal(came), None);
+            // Going on is answered below: here it could only be an old one, and undo the next stop.
+            if came.signal != Signal::SIGCONT {
+                link.send(&ToKeeper::Signal(came), None);
+            }
         }
         match link.poll() {
             Read::Nothing => {}
             Read::Message(ToFront::Lifeline, fd) => _lifeline = fd,
-            Read::Message(ToFront::Stop(signal), _) => suffer(signal),
+            Read::Message(ToFront::Stop(signal), _) => {
+                suffer(signal);
+                // Whoever made us go on may have meant us alone.
+                let went_on = Came { signal: Signal::SIGCONT, by_terminal: false };
+                link.send(&ToKeeper::Signal(went_on), None);
+            }
             Read::Message(ToFront::Done { code, by }, _) => {
                 if let Some(signal) = by {
                     suffer(signal);
@@ -69,7 +77,7 @@ fn start_keeper(blocked: Blocked) -> Result<Link, Failure> {
 fn keeper_died(args: &RunArgs) -> Failure {
     let name = &args.name;
     loop {
-        let refused = tree::signal_all(Signal::KILL);
+        let refused = tree::signal_all(rustix::process::Signal::KILL);
         loop {
             match tree::reap() {
                 Reaped::Child(..) => {}

@@ -91,8 +91,8 @@ struct Keeper {
     owner: Owner,
     deadlines: Deadlines,
     locks: Option<LockManager>,
-    /// The front was told to stop and has not been seen to go on.
-    front_stopped: bool,
+    /// How often the front was told to stop and has not gone on since.
+    stops: u32,
     /// The terminal sent SIGINT to all of us.
     interrupted: bool,
     /// The lease is lost, and CMD goes on as asked.
@@ -129,7 +129,7 @@ impl Keeper {
             front: i32::try_from(front).ok().and_then(Pid::from_raw),
             blocked,
             locks: None,
-            front_stopped: false,
+            stops: 0,
             interrupted: false,
             warned: false,
         })
@@ -185,7 +185,7 @@ impl Keeper {
     /// The lock, confirmed; or how the run ends without it.
     async fn acquire(&mut self, store: &Choice) -> Result<Result<Guard, End>, Failure> {
         let asked = Self::ask(&self.args, &self.owner, store, &self.link, &mut self.locks, &self.deadlines);
-        let cancelled = Self::cancelled(&self.link, &mut self.front_stopped);
+        let cancelled = Self::cancelled(&self.link, &mut self.stops);
         let outcome = tokio::select! {
             biased;
             cancelled = cancelled => Err(cancelled),
@@ -204,9 +204,9 @@ impl Keeper {
             Ok(Ok(guard)) => guard,
         };
         // Stopped while waiting: the job goes on when the shell says so.
-        while self.front_stopped {
+        while self.stops > 0 {
             match self.link.hear().await {
-                Some(came) if came.signal == Signal::SIGCONT => self.front_stopped = false,
+                Some(came) if came.signal == Signal::SIGCONT => self.stops = self.stops.saturating_sub(1),
                 Some(came) if ends(came.signal) => {
                     self.release(guard).await;
                     return Ok(Err(End { code: 128 + number(came.signal), by: Some(came.signal) }));
@@ -262,15 +262,15 @@ impl Keeper {
     }
 
     /// Waits until the front wants no lock any more: the signal that ends it, or none when it was killed.
-    async fn cancelled(link: &Ear, front_stopped: &mut bool) -> Option<Signal> {
+    async fn cancelled(link: &Ear, stops_told: &mut u32) -> Option<Signal> {
         loop {
             match link.hear().await {
                 None => return None,
                 Some(came) if stops(came.signal) => {
-                    *front_stopped = true;
+                    *stops_told += 1;
                     link.send(&ToFront::Stop(came.signal), None);
                 }
-                Some(came) if came.signal == Signal::SIGCONT => *front_stopped = false,
+                Some(came) if came.signal == Signal::SIGCONT => *stops_told = stops_told.saturating_sub(1),
                 Some(came) if ends(came.signal) => return Some(came.signal),
                 Some(_) => {}
             }
@@ -301,6 +301,10 @@ impl Keeper {
                 heard = self.link.hear() => match heard {
                     None => return Watched::FrontDied,
                     Some(came) => {
+                        // What happened to CMD before counts first: it may have been stopped again.
+                        if let Some(status) = self.look_after(pid) {
+                            return Watched::Ended(status);
+                        }
                         self.pass_on(came, pid);
                         continue;
                     }
@@ -331,7 +335,7 @@ impl Keeper {
                 continue;
             }
             if let Some(signal) = status.stopping_signal() {
-                self.front_stopped = true;
+                self.stops += 1;
                 self.tell(&ToFront::Stop(Signal::try_from(signal).unwrap_or(Signal::SIGSTOP)));
             } else if status.continued() {
                 self.wake_front();
@@ -346,7 +350,11 @@ impl Keeper {
     fn pass_on(&mut self, came: Came, pid: Pid) {
         self.interrupted |= came.by_terminal && came.signal == Signal::SIGINT;
         if came.signal == Signal::SIGCONT {
-            self.front_stopped = false;
+            self.stops = self.stops.saturating_sub(1);
+            if self.stops > 0 {
+                // The front went on before it was told to stop once more.
+                return;
+            }
         }
         // Shells and editors stop and continue the whole group, and CMD is part of it.
         let has_it_already = match came.signal {
@@ -364,7 +372,7 @@ impl Keeper {
 
     /// CMD has ended, and the lock is kept for a while; a signal ends that.
     async fn hold(&mut self, guard: &Guard, until_then: Moment) {
-        let cancelled = Self::cancelled(&self.link, &mut self.front_stopped);
+        let cancelled = Self::cancelled(&self.link, &mut self.stops);
         tokio::select! {
             () = until(until_then) => {}
             _ = cancelled => {}
@@ -470,8 +478,8 @@ impl Keeper {
     }
 
     /// The front stands still: there is nothing any more to stand still for.
-    fn wake_front(&mut self) {
-        if std::mem::take(&mut self.front_stopped)
+    fn wake_front(&self) {
+        if self.stops > 0
             && let Some(front) = self.front
             && getppid() == Some(front)
         {
