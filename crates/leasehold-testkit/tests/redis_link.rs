@@ -283,3 +283,21 @@ async fn a_follower_survives_a_cut() {
     };
     assert_eq!(timeout(Duration::from_secs(10), heard).await.expect("an event"), Some(event()));
 }
+
+/// The server must not take a process that cannot hear any more for a waiter that can.
+#[tokio::test]
+async fn a_connection_that_is_given_up_listens_no_longer() {
+    let server = RedisServer::start().await;
+    let proxy = FaultProxy::in_front_of(&server);
+    let store = connect(&proxy.url()).await.expect("let in");
+    let listening = async || match server.command(&["PUBSUB", "SHARDCHANNELS"]).await {
+        redis::Value::Array(channels) => channels.len(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(listening().await, 1);
+    proxy.refuse(true);
+    proxy.swallow_reply_to(|command| command.name() == "GET", 1);
+    let error = store.holder(&claim("a").name).await.expect_err("no answer");
+    assert_eq!(error.kind(), StoreErrorKind::NoAnswer);
+    eventually("nobody listens", async || listening().await == 0).await;
+}

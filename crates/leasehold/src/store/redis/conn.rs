@@ -44,7 +44,7 @@ pub(super) struct Answer<T> {
 }
 
 impl Conn {
-    /// Connects, in one round trip after the connection itself. `seen` is the highest fence this process
+    /// Connects, logs in, and does the rest in one round trip. `seen` is the highest fence this process
     /// knows of, `previous` its last connection.
     pub(super) async fn open(
         address: &Address,
@@ -55,10 +55,10 @@ impl Conn {
         previous: Option<&Identity>,
     ) -> Result<Self, StoreError> {
         let ear = Arc::new(ear);
-        let wire = Wire::open(address, options, ear.clone()).await?;
+        let wire = open_another(address, options, ear.clone()).await?;
         let before_ms = clock::wall_ms();
         // Our previous connection is ended before anything else: commands it sent may still run otherwise.
-        let (login, who) = (wire.ask_all(&login(address)), wire.ask_all(&introduce(previous)));
+        let who = wire.ask_all(&introduce(previous));
         let subscribing = wire.ask_push(cmd("SSUBSCRIBE").arg(inbox), "ssubscribe");
         let mut load = Pipeline::default();
         // Whoever may not load scripts sends them whole when they are needed.
@@ -67,14 +67,10 @@ impl Conn {
         raise.arg(1_usize).arg(keys::FENCE).arg(seen);
         let (loading, raising) = (wire.ask_all(&load), wire.ask(&raise));
 
-        let_in(&login.all().await?)?;
         let who = who.all().await?;
         let subscribed = match subscribing.reply().await? {
             Value::Push(_) => true,
-            Value::Error(error) => {
-                tracing::debug!(error = %from_server(&error), "not subscribed");
-                false
-            }
+            Value::Error(error) => permitted(&error)?,
             _ => false,
         };
         loading.all().await?;
@@ -83,10 +79,7 @@ impl Conn {
         // None of these must be permitted. A connection that cannot be named cannot be ended either.
         let identity = who.get(1).and_then(text).as_deref().and_then(Identity::parse);
         let may_kill = match who.get(2) {
-            Some(Value::Error(error)) => {
-                tracing::debug!(error = %from_server(error), "a previous connection cannot be ended");
-                false
-            }
+            Some(Value::Error(error)) => permitted(error)?,
             _ => identity.is_some(),
         };
         Ok(Self { wire, ear, identity, ahead_ms, may_kill, subscribed })
@@ -171,45 +164,47 @@ pub(super) async fn open_another(
     ear: Arc<dyn Hear>,
 ) -> Result<Wire, StoreError> {
     let wire = Wire::open(address, options, ear).await?;
-    let_in(&wire.ask_all(&login(address)).all().await?)?;
-    Ok(wire)
-}
-
-fn login(address: &Address) -> Pipeline {
-    let mut pipe = Pipeline::with_capacity(2);
-    let hello = pipe.cmd("HELLO").arg("3");
+    let mut hello = cmd("HELLO");
+    hello.arg("3");
     if let Some((user, password)) = &address.login {
         hello.arg(["AUTH", user, password]);
     }
+    // Before anything else is said: nothing of ours is to be done in another database or as another user.
+    let_in(&wire.ask(&hello).reply().await?)?;
     if address.database != 0 {
-        pipe.cmd("SELECT").arg(address.database);
+        let_in(&wire.ask(cmd("SELECT").arg(address.database)).reply().await?)?;
     }
-    pipe
+    Ok(wire)
+}
+
+/// A refusal that stands for as long as the user and the server are what they are: `Ok(false)`. Anything
+/// else passes, and says nothing about the next time.
+fn permitted(error: &ServerError) -> Result<bool, StoreError> {
+    let meant = from_server(error);
+    tracing::debug!(error = %meant, "not all that would be useful is permitted");
+    if meant.kind() == StoreErrorKind::NotPermitted || error.detail.starts_with("unknown") {
+        Ok(false)
+    } else {
+        Err(meant)
+    }
 }
 
 /// Whether the server took the login.
-fn let_in(replies: &[Value]) -> Result<(), StoreError> {
+fn let_in(reply: &Value) -> Result<(), StoreError> {
     let too_old = || StoreError::new(StoreErrorKind::Refused, "leasehold needs Redis 7.0 or Valkey 7.2 at least");
-    for reply in replies {
-        match reply {
-            Value::Error(ServerError { code, detail })
-                if code == "NOPROTO" || detail.starts_with("unknown command") =>
-            {
-                return Err(too_old());
-            }
-            Value::Error(error) => return Err(from_server(error)),
-            Value::Map(about) => {
-                let version = about.iter().find(|(field, _)| said(field) == Some("version"));
-                let version = version.and_then(|(_, version)| said(version)).unwrap_or_default();
-                let major = version.split('.').next().and_then(|major| major.parse::<u64>().ok());
-                if major.is_some_and(|major| major < OLDEST_MAJOR) {
-                    return Err(too_old());
-                }
-            }
-            _ => {}
+    match reply {
+        Value::Error(ServerError { code, detail }) if code == "NOPROTO" || detail.starts_with("unknown command") => {
+            Err(too_old())
         }
+        Value::Error(error) => Err(from_server(error)),
+        Value::Map(about) => {
+            let version = about.iter().find(|(field, _)| said(field) == Some("version"));
+            let version = version.and_then(|(_, version)| said(version)).unwrap_or_default();
+            let major = version.split('.').next().and_then(|major| major.parse::<u64>().ok());
+            if major.is_some_and(|major| major < OLDEST_MAJOR) { Err(too_old()) } else { Ok(()) }
+        }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Says who we are, and ends our previous connection.
@@ -298,11 +293,10 @@ mod tests {
     fn a_server_that_is_too_old_is_refused_in_words() {
         let hello = |version: &str| {
             let field = |text: &str| Value::Bulk(text.into());
-            vec![Value::Map(vec![(field("server"), field("redis")), (field("version"), field(version))])]
+            Value::Map(vec![(field("server"), field("redis")), (field("version"), field(version))])
         };
         assert!(let_in(&hello("7.0.15")).is_ok() && let_in(&hello("9.1.2")).is_ok() && let_in(&hello("odd")).is_ok());
-        let error =
-            |code: &str, detail: &str| vec![Value::Error(ServerError { code: code.into(), detail: detail.into() })];
+        let error = |code: &str, detail: &str| Value::Error(ServerError { code: code.into(), detail: detail.into() });
         for old in [hello("6.2.1"), error("ERR", "unknown command `HELLO`"), error("NOPROTO", "no such protocol")] {
             let refused = let_in(&old).expect_err("too old");
             assert_eq!(refused.kind(), StoreErrorKind::Refused);

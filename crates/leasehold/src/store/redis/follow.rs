@@ -59,9 +59,9 @@ impl RedisStore {
                 wire.broken().await;
                 let mut pause = PAUSE_MIN;
                 wire = loop {
-                    match subscribe(&address, &options, &channel, &tell).await {
-                        Ok(wire) => break wire,
-                        Err(_) => sleep(pause).await,
+                    sleep(pause).await;
+                    if let Ok(wire) = subscribe(&address, &options, &channel, &tell).await {
+                        break wire;
                     }
                     pause = (pause * 2).min(PAUSE_MAX);
                 };

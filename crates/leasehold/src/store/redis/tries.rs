@@ -121,9 +121,12 @@ impl RedisStore {
             Ok(answer) if said(&answer.reply) == Some("not ours") => Ok(None),
             Ok(answer) => fence(&answer.reply).map(Some).ok_or_else(|| strange("fence")),
             Err(error) => {
-                // Without a fence nothing is granted, so nothing may stay held. Whether this helps
-                // or not, the answer is the same, and the caller gives the token up.
-                let _ = self.ask_release(&claim.name, &claim.token).await;
+                // Without a fence nothing is granted, so nothing may stay held. Not after an error that passes:
+                // the caller asks again with this token, and a token named in a release is dead.
+                if !error.is_passing() {
+                    // Whether this helps or not, the answer is the same, and the caller gives the token up.
+                    let _ = self.ask_release(&claim.name, &claim.token).await;
+                }
                 Err(error)
             }
         }

@@ -74,7 +74,7 @@ struct Line {
     free: Vec<usize>,
     /// Wakes the carrier; `None` while it is awake already.
     carrier: Option<Waker>,
-    /// Replies that came together last: so many tasks are about to ask at once.
+    /// Requests that were answered together last: so many tasks are about to ask at once.
     crowd: usize,
     /// The carrier will look whether the oldest answer is late.
     alarm_set: bool,
@@ -127,7 +127,9 @@ impl Wire {
             is_broken: AtomicBool::new(false),
             broken: CancellationToken::new(),
         });
-        tokio::spawn(carry(shared.clone(), reader, ear, options.response_timeout));
+        // Also when the runtime goes down under the task: nobody waits for a carrier that is gone.
+        let ends = EndsWith(shared.clone());
+        tokio::spawn(carry(ends, reader, ear, options.response_timeout));
         Ok(Self { shared })
     }
 
@@ -289,6 +291,8 @@ impl Shared {
         }
         woken.into_iter().for_each(Waker::wake);
         self.broken.cancel();
+        // The server must not take us for somebody who listens. An error says that it knows already.
+        let _ = rustix::net::shutdown(self.writer.as_ref(), rustix::net::Shutdown::Both);
     }
 }
 
@@ -364,6 +368,8 @@ struct Carrier {
     /// Taken from the line, and how much of it is written.
     out: Vec<u8>,
     written: usize,
+    /// Nothing can be written any more; what the server said before is still to be read.
+    write_error: Option<StoreError>,
     /// Let others add to the buffer before it is written.
     let_others: bool,
     /// Read, and how much of it is used up.
@@ -371,17 +377,16 @@ struct Carrier {
     filled: usize,
 }
 
-async fn carry(shared: Arc<Shared>, reader: OwnedReadHalf, ear: Arc<dyn Hear>, answer_within: Duration) {
-    // Also when the runtime goes down under the task: nobody waits for a carrier that is gone.
-    let ends = EndsWith(shared.clone());
+async fn carry(ends: EndsWith, reader: OwnedReadHalf, ear: Arc<dyn Hear>, answer_within: Duration) {
     let mut carrier = Carrier {
-        shared,
+        shared: ends.0.clone(),
         reader,
         ear,
         answer_within,
         alarm: Box::pin(sleep(answer_within)),
         out: Vec::new(),
         written: 0,
+        write_error: None,
         let_others: true,
         input: vec![0; READ_BYTES],
         filled: 0,
@@ -401,9 +406,14 @@ impl Drop for EndsWith {
 impl Carrier {
     /// Does what can be done now. Ready with what ended the connection.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<StoreError> {
-        // Read even when it can no longer be written to: a server that shows us out says why.
-        let written = self.write(cx);
-        match self.read(cx).and(written).and_then(|()| self.watch(cx)) {
+        if let Some(ended) = &self.shared.line().ended {
+            return Poll::Ready(ended.clone());
+        }
+        if self.write_error.is_none() {
+            // A server that shows us out says why: that is read before the connection is given up.
+            self.write_error = self.write(cx).err();
+        }
+        match self.read(cx).and_then(|()| self.watch(cx)) {
             Ok(()) => Poll::Pending,
             Err(error) => Poll::Ready(error),
         }
@@ -413,9 +423,6 @@ impl Carrier {
         loop {
             if self.out.is_empty() {
                 let mut line = self.shared.line();
-                if let Some(ended) = &line.ended {
-                    return Err(ended.clone());
-                }
                 if line.carrier.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
                     line.carrier = Some(cx.waker().clone());
                 }
@@ -495,11 +502,11 @@ impl Carrier {
         let mut woken = Vec::new();
         let mut line = self.shared.line();
         let ear = &*self.ear;
-        line.crowd = values.len();
         let delivered = values.into_iter().try_for_each(|value| match value {
             Value::Push(push) => line.push(push, ear, &mut woken),
             value => line.reply(value, ear, &mut woken),
         });
+        line.crowd = woken.len();
         drop(line);
         woken.into_iter().for_each(Waker::wake);
         delivered.and(unreadable)
