@@ -1,7 +1,7 @@
 //! The attribute `#[lock(...)]` of `leasehold`; use it through that crate (feature `macros`, on by
 //! default), where it is documented.
 //!
-//! A shell around three steps: [`attr`] reads the options, [`template`] the key, [`expand`] writes
+//! A shell around three steps: `attr` reads the options, `template` the key, `expand` writes
 //! the function. Whatever is wrong is told at its place, all at once.
 
 mod attr;
