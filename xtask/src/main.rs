@@ -1,6 +1,7 @@
 //! The project's commands. `cargo xtask` prints them; `CONTRIBUTING.md` and `.ci/run` only point here.
 
 mod board;
+mod start;
 mod steps;
 mod tools;
 mod workspace;
@@ -33,6 +34,12 @@ const ENTRIES: &[Entry] = &[
         run: board,
     },
     Entry { name: "bench", arguments: "[--quick]", summary: "measure our speed against the peers'", run: bench },
+    Entry {
+        name: "bench-start",
+        arguments: "",
+        summary: "measure how long `leasehold run x -- true` takes, against flock(1)",
+        run: bench_start,
+    },
     Entry {
         name: "coverage",
         arguments: "",
@@ -177,6 +184,12 @@ fn bench(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
         command.arg("--quick");
     }
     steps::run_one(workspace, command)
+}
+
+fn bench_start(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    none(arguments)?;
+    Tools::new(workspace).c_compiler()?;
+    start::bench_start(workspace)
 }
 
 fn coverage(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
