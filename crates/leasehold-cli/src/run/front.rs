@@ -1,5 +1,6 @@
 //! The process that was started: what the shell waits for, people signal and the terminal stops.
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -28,17 +29,13 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     let_go_of_stdio();
     // Held, not read: see `ToFront::Lifeline`.
     let mut _lifeline: Option<OwnedFd> = None;
+    let mut got = HashSet::new();
     loop {
         let mut ends = [PollFd::new(&signals, PollFlags::IN), PollFd::new(&link, PollFlags::IN)];
         if poll(&mut ends, None).is_err() {
             continue;
         }
-        while let Some(came) = signals.next() {
-            // Going on is answered below: here it could only be an old one, and undo the next stop.
-            if came.signal != Signal::SIGCONT {
-                link.send(&ToKeeper::Signal(came), None);
-            }
-        }
+        pass_on(&signals, &link, &mut got);
         match link.poll() {
             Read::Nothing => {}
             Read::Message(ToFront::Lifeline, fd) => _lifeline = fd,
@@ -49,12 +46,25 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
                 link.send(&ToKeeper::Signal(went_on), None);
             }
             Read::Message(ToFront::Done { code, by }, _) => {
-                if let Some(signal) = by {
+                // Whatever ended the command was sent to us before.
+                pass_on(&signals, &link, &mut got);
+                if let Some(signal) = by.filter(|signal| got.contains(signal)) {
                     suffer(signal);
                 }
                 return Ok(Exit::Code(code));
             }
             Read::Gone => return Err(keeper_died(args)),
+        }
+    }
+}
+
+/// Tells the keeper of every signal that has come in, and keeps them in mind.
+fn pass_on(signals: &Inbox, link: &Link, got: &mut HashSet<Signal>) {
+    while let Some(came) = signals.next() {
+        got.insert(came.signal);
+        // Going on is told after a stop: here it could only be an old one, and undo the next stop.
+        if came.signal != Signal::SIGCONT {
+            link.send(&ToKeeper::Signal(came), None);
         }
     }
 }

@@ -13,7 +13,7 @@ use tokio::signal::unix::SignalKind;
 use super::command::{self, Start};
 use super::deadline::Deadlines;
 use super::link::{Ear, Link, Read, ToFront, ToKeeper};
-use super::signals::{Blocked, Came, ends, stops};
+use super::signals::{Blocked, Came, Caught, ends, stops};
 use super::tree::{self, Reaped};
 use super::{KEEPER, held, let_go_of_stdio, refused, waiting};
 use crate::cli::{OnLost, RunArgs};
@@ -27,7 +27,7 @@ const AGAIN: Duration = Duration::from_millis(5);
 /// How the run ended, for the front.
 struct End {
     code: u8,
-    /// The signal the front is to end by, so that a shell sees it.
+    /// The signal the front is to end by if it got it, too, so that a shell sees it.
     by: Option<Signal>,
 }
 
@@ -93,8 +93,6 @@ struct Keeper {
     locks: Option<LockManager>,
     /// How often the front was told to stop and has not gone on since.
     stops: u32,
-    /// The terminal sent SIGINT to all of us.
-    interrupted: bool,
     /// The lease is lost, and CMD goes on as asked.
     warned: bool,
 }
@@ -130,7 +128,6 @@ impl Keeper {
             blocked,
             locks: None,
             stops: 0,
-            interrupted: false,
             warned: false,
         })
     }
@@ -149,6 +146,7 @@ impl Keeper {
             lifeline: self.locks.as_ref().and_then(LockManager::lifeline),
             blocked: self.blocked,
         };
+        let mut caught = Caught::install().map_err(|e| refused("catch signals", &e))?;
         let started_at = Moment::now();
         let started = command::start(&start);
         drop(start);
@@ -160,9 +158,9 @@ impl Keeper {
             }
         };
         let_go_of_stdio();
-        match self.watch(&guard, pid).await {
+        match self.watch(&guard, pid, &mut caught).await {
             Watched::Ended(status) => {
-                let end = self.end_of(status);
+                let end = Self::end_of(status);
                 if let Some(hold) = self.args.hold_at_least {
                     self.hold(&guard, started_at + hold).await;
                 }
@@ -287,7 +285,7 @@ impl Keeper {
     }
 
     /// Until CMD ends, the lease is lost, or the front is killed.
-    async fn watch(&mut self, guard: &Guard, pid: Pid) -> Watched {
+    async fn watch(&mut self, guard: &Guard, pid: Pid, caught: &mut Caught) -> Watched {
         loop {
             let give_up_at = self.deadlines.give_up_at(guard.valid_until());
             let lost = tokio::select! {
@@ -309,6 +307,10 @@ impl Keeper {
                         continue;
                     }
                 },
+                signal = caught.next() => {
+                    self.pass_on(Came { signal, by_terminal: false }, pid);
+                    continue;
+                }
                 why = guard.lost(), if !self.warned => lost_text(guard, Some(why)),
                 () = until(give_up_at), if !self.warned => {
                     // Renewed meanwhile: another day.
@@ -334,9 +336,11 @@ impl Keeper {
             if child != pid {
                 continue;
             }
-            if let Some(signal) = status.stopping_signal() {
+            if status.stopped() {
                 self.stops += 1;
-                self.tell(&ToFront::Stop(Signal::try_from(signal).unwrap_or(Signal::SIGSTOP)));
+                // Not by the signal that stopped CMD: that one may reach the front from the terminal as
+                // well, while it goes on, and it would stop twice.
+                self.tell(&ToFront::Stop(Signal::SIGSTOP));
             } else if status.continued() {
                 self.wake_front();
             } else {
@@ -348,7 +352,6 @@ impl Keeper {
 
     /// A signal that somebody sent to the front is meant for CMD.
     fn pass_on(&mut self, came: Came, pid: Pid) {
-        self.interrupted |= came.by_terminal && came.signal == Signal::SIGINT;
         if came.signal == Signal::SIGCONT {
             self.stops = self.stops.saturating_sub(1);
             if self.stops > 0 {
@@ -429,12 +432,12 @@ impl Keeper {
         }
     }
 
-    fn end_of(&self, status: WaitStatus) -> End {
+    fn end_of(status: WaitStatus) -> End {
         match status.terminating_signal() {
             Some(signal) => End {
                 code: u8::try_from(128 + signal).unwrap_or(u8::MAX),
                 // A shell goes on with its script unless it sees that this ended the job.
-                by: (self.interrupted && signal == Signal::SIGINT as i32).then_some(Signal::SIGINT),
+                by: (signal == Signal::SIGINT as i32).then_some(Signal::SIGINT),
             },
             None => Exit::Code(status.exit_status().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)).into(),
         }

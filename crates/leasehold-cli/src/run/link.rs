@@ -32,9 +32,9 @@ pub(super) enum ToKeeper {
 pub(super) enum ToFront {
     /// With a descriptor to keep open: the lease counts as a living process's until it is closed.
     Lifeline,
-    /// The command was stopped by this signal: the shell waits for us to be.
+    /// Stop by this signal: the command is stopped, or was to be, and the shell waits for that.
     Stop(Signal),
-    /// All is done; end with this code, or by this signal.
+    /// All is done; end with this code, or by this signal if it was sent to the front as well.
     Done { code: u8, by: Option<Signal> },
 }
 
@@ -98,7 +98,8 @@ impl Link {
         let received = loop {
             let into = &mut [IoSliceMut::new(&mut bytes)];
             match recvmsg(&self.0, into, &mut extra, flags | RecvFlags::CMSG_CLOEXEC) {
-                Err(Errno::INTR) => {}
+                // The other side closed before it had read all we sent. That is told once, ahead of what it sent.
+                Err(Errno::INTR | Errno::CONNRESET) => {}
                 Err(Errno::AGAIN) => return Read::Nothing,
                 Err(_) => return Read::Gone,
                 Ok(received) => break received.bytes,
@@ -245,5 +246,16 @@ mod tests {
         assert_eq!(io::read_to_string(reader).expect("the pipe's end"), "");
         drop(front);
         assert!(matches!(keeper.wait::<ToKeeper>(), Read::Gone));
+    }
+
+    #[test]
+    fn the_last_word_arrives_although_something_was_left_unread() {
+        let (front, keeper) = Link::pair().expect("a socket pair");
+        let keeper = Link(keeper);
+        front.send(&ToKeeper::Start { front: 1, blocked: 2 }, None);
+        keeper.send(&ToFront::Done { code: 7, by: None }, None);
+        drop(keeper);
+        assert!(matches!(front.wait(), Read::Message(ToFront::Done { code: 7, by: None }, None)));
+        assert!(matches!(front.wait::<ToFront>(), Read::Gone));
     }
 }

@@ -1,10 +1,13 @@
 //! Which signals are passed on, and keeping them off this process meanwhile.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use tokio::signal::unix::SignalKind;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 /// Whatever somebody may send to a job on purpose. Not among them: those that cannot be caught, those
 /// that say that this very program is broken, and SIGCHLD and SIGPIPE, which are each process's own.
@@ -56,7 +59,7 @@ impl Blocked {
         Self(set(PASSED.into_iter().filter(|signal| bits & 1 << (*signal as u32) != 0)))
     }
 
-    /// Runs something as if nothing had been blocked. A signal that is waiting acts at once.
+    /// Runs something as if nothing had been blocked. A signal that is waiting acts at once, see [`Caught`].
     pub(super) fn lifted<R>(self, run: impl FnOnce() -> R) -> R {
         let _ = self.0.thread_unblock();
         let result = run();
@@ -92,6 +95,32 @@ impl AsFd for Inbox {
     }
 }
 
+/// Signals that were waiting for the keeper when it lifted the block for its command's start. The terminal
+/// sends to the whole group: they are the command's, which was not there yet, and must not end the keeper.
+pub(super) struct Caught(UnboundedReceiver<Signal>);
+
+impl Caught {
+    /// Catches from now on, but leaves alone what is to be ignored: that is inherited.
+    pub(super) fn install() -> io::Result<Self> {
+        let (tell, caught) = unbounded_channel();
+        let ignored = ignored();
+        for signal in PASSED.into_iter().filter(|signal| ignored & bit(*signal) == 0) {
+            let mut stream = tokio::signal::unix::signal(SignalKind::from_raw(signal as i32))?;
+            let tell = tell.clone();
+            tokio::spawn(async move { while stream.recv().await.is_some() && tell.send(signal).is_ok() {} });
+        }
+        Ok(Self(caught))
+    }
+
+    /// Cancel safe.
+    pub(super) async fn next(&mut self) -> Signal {
+        match self.0.recv().await {
+            Some(signal) => signal,
+            None => std::future::pending().await,
+        }
+    }
+}
+
 /// Does to this process what the signal does by default: stops it, or ends it.
 pub(super) fn suffer(signal: Signal) {
     let _ = raise(signal);
@@ -115,10 +144,18 @@ pub(super) fn ends(signal: Signal) -> bool {
 /// A blocked signal comes in even where whoever started us wants it ignored (`nohup`). The command
 /// ignores it as well then.
 fn is_ignored(signal: Signal) -> bool {
+    ignored() & bit(signal) != 0
+}
+
+fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let bits = line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0);
-    bits & 1 << (signal as u32 - 1) != 0
+    line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// A signal in a mask as /proc shows it.
+fn bit(signal: Signal) -> u64 {
+    1 << (signal as u32 - 1)
 }
 
 fn set(signals: impl IntoIterator<Item = Signal>) -> SigSet {
