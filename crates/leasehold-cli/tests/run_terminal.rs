@@ -123,7 +123,7 @@ fn ctrl_c_ends_the_job_and_the_script_around_it() {
     assert_eq!(terminal.code_of("true"), "0");
     assert_eq!(world.lines("rounds", 1).len(), 1, "the loop went on");
     // What handles it goes on, and has it once (the keeper, its parent, is done with starting it).
-    let script = "trap \"echo >> ints\" INT; while grep -q SigBlk:.00*$ /proc/$PPID/status; do :; done; \
+    let script = "trap \"echo >> ints\" INT; until grep -q SigBlk:.00000000[1-9a-f] /proc/$PPID/status; do :; done; \
                   echo >> in; while [ ! -e end ]; do sleep 0.05; done; exit 9";
     terminal.line(&format!("$L run a -- sh -c '{script}'; echo \"code=$?=\""));
     world.lines("in", 1);

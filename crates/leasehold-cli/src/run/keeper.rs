@@ -299,16 +299,16 @@ impl Keeper {
                 heard = self.link.hear() => match heard {
                     None => return Watched::FrontDied,
                     Some(came) => {
-                        // What happened to CMD before counts first: it may have been stopped again.
-                        if let Some(status) = self.look_after(pid) {
+                        if let Some(status) = self.pass_on(came, pid) {
                             return Watched::Ended(status);
                         }
-                        self.pass_on(came, pid);
                         continue;
                     }
                 },
                 signal = caught.next() => {
-                    self.pass_on(Came { signal, by_terminal: false }, pid);
+                    if let Some(status) = self.pass_on(Came { signal, by_terminal: false }, pid) {
+                        return Watched::Ended(status);
+                    }
                     continue;
                 }
                 why = guard.lost(), if !self.warned => lost_text(guard, Some(why)),
@@ -350,27 +350,28 @@ impl Keeper {
         None
     }
 
-    /// A signal that somebody sent to the front is meant for CMD.
-    fn pass_on(&mut self, came: Came, pid: Pid) {
+    /// A signal that somebody sent to the front is meant for CMD. CMD's end, should it show on the way.
+    fn pass_on(&mut self, came: Came, pid: Pid) -> Option<WaitStatus> {
+        // Shells and editors stop and continue the whole group, and CMD is part of it.
         if came.signal == Signal::SIGCONT {
             self.stops = self.stops.saturating_sub(1);
-            if self.stops > 0 {
-                // The front went on before it was told to stop once more.
-                return;
+            if self.stops > 0 || !tree::is_stopped(pid) {
+                return None;
             }
-        }
-        // Shells and editors stop and continue the whole group, and CMD is part of it.
-        let has_it_already = match came.signal {
-            Signal::SIGCONT => !tree::is_stopped(pid),
-            signal if stops(signal) => tree::is_stopped(pid),
-            _ => false,
-        };
-        if came.by_terminal || has_it_already {
-            return;
+            // Stopped still, or once more? A stop that is news is told to the front, and stays.
+            if let Some(status) = self.look_after(pid) {
+                return Some(status);
+            }
+            if self.stops > 0 {
+                return None;
+            }
+        } else if came.by_terminal || (stops(came.signal) && tree::is_stopped(pid)) {
+            return None;
         }
         if let Some(signal) = rustix::process::Signal::from_named_raw(came.signal as i32) {
             let _ = kill_process(pid, signal);
         }
+        None
     }
 
     /// CMD has ended, and the lock is kept for a while; a signal ends that.
