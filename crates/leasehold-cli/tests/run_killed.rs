@@ -9,12 +9,12 @@ use leasehold_testkit::{full_or, report};
 use run_support::{Job, World, is_alive, keeper_of, kill, wait_for};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A child in the background, one in a session of its own, and one there that has closed all descriptors
-/// and cleared its environment. Each writes its process id; all ignore what can be ignored.
+/// A child in the background, one in a session of its own, and an orphan there that has closed all
+/// descriptors and cleared its environment. Each writes its process id; all ignore what can be ignored.
 const TREE: &str = "trap '' HUP INT TERM; echo $$ >> pids; \
     sh -c 'echo $$ >> pids; while :; do sleep 1; done' & \
     setsid sh -c 'echo $$ >> pids; while :; do sleep 1; done' & \
-    env -i setsid sh -c 'echo $$ >> pids; exec <&- >&- 2>&- 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-; while :; do /bin/sleep 1; done' & \
+    (env -i setsid sh -c 'echo $$ >> pids; exec <&- >&- 2>&- 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-; while :; do /bin/sleep 1; done' &) ; \
     while :; do sleep 1; done";
 
 /// Writes whoever is still there when the next holder enters.
