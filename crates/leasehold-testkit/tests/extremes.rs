@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Error, LossReason};
+use leasehold::{Error, LossReason, StoreError, StoreErrorKind};
 use leasehold_testkit::{Arena, on_every_store};
 use tokio::time::timeout;
 
@@ -45,7 +45,15 @@ async fn any_wait_and_any_pause_hand_the_lock_on(arena: Arena) {
                     next.release().await.expect("answered");
                 } else {
                     let outcome = timeout(LONG, waiting).await.expect("in time").expect("no panic");
-                    assert!(matches!(outcome, Err(Error::NotAcquired { .. })), "{wait:?} {pause:?}: {outcome:?}");
+                    // A call returns by its deadline, whether a busy machine has let the store answer or not.
+                    let unanswered = |error: &StoreError| error.kind() == StoreErrorKind::NoAnswer;
+                    let ended = match &outcome {
+                        Err(Error::NotAcquired { .. }) => true,
+                        Err(Error::Store { source, .. }) => unanswered(source),
+                        _ => false,
+                    };
+                    assert!(ended, "{wait:?} {pause:?}: {outcome:?}");
+                    guard.release().await.expect("answered");
                 }
             }
         }
