@@ -55,3 +55,14 @@ impl Job {
         }
     }
 }
+
+/// What a claimer process is told to do, once it is told `go`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ClaimJob {
+    /// Which store.
+    pub url: String,
+    /// Which request id.
+    pub id: String,
+    /// How long the claim lasts.
+    pub lease_ms: u64,
+}

@@ -46,6 +46,15 @@ pub enum Error {
         /// What went wrong.
         source: StoreError,
     },
+    /// What the store holds under a request id is not what was asked for: another type, or another program
+    /// wrote it.
+    #[error("what is stored for {name:?} cannot be read as the type that was asked for: {problem}")]
+    Unreadable {
+        /// The request id.
+        name: LockName,
+        /// What was expected, in the parser's words.
+        problem: String,
+    },
     /// The store itself cannot be used: a bad URL, a file that cannot be opened, a wrong password.
     #[error("cannot use the store `{store}`: {source}")]
     Connect {
@@ -79,7 +88,7 @@ impl Error {
         match self {
             Self::NotAcquired { .. } | Self::Lost { .. } => true,
             Self::Store { source, .. } | Self::Connect { source, .. } => source.is_passing(),
-            Self::Invalid(_) | Self::NotInstalled { .. } | Self::ShutDown { .. } => false,
+            Self::Unreadable { .. } | Self::Invalid(_) | Self::NotInstalled { .. } | Self::ShutDown { .. } => false,
         }
     }
 
@@ -89,6 +98,7 @@ impl Error {
             Self::NotAcquired { name, .. }
             | Self::Lost { name, .. }
             | Self::Store { name, .. }
+            | Self::Unreadable { name, .. }
             | Self::NotInstalled { name }
             | Self::ShutDown { name } => Some(name),
             Self::Connect { .. } | Self::Invalid(_) => None,
@@ -129,6 +139,14 @@ pub enum Operation {
     AskToFinish,
     /// Look at locks.
     Inspect,
+    /// Create a binding, or read what exists.
+    Create,
+    /// Read a binding.
+    Read,
+    /// Change a binding that is there.
+    Change,
+    /// Remove a binding.
+    Remove,
 }
 
 impl fmt::Display for Operation {
@@ -140,6 +158,10 @@ impl fmt::Display for Operation {
             Self::Evict => "evict",
             Self::AskToFinish => "ask to finish",
             Self::Inspect => "inspect",
+            Self::Create => "create",
+            Self::Read => "read",
+            Self::Change => "change",
+            Self::Remove => "remove",
         })
     }
 }

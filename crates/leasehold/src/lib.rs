@@ -30,6 +30,7 @@
 
 #[cfg(feature = "macros")]
 mod attribute;
+mod bindings;
 pub mod clock;
 #[cfg(feature = "config")]
 pub mod config;
@@ -53,9 +54,12 @@ mod stats;
 pub mod store;
 mod view;
 
+pub use bindings::{Binding, Bindings, Claimed, JobBinding, Reservation, Reserved};
 pub use error::{Error, Operation};
 pub use event::{EventKind, LockEvent, LossReason, Observer, ReleaseLayer, Transition};
-pub use facts::{Fence, HolderId, Invalid, KeySpace, LockName, Namespace, Owner, RawPattern, Token, Ttl};
+pub use facts::{
+    ClaimId, Fence, HolderId, Invalid, Keep, KeySpace, LockName, Namespace, Owner, RawPattern, Shelf, Token, Ttl,
+};
 pub use guard::Guard;
 pub use held::current_fence;
 pub use installed::{AlreadyInstalled, install, installed};

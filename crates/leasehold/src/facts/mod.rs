@@ -1,13 +1,17 @@
 //! Facts: names, owners, tokens, fences and ttls. Parsed once, valid ever after.
 
+mod claim_id;
 mod fence;
+mod keep;
 mod name;
 mod owner;
 mod token;
 mod ttl;
 
+pub use claim_id::ClaimId;
 pub use fence::Fence;
-pub use name::{KeySpace, LockName, Namespace, RawPattern};
+pub use keep::Keep;
+pub use name::{KeySpace, LockName, Namespace, RawPattern, Shelf};
 pub use owner::Owner;
 pub use token::{HolderId, Token};
 pub use ttl::Ttl;
@@ -32,6 +36,22 @@ pub enum Invalid {
         /// What is wrong with it.
         problem: &'static str,
     },
+    /// A time to keep something outside [`Keep::MIN`]`..=`[`Keep::MAX`] or not in whole milliseconds.
+    #[error("keeping it for {given:?} is not possible: that {problem}")]
+    Keep {
+        /// The duration that was refused.
+        given: std::time::Duration,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// A value that is too large to be stored, or cannot be written as JSON.
+    #[error("the value of {id:?} {problem}")]
+    Value {
+        /// What it was to be stored under.
+        id: String,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// An owner that is empty, too long, or holds control characters.
     #[error("owner {owner:?} {problem}")]
     Owner {
@@ -40,7 +60,7 @@ pub enum Invalid {
         /// What is wrong with it.
         problem: &'static str,
     },
-    /// A token or holder id that cannot be one of ours.
+    /// A token, holder id, claim id or request id that cannot be one.
     #[error("{what} {problem}")]
     Id {
         /// Which kind of id it was; the text itself may be secret and is not repeated.
@@ -61,6 +81,6 @@ pub enum Invalid {
 }
 
 /// The first characters of a text that is too long or too strange to be repeated whole.
-fn beginning(text: &str) -> String {
+pub(crate) fn beginning(text: &str) -> String {
     text.chars().take(64).collect()
 }

@@ -163,6 +163,15 @@ impl fmt::Display for RawPattern {
     }
 }
 
+/// Which of the two kinds of bindings an id belongs to: the same id means another thing in each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Shelf {
+    /// What [`bindings`](crate::LockManager::bindings) create.
+    Bindings,
+    /// Results of work that is done once.
+    Results,
+}
+
 /// The one function from a name to its key, and back.
 ///
 /// ```
@@ -231,6 +240,25 @@ impl KeySpace {
         key.push_str(prefix);
         key.push_str(name.as_str());
         Ok(key)
+    }
+
+    /// The key of a binding. Among the helper keys, where no lock can be; a namespace has no `:`, so no
+    /// two ids share one.
+    pub fn binding_key(&self, shelf: Shelf, id: &LockName) -> String {
+        let shelf = match shelf {
+            Shelf::Bindings => "bind",
+            Shelf::Results => "once",
+        };
+        format!("{}{shelf}:{}:{id}", Self::RESERVED, self.namespace.as_str())
+    }
+
+    /// The key of the slots of a node.
+    pub fn slots_key(&self, node: &LockName) -> String {
+        format!("{}{node}", self.slots_prefix())
+    }
+
+    pub(crate) fn slots_prefix(&self) -> String {
+        format!("{}slots:{}:", Self::RESERVED, self.namespace.as_str())
     }
 
     /// Whether a name has a key, without making it.
@@ -329,6 +357,17 @@ mod tests {
         }
         assert!(RawPattern::new("a*b").is_err());
         assert!(Namespace::new("a:b").is_err());
+    }
+
+    #[test]
+    fn bindings_are_where_no_lock_can_be() {
+        let keys = |ns: &str| KeySpace::new(Namespace::new(ns).expect("valid"), vec![]).expect("valid");
+        let (a, raw) = (keys("a"), keys(""));
+        assert_eq!(a.binding_key(Shelf::Bindings, &name("x")), "lh1:bind:a:x");
+        assert_eq!(raw.binding_key(Shelf::Results, &name("a:x")), "lh1:once::a:x");
+        assert_ne!(raw.binding_key(Shelf::Bindings, &name("a:x")), a.binding_key(Shelf::Bindings, &name("x")));
+        assert!(raw.key(&name("lh1:bind:a:x")).is_err());
+        assert_eq!(a.slots_key(&name("node 7")), "lh1:slots:a:node 7");
     }
 
     #[test]

@@ -17,6 +17,8 @@ use crate::machine::{
     Turn,
 };
 
+mod bindings;
+
 /// A world of locks that several [`MemoryStore`]s share: each store stands for one process.
 #[derive(Clone, Default)]
 pub struct MemoryWorld(Arc<Mutex<World>>);
@@ -31,6 +33,8 @@ struct World {
     followers: Vec<(Namespace, mpsc::Sender<LockEvent>)>,
     /// By namespace and name.
     counters: BTreeMap<(Namespace, &'static str), u64>,
+    /// By key.
+    bindings: BTreeMap<String, bindings::Kept>,
     /// `None`: as everywhere.
     provisional_ms: Option<u64>,
 }

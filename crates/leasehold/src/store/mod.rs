@@ -1,7 +1,7 @@
 //! What a store must do, in few verbs. The siblings ([`memory`], [`sqlite`], [`redis`]) know
 //! nothing of each other; one state machine (`machine`) says what each verb means.
 //!
-//! [`Store`] is the lock path, [`Inspect`] the look path. `Err` always means that the answer is
+//! [`Store`] is the lock path, [`Inspect`] the look path, [`Bind`] what has nothing to do with locks. `Err` always means that the answer is
 //! unknown, never that the lock is taken.
 
 use std::os::fd::OwnedFd;
@@ -15,6 +15,7 @@ use crate::clock::Moment;
 use crate::event::LockEvent;
 use crate::facts::{Fence, HolderId, LockName, Owner, Token, Ttl};
 
+mod bindings;
 mod error;
 mod finding;
 pub mod memory;
@@ -22,6 +23,7 @@ pub mod redis;
 mod seen;
 pub mod sqlite;
 
+pub use bindings::{Bind, BindingId, Bound, Change, Changed, Create, Expected, NewBinding, NodeSlot, VALUE_BYTES_MAX};
 pub use error::{StoreError, StoreErrorKind};
 pub use finding::{Finding, Level};
 
@@ -347,7 +349,7 @@ pub struct Waiter {
 /// Every verb is idempotent on its token. `Err` means unknown: the request may have been carried
 /// out or not.
 #[async_trait]
-pub trait Store: Inspect + Send + Sync + 'static {
+pub trait Store: Inspect + Bind + Send + Sync + 'static {
     /// Takes the lock if it is free and nobody stands in line.
     async fn try_acquire(&self, claim: &Claim) -> Result<Try, StoreError>;
 

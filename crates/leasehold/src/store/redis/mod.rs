@@ -18,6 +18,7 @@ use crate::store::{
 };
 
 mod address;
+mod bindings;
 mod checkup;
 mod conn;
 mod ear;

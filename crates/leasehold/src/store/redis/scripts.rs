@@ -25,12 +25,14 @@ macro_rules! scripts {
 
 scripts! {
     ACQUIRE "lua/acquire.lua"
+    BIND "lua/bind.lua"
     EVICT "lua/evict.lua"
     FENCE "lua/fence.lua"
     FINISH "lua/finish.lua"
     LEAVE "lua/leave.lua"
     LET_GO "lua/let_go.lua"
     RAISE "lua/raise.lua"
+    REBIND "lua/rebind.lua"
     RELEASE "lua/release.lua"
     RENEW "lua/renew.lua"
     YIELD "lua/yield.lua"

@@ -8,6 +8,7 @@ use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
 use super::alive::Alive;
+use super::bindings::{Changing, Creating};
 use super::ear::Watch;
 use super::fast;
 use super::room::Room;
@@ -35,6 +36,9 @@ pub(super) enum Command {
     Leave(Key, Token, Reply<Left>),
     Evict(Key, HolderId, bool, Reply<Evicted>),
     AskToFinish(Key, HolderId, String, Reply<Asked>),
+    Create(Box<Creating>, Reply<Create>),
+    Read(String, Reply<Option<(Bound, Duration)>>),
+    Change(Box<Changing>, Reply<Changed>),
     Tell(Vec<LockEvent>, Reply<()>),
     Count(Vec<(&'static str, u64)>, Reply<()>),
     Holder(Key, Reply<Option<Holder>>),
@@ -226,6 +230,13 @@ impl Driver {
             Command::AskToFinish(name, holder, reason, reply) => {
                 let _ = reply.send(self.ask_to_finish(&name, holder, &reason));
             }
+            Command::Create(creating, reply) => {
+                if !reply.is_closed() {
+                    let _ = reply.send(self.create_binding(&creating));
+                }
+            }
+            Command::Read(key, reply) => drop(reply.send(self.read_binding(&key))),
+            Command::Change(changing, reply) => drop(reply.send(self.change_binding(&changing))),
             Command::Tell(events, reply) => drop(reply.send(self.tell(&events))),
             Command::Count(deltas, reply) => drop(reply.send(self.count(&deltas))),
             Command::Holder(name, reply) => drop(reply.send(self.holder(&name))),

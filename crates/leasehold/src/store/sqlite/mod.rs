@@ -5,7 +5,7 @@
 //!
 //! | file | what it is about |
 //! |---|---|
-//! | `driver`, `verbs`, `look` | the thread and what it does for each command |
+//! | `driver`, `verbs`, `look`, `bindings` | the thread and what it does for each command |
 //! | `fast`, `turn` | a lock nobody waits for, a lock somebody waits for |
 //! | `alive`, `ear`, `waits` | who lives, who is to be woken up, whom we wait for |
 //! | `schema`, `row`, `room`, `path`, `checkup` | the file: its tables, its rows, its size, its place, its health |
@@ -35,6 +35,7 @@ use crate::facts::KeySpace;
 use crate::machine::{Asking, Limits};
 
 mod alive;
+mod bindings;
 mod checkup;
 mod driver;
 mod ear;

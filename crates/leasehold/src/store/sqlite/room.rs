@@ -62,6 +62,8 @@ const FILL_BYTES: i64 = 1_024;
 pub(super) enum Need {
     /// It takes room: it is refused.
     More,
+    /// The same, and so many bytes of it.
+    Bytes(usize),
     /// It gives room back, or keeps what there is: it must not fail.
     Less,
 }
@@ -105,7 +107,7 @@ impl Room {
         let has = "SELECT ifnull(max(length(filler)), 0) FROM reserve WHERE id = ?1";
         let reserved: i64 = conn.query_row(has, [RESERVE_ROW], |row| row.get(0)).map_err(|e| refused(path, &e))?;
         if reserved < RESERVE_BYTES {
-            room.reserve_spent = room.alone(|room| room.grow(conn, patience)).is_err();
+            room.reserve_spent = room.alone(|room| room.grow(conn, patience, Need::More)).is_err();
         }
         Ok(room)
     }
@@ -122,9 +124,11 @@ impl Room {
     ///
     /// Each step can fail for want of room and leaves all as it was. That is why the log is made
     /// long enough first: taking back what the disk had no room for needs frames, too.
-    fn grow(&mut self, conn: &Connection, patience: &Patience) -> rusqlite::Result<()> {
+    fn grow(&mut self, conn: &Connection, patience: &Patience, need: Need) -> rusqlite::Result<()> {
         let pages = page_count(conn)?;
-        let step = (pages / 4).max(GROW_PAGES);
+        let asked =
+            if let Need::Bytes(bytes) = need { i64::try_from(bytes).unwrap_or(i64::MAX) / FILL_BYTES * 2 } else { 0 };
+        let step = (pages / 4).max(GROW_PAGES).max(asked);
         // Some of the new pages hold the tables of the file itself.
         let bound = pages + step + step / 16 + 16;
         self.lengthen_log(conn, bound - pages + UNDO_FRAMES)?;
@@ -265,7 +269,9 @@ impl Driver {
                     room.undo_growth(conn);
                     room.start_log_anew(conn, patience).map(|()| true)
                 })),
-                (3, Need::More) | (4, Need::Less) => Some(room.grow(conn, patience).map(|()| true)),
+                (3, Need::More | Need::Bytes(_)) | (4, Need::Less) => {
+                    Some(room.grow(conn, patience, need).map(|()| true))
+                }
                 (3, Need::Less) => {
                     room.reserve_spent = true;
                     Some(conn.execute("DELETE FROM reserve", []).map(|_| true))
@@ -295,9 +301,10 @@ impl Driver {
         if self.room.since_clearing >= CLEAR_EVERY {
             self.room.since_clearing = 0;
             let _ = self.clear_away();
+            let _ = self.clear_bindings();
             if self.room.reserve_spent {
                 let (conn, patience) = (&self.conn, &self.patience);
-                let _ = self.room.alone(|room| room.grow(conn, patience));
+                let _ = self.room.alone(|room| room.grow(conn, patience, Need::More));
             }
         }
     }
@@ -384,7 +391,7 @@ mod tests {
         assert_eq!(reserved(&conn), RESERVE_BYTES);
         conn.execute("DELETE FROM reserve", []).expect("spent");
         room.reserve_spent = true;
-        room.grow(&conn, &patience).expect("there is room");
+        room.grow(&conn, &patience, Need::More).expect("there is room");
         assert_eq!((reserved(&conn), room.reserve_spent), (RESERVE_BYTES, false));
         // And for whoever opens the file after the one who spent it is gone.
         conn.execute("DELETE FROM reserve", []).expect("spent");

@@ -16,7 +16,7 @@ use crate::store::{StoreError, StoreErrorKind};
 /// Our mark in the file's header: `lhld`.
 const APPLICATION: i64 = 0x6c68_6c64;
 /// The version of the tables. A file with a higher one is left alone.
-const VERSION: i64 = 2;
+const VERSION: i64 = 3;
 /// A verb gives up when the file was locked for this long.
 const PATIENCE_MS: u64 = 2_000;
 /// The first wait for a lock, then every other: short and even, so that nobody starves.
@@ -55,6 +55,18 @@ const TABLES: &str = "
     CREATE TABLE events (id INTEGER PRIMARY KEY, ns TEXT NOT NULL, json TEXT NOT NULL);
     -- Pages kept back so that a lock can be given up when the disk is full.
     CREATE TABLE reserve (id INTEGER PRIMARY KEY, filler BLOB NOT NULL);
+";
+
+/// Also what version 2 did not have.
+const BINDINGS: &str = "
+    -- `slots` is the key of the node's slots of which this binding has one. The value stands last: what
+    -- is looked at is found without reading it.
+    CREATE TABLE bindings (
+        key TEXT NOT NULL PRIMARY KEY, claim TEXT NOT NULL, revision INTEGER NOT NULL, keep_ms INTEGER NOT NULL,
+        slots TEXT, ends INTEGER NOT NULL, boot INTEGER NOT NULL, ends_wall INTEGER NOT NULL, value BLOB NOT NULL
+    );
+    CREATE INDEX bindings_slots ON bindings (slots) WHERE slots IS NOT NULL;
+    CREATE INDEX bindings_ends ON bindings (ends_wall);
 ";
 
 /// Version 1 knew no namespaces: its rows are those of the default one, found by their plain names.
@@ -133,10 +145,14 @@ fn set_up(conn: &mut Connection) -> rusqlite::Result<Result<bool, StoreError>> {
     let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
     // Somebody else may have been first.
     let new = number(&tx, "SELECT count(*) FROM sqlite_master")? == 0;
+    let version = number(&tx, "PRAGMA user_version")?;
     if new {
         tx.execute_batch(TABLES)?;
-    } else if number(&tx, "PRAGMA user_version")? == 1 {
+    } else if version == 1 {
         tx.execute_batch(FROM_VERSION_1)?;
+    }
+    if new || version < 3 {
+        tx.execute_batch(BINDINGS)?;
     }
     tx.execute_batch(&format!("PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION};"))?;
     tx.commit()?;
@@ -203,8 +219,8 @@ mod tests {
     use super::super::row::{now_ms, sql};
     use super::super::{SqliteStore, boot_id};
     use super::*;
-    use crate::facts::{LockName, Token};
-    use crate::store::{Inspect, Release, Store};
+    use crate::facts::{LockName, Shelf, Token};
+    use crate::store::{Bind, BindingId, Inspect, Release, Store};
 
     /// The tables as version 1 made them.
     const TABLES_1: &str = "
@@ -255,6 +271,20 @@ mod tests {
             assert_eq!(store.release(&name, token).await, Ok(Release::Released));
         }
         assert_eq!(store.counters().await.expect("answered"), [("total_locks".to_owned(), 7)]);
+        assert_eq!(store.integrity().await, Ok("ok".into()));
+    }
+
+    #[tokio::test]
+    async fn a_file_of_version_2_gets_its_table_of_bindings() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("locks.db");
+        let old = Connection::open(&path).expect("opens");
+        old.execute_batch(TABLES).expect("made");
+        old.execute_batch(&format!("PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 2;")).expect("set");
+        drop(old);
+        let store = SqliteStore::open(&path).expect("opens");
+        let id = BindingId { shelf: Shelf::Bindings, id: LockName::new("r").expect("a name") };
+        assert_eq!(store.read(&id).await, Ok(None));
         assert_eq!(store.integrity().await, Ok("ok".into()));
     }
 }

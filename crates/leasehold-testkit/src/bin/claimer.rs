@@ -1,0 +1,47 @@
+//! A process that claims a request id: told what to do by one JSON argument (`ClaimJob`), telling what came
+//! of it by JSON lines. Made to be killed.
+
+use std::io::{BufRead, Write};
+use std::time::Duration;
+
+use leasehold::{Claimed, LockManager, Options};
+use leasehold_testkit::job::ClaimJob;
+use serde_json::{Value, json};
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    let job = std::env::args().nth(1).expect("a job as the first argument");
+    let job: ClaimJob = serde_json::from_str(&job).expect("a job in JSON");
+    let mut options = Options::default();
+    options.journal = None;
+    let locks = LockManager::connect_with(&job.url, options).await.expect("a manager");
+    say(&json!({ "ready": true }));
+    wait_for("go");
+    claim(&locks, &job).await;
+    wait_for("end");
+}
+
+async fn claim(locks: &LockManager, job: &ClaimJob) {
+    let lease = Duration::from_millis(job.lease_ms);
+    let mine = std::process::id().to_string();
+    match locks.bindings::<String>().try_create(&job.id, &mine, lease).await {
+        Ok(Claimed::Created(claim)) => say(&json!({ "created": true, "value": mine, "claim": claim.as_str() })),
+        Ok(Claimed::Exists(found)) => {
+            say(&json!({ "created": false, "value": found.value, "claim": found.claim.as_str() }));
+        }
+        Err(error) => say(&json!({ "error": error.to_string() })),
+    }
+}
+
+/// Blocks the one thread there is: nothing is under way meanwhile.
+fn wait_for(line: &str) {
+    let heard = std::io::stdin().lock().lines().map_while(Result::ok).find(|heard| heard == line);
+    if heard.is_none() {
+        std::process::exit(0);
+    }
+}
+
+fn say(line: &Value) {
+    println!("{line}");
+    let _ = std::io::stdout().flush();
+}

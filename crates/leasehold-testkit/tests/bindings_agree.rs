@@ -1,0 +1,112 @@
+//! Whatever is asked of bindings, the three stores answer the same, step by step.
+//!
+//! A failure prints a seed; `LEASEHOLD_AGREEMENT_SEED=<seed>` runs that sequence alone.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+use leasehold::store::{BindingId, Change, Expected, NewBinding, NodeSlot, SharedStore};
+use leasehold::{ClaimId, Keep, LockName, Shelf};
+use leasehold_testkit::{Arena, Kind, full_or};
+
+const STEPS: usize = 60;
+
+/// The same numbers for the same seed (xorshift).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % sides
+    }
+
+    fn among<'a, T>(&mut self, all: &'a [T]) -> &'a T {
+        let at = self.below(all.len() as u64);
+        &all[usize::try_from(at).expect("few")]
+    }
+}
+
+fn name(text: String) -> LockName {
+    LockName::new(text).expect("a name")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_three_stores_agree_about_bindings() {
+    let arenas = [Arena::new(Kind::Memory).await, Arena::new(Kind::Sqlite).await, Arena::new(Kind::Redis).await];
+    let mut stores = Vec::new();
+    for arena in &arenas {
+        stores.push(arena.store().await);
+    }
+    let given = std::env::var("LEASEHOLD_AGREEMENT_SEED").ok().map(|seed| seed.parse::<u64>().expect("a number"));
+    let first = given.unwrap_or_else(|| RandomState::new().hash_one(0)) | 1;
+    let many = if given.is_some() { 1 } else { full_or(40, 1_000_u64) };
+    for n in 0..many {
+        agree(&stores, first.wrapping_add(2 * n)).await;
+    }
+    println!("{many} sequences of {STEPS} steps");
+}
+
+async fn agree(stores: &[SharedStore], seed: u64) {
+    let mut dice = Dice(seed);
+    // Every sequence has ids and nodes of its own.
+    let ids: Vec<BindingId> = [(Shelf::Bindings, 0), (Shelf::Results, 0), (Shelf::Bindings, 1)]
+        .map(|(shelf, n)| BindingId { shelf, id: name(format!("{seed} id:{n}")) })
+        .into();
+    let nodes = [name(format!("{seed} node")), name(format!("{seed} other"))];
+    let claims: Vec<ClaimId> = (0..5).map(|_| ClaimId::random()).collect();
+    let keep = Keep::new(Duration::from_secs(600)).expect("a time");
+    for step in 0..STEPS {
+        let (id, claim) = (dice.among(&ids), dice.among(&claims).clone());
+        let value = vec![u8::try_from(dice.below(256)).expect("a byte"); usize::try_from(dice.below(4)).expect("few")];
+        let mut answers = Vec::new();
+        let what = dice.below(8);
+        let said = match what {
+            0..=2 => {
+                let of = 1 + u32::try_from(dice.below(2)).expect("few");
+                let slot = (dice.below(2) == 0).then(|| NodeSlot { node: dice.among(&nodes).clone(), of });
+                let new = NewBinding { id: id.clone(), claim, keep, slot, value };
+                for store in stores {
+                    answers.push(format!("{:?}", store.create(&new).await));
+                }
+                format!("{new:?}")
+            }
+            3 | 4 => {
+                let expected = match dice.below(3) {
+                    0 => Expected::Any,
+                    1 => Expected::Claim(claim),
+                    _ => Expected::Unchanged(claim, dice.below(3)),
+                };
+                let change =
+                    Change { value, keep: (dice.below(2) == 0).then_some(keep), give_slot_back: dice.below(3) == 0 };
+                for store in stores {
+                    answers.push(format!("{:?}", store.change(id, &expected, &change).await));
+                }
+                format!("{id:?} {expected:?} {change:?}")
+            }
+            5 => {
+                for store in stores {
+                    answers.push(format!("{:?}", store.remove(id, &claim).await));
+                }
+                format!("remove {id:?} {claim}")
+            }
+            _ => String::from("look"),
+        };
+        // And what stands there afterwards, values included.
+        for id in &ids {
+            for (n, store) in stores.iter().enumerate() {
+                let found = store.read(id).await.expect("an answer").map(|(bound, _)| (bound.clone(), bound.value));
+                let found = format!("{found:?}");
+                if answers.len() <= n { answers.push(found) } else { answers[n] += &found }
+            }
+        }
+        assert!(
+            answers.iter().all(|answer| *answer == answers[0]),
+            "step {step}, {said}:\nmemory {}\nsqlite {}\nredis {}\nLEASEHOLD_AGREEMENT_SEED={seed} shows it again",
+            answers[0],
+            answers[1],
+            answers[2]
+        );
+    }
+}

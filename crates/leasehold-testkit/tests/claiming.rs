@@ -1,0 +1,100 @@
+//! Many processes claim one request id at once.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use leasehold_testkit::job::ClaimJob;
+use leasehold_testkit::{Arena, Kind, WorkerProcess, report};
+use serde_json::Value;
+
+const CLAIMER: &str = env!("CARGO_BIN_EXE_claimer");
+const LONG: Duration = Duration::from_secs(120);
+const PROCESSES: usize = 50;
+
+fn spawn(arena: &Arena, id: &str, lease_ms: u64) -> WorkerProcess {
+    let url = arena.url().expect("a store that processes can share");
+    WorkerProcess::spawn(CLAIMER, &ClaimJob { url, id: id.into(), lease_ms })
+}
+
+async fn ready(worker: &mut WorkerProcess) {
+    worker.wait_for_line(|line| line["ready"] == true, LONG).await.expect("ready");
+}
+
+async fn claims(worker: &mut WorkerProcess) -> Value {
+    worker.send_line("go");
+    worker.next_line(LONG).await.expect("an answer")
+}
+
+async fn fifty_processes_claim_one_id(kind: Kind) {
+    let arena = Arena::new(kind).await;
+    let mut workers: Vec<_> = (0..PROCESSES).map(|_| spawn(&arena, "req-1", 60_000)).collect();
+    for worker in &mut workers {
+        ready(worker).await;
+    }
+    let before = match kind {
+        Kind::Redis => Some(arena.server().commandstats().await),
+        _ => None,
+    };
+    let began = Instant::now();
+    workers.iter_mut().for_each(|worker| worker.send_line("go"));
+    let mut answers = Vec::new();
+    for worker in &mut workers {
+        answers.push(worker.next_line(LONG).await.expect("an answer"));
+    }
+    let took = began.elapsed();
+    assert_eq!(answers.iter().filter(|answer| answer["created"] == true).count(), 1, "{answers:?}");
+    let values: BTreeSet<_> = answers.iter().map(|answer| answer["value"].as_str().expect("a value")).collect();
+    let claims: BTreeSet<_> = answers.iter().map(|answer| answer["claim"].as_str().expect("a claim")).collect();
+    assert_eq!((values.len(), claims.len()), (1, 1), "everybody has the same: {answers:?}");
+    if let Some(before) = before {
+        let after = arena.server().commandstats().await;
+        let rose = |command: &str| after.get(command).unwrap_or(&0) - before.get(command).unwrap_or(&0);
+        assert_eq!(rose("set"), PROCESSES as u64, "one command each");
+        for other in ["get", "setnx", "eval", "evalsha", "exists", "pttl"] {
+            assert_eq!(rose(other), 0, "{other}");
+        }
+    }
+    report("claims", format!("{kind:?}: {PROCESSES} processes, 1 created, 49 read the same, in {took:.0?}"));
+}
+
+async fn the_next_one_comes_in_when_a_dead_creators_lease_is_over(kind: Kind) {
+    let arena = Arena::new(kind).await;
+    let lease = Duration::from_secs(2);
+    let mut creator = spawn(&arena, "req-1", 2_000);
+    ready(&mut creator).await;
+    let asked = Instant::now();
+    assert_eq!(claims(&mut creator).await["created"], true);
+    creator.kill9();
+    loop {
+        let mut next = spawn(&arena, "req-1", 60_000);
+        ready(&mut next).await;
+        let at = asked.elapsed();
+        let answer = claims(&mut next).await;
+        if answer["created"] == true {
+            assert!(asked.elapsed() >= lease, "let in {at:?} after a lease of {lease:?} began");
+            return;
+        }
+        assert_eq!(answer["value"], creator.pid().to_string());
+        assert!(at < lease + Duration::from_secs(10), "not let in after {at:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fifty_processes_claim_one_id_on_redis() {
+    fifty_processes_claim_one_id(Kind::Redis).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fifty_processes_claim_one_id_on_sqlite() {
+    fifty_processes_claim_one_id(Kind::Sqlite).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_creators_claim_ends_on_redis() {
+    the_next_one_comes_in_when_a_dead_creators_lease_is_over(Kind::Redis).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_creators_claim_ends_on_sqlite() {
+    the_next_one_comes_in_when_a_dead_creators_lease_is_over(Kind::Sqlite).await;
+}

@@ -1,0 +1,53 @@
+//! Taking back what may have been created and nobody wants any more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::Core;
+use crate::facts::ClaimId;
+use crate::store::BindingId;
+
+/// Tries to remove it, and the first pause between two; each pause is twice the last. Should the store
+/// stay away, the end of its lease removes it.
+const TRIES: u32 = 6;
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Removes a claim's binding in the background when it is dropped.
+pub(crate) struct Undo {
+    core: Arc<Core>,
+    id: BindingId,
+    claim: Option<ClaimId>,
+}
+
+impl Undo {
+    pub(crate) fn arm(core: Arc<Core>, id: BindingId, claim: ClaimId) -> Self {
+        Self { core, id, claim: Some(claim) }
+    }
+
+    /// It stays.
+    pub(crate) fn disarm(&mut self) -> Option<ClaimId> {
+        self.claim.take()
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        let Some(claim) = self.claim.take() else { return };
+        let (core, id) = (self.core.clone(), self.id.clone());
+        self.core.spawn(async move {
+            let mut pause = PAUSE;
+            for _ in 0..TRIES {
+                match core.within(core.store.remove(&id, &claim)).await {
+                    Ok(_) => return,
+                    Err(error) if !error.is_passing() => {
+                        tracing::warn!(id = %id.id, %claim, %error, "not removed; it ends with its lease");
+                        return;
+                    }
+                    Err(_) => tokio::time::sleep(pause).await,
+                }
+                pause *= 2;
+            }
+            tracing::warn!(id = %id.id, %claim, "the store is away; the binding ends with its lease");
+        });
+    }
+}

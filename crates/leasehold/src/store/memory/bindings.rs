@@ -1,0 +1,97 @@
+//! Bindings inside one process: the shortest statement of what each verb means.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{MemoryStore, World, now_ms};
+use crate::facts::ClaimId;
+use crate::store::{Bind, BindingId, Bound, Change, Changed, Create, Expected, NewBinding, StoreError};
+
+/// A binding and its end.
+pub(super) struct Kept {
+    bound: Bound,
+    /// The key of the slots it has one of.
+    slots: Option<String>,
+    ends_ms: u64,
+}
+
+impl World {
+    /// Those that are over are gone.
+    fn bindings_now(&mut self) -> u64 {
+        let now = now_ms();
+        self.bindings.retain(|_, kept| kept.ends_ms > now);
+        now
+    }
+}
+
+#[async_trait]
+impl Bind for MemoryStore {
+    async fn create(&self, new: &NewBinding) -> Result<Create, StoreError> {
+        let key = self.keys.binding_key(new.id.shelf, &new.id.id);
+        let slots = new.slot.as_ref().map(|slot| (self.keys.slots_key(&slot.node), slot));
+        let mut world = self.world.lock();
+        let now = world.bindings_now();
+        if let Some(kept) = world.bindings.get(&key) {
+            let ours = kept.bound.claim == new.claim;
+            return Ok(if ours { Create::Created } else { Create::Exists(kept.bound.clone()) });
+        }
+        if let Some((slots, slot)) = &slots {
+            let taken = world.bindings.values().filter(|kept| kept.slots.as_ref() == Some(slots)).count();
+            if taken >= slot.of as usize {
+                return Ok(Create::NoSlot);
+            }
+        }
+        let bound = Bound {
+            claim: new.claim.clone(),
+            revision: 0,
+            keep: new.keep.duration(),
+            node: new.slot.as_ref().map(|slot| slot.node.clone()),
+            value: new.value.clone(),
+        };
+        let kept = Kept { bound, slots: slots.map(|(key, _)| key), ends_ms: now + new.keep.as_millis() };
+        world.bindings.insert(key, kept);
+        Ok(Create::Created)
+    }
+
+    async fn read(&self, id: &BindingId) -> Result<Option<(Bound, Duration)>, StoreError> {
+        let mut world = self.world.lock();
+        let now = world.bindings_now();
+        let found = world.bindings.get(&self.keys.binding_key(id.shelf, &id.id));
+        Ok(found.map(|kept| (kept.bound.clone(), Duration::from_millis(kept.ends_ms - now))))
+    }
+
+    async fn change(&self, id: &BindingId, expected: &Expected, change: &Change) -> Result<Changed, StoreError> {
+        let mut world = self.world.lock();
+        let now = world.bindings_now();
+        let found = world.bindings.get_mut(&self.keys.binding_key(id.shelf, &id.id));
+        let Some(Kept { bound, slots, ends_ms }) = found else { return Ok(Changed::Gone) };
+        if !expected.matches(&bound.claim, bound.revision) {
+            return Ok(Changed::Other(bound.clone()));
+        }
+        bound.revision += 1;
+        bound.value.clone_from(&change.value);
+        if let Some(keep) = change.keep {
+            bound.keep = keep.duration();
+            *ends_ms = now + keep.as_millis();
+        }
+        if change.give_slot_back {
+            (bound.node, *slots) = (None, None);
+        }
+        Ok(Changed::Done)
+    }
+
+    async fn remove(&self, id: &BindingId, claim: &ClaimId) -> Result<Changed, StoreError> {
+        let mut world = self.world.lock();
+        world.bindings_now();
+        let key = self.keys.binding_key(id.shelf, &id.id);
+        match world.bindings.get(&key) {
+            None => Ok(Changed::Gone),
+            Some(kept) if kept.bound.claim != *claim => Ok(Changed::Other(kept.bound.clone())),
+            Some(_) => {
+                world.bindings.remove(&key);
+                Ok(Changed::Done)
+            }
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Bindings in the file: one row each. A slot on a node is a row that names it, so it comes and goes with
+//! its binding.
+//!
+//! A lock's lease ends with the boot it was taken in. A binding is a fact, which a reboot does not change: in
+//! its own boot its time is counted by the boot clock, after it by the wall clock.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rusqlite::{OptionalExtension, Row, params};
+
+use super::SqliteStore;
+use super::driver::{Command, Driver, Fault};
+use super::room::Need;
+use super::row::{now_ms, sql, unsql};
+use crate::clock::wall_ms;
+use crate::facts::{ClaimId, LockName};
+use crate::store::{Bind, BindingId, Bound, Change, Changed, Create, Expected, NewBinding, StoreError, StoreErrorKind};
+
+/// Bindings removed in one step of clearing away.
+const CLEAR_ROWS: u32 = 128;
+
+// ?1 key, ?2 boot, ?3 boot clock, ?4 wall clock, wherever something has to be there still.
+const LIVES: &str = "CASE boot WHEN ?2 THEN ends > ?3 ELSE ends_wall > ?4 END";
+
+/// A binding that is to be created, with the keys it concerns.
+pub(super) struct Creating {
+    key: String,
+    slots: Option<(String, u32)>,
+    new: NewBinding,
+}
+
+/// A binding that is to be changed or (`None`) removed.
+pub(super) struct Changing {
+    key: String,
+    expected: Expected,
+    change: Option<Change>,
+}
+
+#[async_trait]
+impl Bind for SqliteStore {
+    async fn create(&self, new: &NewBinding) -> Result<Create, StoreError> {
+        let key = self.keys.binding_key(new.id.shelf, &new.id.id);
+        let slots = new.slot.as_ref().map(|slot| (self.keys.slots_key(&slot.node), slot.of));
+        let creating = Creating { key, slots, new: new.clone() };
+        self.ask(|reply| Command::Create(Box::new(creating), reply)).await
+    }
+
+    async fn read(&self, id: &BindingId) -> Result<Option<(Bound, Duration)>, StoreError> {
+        let key = self.keys.binding_key(id.shelf, &id.id);
+        self.ask(|reply| Command::Read(key, reply)).await
+    }
+
+    async fn change(&self, id: &BindingId, expected: &Expected, change: &Change) -> Result<Changed, StoreError> {
+        let key = self.keys.binding_key(id.shelf, &id.id);
+        let changing = Changing { key, expected: expected.clone(), change: Some(change.clone()) };
+        self.ask(|reply| Command::Change(Box::new(changing), reply)).await
+    }
+
+    async fn remove(&self, id: &BindingId, claim: &ClaimId) -> Result<Changed, StoreError> {
+        let key = self.keys.binding_key(id.shelf, &id.id);
+        let changing = Changing { key, expected: Expected::Claim(claim.clone()), change: None };
+        self.ask(|reply| Command::Change(Box::new(changing), reply)).await
+    }
+}
+
+impl Driver {
+    pub(super) fn create_binding(&mut self, creating: &Creating) -> Result<Create, StoreError> {
+        // Most often it is there already: seen without the lock of the file.
+        if let Some((bound, _)) = self.read_binding(&creating.key)? {
+            return Ok(existing(bound, &creating.new.claim));
+        }
+        let need = Need::Bytes(creating.new.value.len());
+        self.attempt(need, |driver| driver.alone(|driver| driver.create_inside(creating)))
+    }
+
+    fn create_inside(&mut self, Creating { key, slots, new }: &Creating) -> Result<Create, Fault> {
+        const WRITE: &str = "INSERT OR REPLACE INTO bindings \
+            (key, claim, revision, keep_ms, slots, ends, boot, ends_wall, value) VALUES (?1, ?2, 0, ?3, ?4, ?5, ?6, ?7, ?8)";
+        if let Some((bound, _)) = self.binding_inside(key)? {
+            return Ok(existing(bound, &new.claim));
+        }
+        let (now, wall) = (now_ms(), wall_ms());
+        if let Some((slots, of)) = slots {
+            let count = format!("SELECT count(*) FROM bindings WHERE slots = ?1 AND {LIVES}");
+            let taken: i64 = self
+                .conn
+                .prepare_cached(&count)?
+                .query_row(params![slots, self.boot, sql(now), sql(wall)], |row| row.get(0))?;
+            if taken >= i64::from(*of) {
+                return Ok(Create::NoSlot);
+            }
+        }
+        let keep = new.keep.as_millis();
+        self.conn.prepare_cached(WRITE)?.execute(params![
+            key,
+            new.claim.as_str(),
+            sql(keep),
+            slots.as_ref().map(|(slots, _)| slots),
+            sql(now + keep),
+            self.boot,
+            sql(wall + keep),
+            new.value
+        ])?;
+        Ok(Create::Created)
+    }
+
+    pub(super) fn read_binding(&mut self, key: &str) -> Result<Option<(Bound, Duration)>, StoreError> {
+        self.binding_inside(key).map_err(|fault| self.refuse(fault))
+    }
+
+    fn binding_inside(&self, key: &str) -> Result<Option<(Bound, Duration)>, Fault> {
+        let read = format!(
+            "SELECT claim, revision, keep_ms, slots, CASE boot WHEN ?2 THEN ends - ?3 ELSE ends_wall - ?4 END, value \
+             FROM bindings WHERE key = ?1 AND {LIVES}"
+        );
+        let mut statement = self.conn.prepare_cached(&read)?;
+        let now = params![key, self.boot, sql(now_ms()), sql(wall_ms())];
+        let found = statement.query_row(now, |row| self.bound(row)).optional()?;
+        found.transpose().map_err(Fault::Store)
+    }
+
+    fn bound(&self, row: &Row<'_>) -> rusqlite::Result<Result<(Bound, Duration), StoreError>> {
+        let claim: String = row.get(0)?;
+        let slots: Option<String> = row.get(3)?;
+        let prefix = self.keys.slots_prefix();
+        let node = slots.map(|slots| slots.strip_prefix(&prefix).and_then(|node| LockName::new(node).ok()));
+        let (Ok(claim), Some(node)) = (ClaimId::parse(&claim), node.map_or(Some(None), |node| node.map(Some))) else {
+            let text = "a row of bindings is not one of ours";
+            return Ok(Err(StoreError::new(StoreErrorKind::WrongType, text)));
+        };
+        let bound = Bound {
+            claim,
+            revision: unsql(row.get(1)?),
+            keep: Duration::from_millis(unsql(row.get(2)?)),
+            node,
+            value: row.get(5)?,
+        };
+        Ok(Ok((bound, Duration::from_millis(unsql(row.get(4)?)))))
+    }
+
+    pub(super) fn change_binding(&mut self, changing: &Changing) -> Result<Changed, StoreError> {
+        let need = changing.change.as_ref().map_or(Need::Less, |change| Need::Bytes(change.value.len()));
+        self.attempt(need, |driver| driver.alone(|driver| driver.change_inside(changing)))
+    }
+
+    fn change_inside(&mut self, Changing { key, expected, change }: &Changing) -> Result<Changed, Fault> {
+        const SET: &str = "UPDATE bindings SET value = ?2, revision = revision + 1, \
+            slots = CASE WHEN ?3 THEN NULL ELSE slots END WHERE key = ?1";
+        const RENEW: &str = "UPDATE bindings SET keep_ms = ?2, ends = ?3, boot = ?4, ends_wall = ?5 WHERE key = ?1";
+        let Some((found, _)) = self.binding_inside(key)? else { return Ok(Changed::Gone) };
+        if !expected.matches(&found.claim, found.revision) {
+            return Ok(Changed::Other(found));
+        }
+        let Some(change) = change else {
+            self.conn.prepare_cached("DELETE FROM bindings WHERE key = ?1")?.execute([key])?;
+            return Ok(Changed::Done);
+        };
+        self.conn.prepare_cached(SET)?.execute(params![key, change.value, change.give_slot_back])?;
+        if let Some(keep) = change.keep.map(crate::Keep::as_millis) {
+            let (ends, ends_wall) = (sql(now_ms() + keep), sql(wall_ms() + keep));
+            self.conn.prepare_cached(RENEW)?.execute(params![key, sql(keep), ends, self.boot, ends_wall])?;
+        }
+        Ok(Changed::Done)
+    }
+
+    /// Removes some bindings whose time is over.
+    pub(super) fn clear_bindings(&mut self) -> rusqlite::Result<()> {
+        let clear = format!(
+            "DELETE FROM bindings WHERE rowid IN \
+             (SELECT rowid FROM bindings WHERE ends_wall < ?4 AND NOT ({LIVES}) ORDER BY ends_wall LIMIT ?1)"
+        );
+        let now = params![CLEAR_ROWS, self.boot, sql(now_ms()), sql(wall_ms())];
+        self.conn.prepare_cached(&clear)?.execute(now)?;
+        Ok(())
+    }
+
+    /// Runs something in one transaction, with nobody else writing.
+    fn alone<R>(&mut self, run: impl FnOnce(&mut Self) -> Result<R, Fault>) -> Result<R, Fault> {
+        self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        let outcome = run(self).and_then(|done| {
+            self.conn.prepare_cached("COMMIT")?.execute([])?;
+            Ok(done)
+        });
+        if !self.conn.is_autocommit() {
+            let _ = self.conn.execute_batch("ROLLBACK");
+        }
+        let done = outcome?;
+        self.committed();
+        Ok(done)
+    }
+}
+
+fn existing(bound: Bound, ours: &ClaimId) -> Create {
+    if bound.claim == *ours { Create::Created } else { Create::Exists(bound) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::{Keep, Shelf};
+
+    fn new(id: &str, keep: Duration) -> NewBinding {
+        NewBinding {
+            id: BindingId { shelf: Shelf::Bindings, id: LockName::new(id).expect("a name") },
+            claim: ClaimId::random(),
+            keep: Keep::new(keep).expect("a time"),
+            slot: None,
+            value: b"v".to_vec(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_binding_outlives_a_reboot_and_what_is_over_is_cleared_away() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("locks.db");
+        let store = SqliteStore::open(&path).expect("opens");
+        let (day, minute) = (new("day", Duration::from_secs(86_400)), new("minute", Duration::from_secs(60)));
+        for new in [&day, &minute] {
+            assert_eq!(store.create(new).await, Ok(Create::Created));
+        }
+        // As after a boot that took place an hour later: its clock begins anew.
+        let file = rusqlite::Connection::open(&path).expect("opens");
+        let rebooted = "UPDATE bindings SET boot = boot + 1, ends = 1, ends_wall = ends_wall - 3600000";
+        assert_eq!(file.execute(rebooted, []).expect("written"), 2);
+        let (found, left) = store.read(&day.id).await.expect("answered").expect("still there");
+        assert!(found.claim == day.claim && left <= Duration::from_secs(23 * 3_600), "{left:?}");
+        assert_eq!(store.read(&minute.id).await, Ok(None));
+        // Many commits later only one row is left of them.
+        for n in 0..600 {
+            assert_eq!(store.create(&new(&format!("n{n}"), Duration::from_secs(60))).await, Ok(Create::Created));
+        }
+        let count = "SELECT count(*) FROM bindings WHERE key LIKE '%:minute' OR key LIKE '%:day'";
+        let rows: i64 = file.query_row(count, [], |row| row.get(0)).expect("read");
+        assert_eq!(rows, 1);
+    }
+}
