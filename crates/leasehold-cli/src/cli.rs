@@ -32,6 +32,7 @@ Examples:
   leasehold why nightly-report                      who holds it, who waits
   leasehold ls                                      every lock that is held
   leasehold doctor                                  can this store keep a promise?
+  leasehold serve                                   the same over HTTP
 
 Exit codes: 64 usage, 69 store unreachable, 75 held by somebody else, 76 lease lost or not held by
 the one named, 78 configuration; run passes on its command's own.";
@@ -60,6 +61,7 @@ pub(crate) enum Command {
     Ls(LsArgs),
     Why(WhyArgs),
     Journal(JournalArgs),
+    Serve(ServeArgs),
     /// Can this store keep a promise? One line per check: ok, warn or bad, and what to do
     ///
     /// Ends with 0 when nothing is bad, else with 1.
@@ -301,6 +303,26 @@ pub(crate) enum JournalCommand {
         #[arg(long, short)]
         yes: bool,
     },
+}
+
+/// Serve the locks over HTTP: for people who look, and for programs in any language
+///
+/// Ends with SIGTERM or Ctrl-C, after it has answered what was asked before.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  leasehold serve
+  curl http://127.0.0.1:8847/api/v1/locks
+  leasehold --store redis://cache-1:6379 serve --listen 127.0.0.1:9000
+
+Exit codes: 69 the address is taken or the store unreachable, 78 it may not listen there.")]
+pub(crate) struct ServeArgs {
+    /// Where to listen [default: $LEASEHOLD_LISTEN, else 127.0.0.1:8847]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) listen: Option<String>,
+    /// A name this server is known by, besides localhost and plain addresses; may be given several times
+    #[arg(long = "allow-host", value_name = "NAME")]
+    pub(crate) hosts: Vec<String>,
 }
 
 fn parse_name(text: &str) -> Result<LockName, String> {

@@ -1,7 +1,6 @@
 //! `evict`: taking a lock away, from the holder that was looked at and from nobody else.
 
-use leasehold::{EvictMode, Evicted, LockInfo, LockManager};
-use serde_json::json;
+use leasehold::{EvictMode, Evicted, EvictedView, LockInfo, LockManager};
 
 use crate::ask;
 use crate::cli::EvictArgs;
@@ -55,12 +54,12 @@ async fn evict_from(args: &EvictArgs, locks: &LockManager, json: bool) -> Result
             Err(Failure::new(Exit::Lost, line))
         }
         Evicted::Done(old) => {
-            let (id, owner) = (old.id, old.owner);
             if json {
-                let outcome = if args.force { "forced" } else { "revoked" };
-                let said = json!({ "name": name.as_str(), "outcome": outcome, "holder_id": id.as_str(), "owner": owner.to_string() });
-                say::json(&said)?;
-            } else if args.force {
+                say::json(&EvictedView::done(name, mode, old))?;
+                return Ok(Exit::Done);
+            }
+            let (id, owner) = (old.id, old.owner);
+            if args.force {
                 say::talk(&format!("{name} was taken from {owner} (id {id}) by force"));
             } else {
                 let told = if old.listens { "is told to stop" } else { "belongs to no process, so nobody is told" };
@@ -76,7 +75,7 @@ async fn evict_from(args: &EvictArgs, locks: &LockManager, json: bool) -> Result
 
 fn free(args: &EvictArgs, json: bool) -> Result<Exit, Failure> {
     if json {
-        say::json(&json!({ "name": args.name.as_str(), "outcome": "free", "holder_id": null, "owner": null }))?;
+        say::json(&EvictedView::free(&args.name))?;
     } else {
         say::talk(&format!("{} is free already", args.name));
     }

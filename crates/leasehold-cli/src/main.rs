@@ -12,6 +12,7 @@
 //! | `evict` | taking a lock away |
 //! | `look` | `ls` and `why` |
 //! | `journal`, `doctor` | what could not be done; can this store keep a promise |
+//! | `serve` | the locks over HTTP |
 //! | `pages` | completions and manual pages |
 //! | `ask` | asking a person first |
 
@@ -29,6 +30,7 @@ mod look;
 mod pages;
 mod run;
 mod say;
+mod serve;
 mod store;
 mod take;
 
@@ -54,6 +56,7 @@ fn dispatch(cli: cli::Cli) -> Result<Exit, Failure> {
         Command::Run(args) => run::run(args, json, &store()?),
         Command::Completions { shell } => pages::completions(shell),
         Command::Man { out } => pages::man(out.as_deref()),
+        Command::Serve(args) => serve::serve(args, &store()?, json),
         command => block_on(talk_to_a_store(command, &store()?, json)),
     }
 }
@@ -68,7 +71,9 @@ async fn talk_to_a_store(command: Command, store: &Choice, json: bool) -> Result
         Command::Why(args) => look::why(args, store, json).await,
         Command::Journal(args) => journal::journal(args, store, json).await,
         Command::Doctor => doctor::doctor(store, json).await,
-        Command::Run(_) | Command::Completions { .. } | Command::Man { .. } => unreachable!("they need no store here"),
+        Command::Run(_) | Command::Serve(_) | Command::Completions { .. } | Command::Man { .. } => {
+            unreachable!("they are done before")
+        }
     }
 }
 

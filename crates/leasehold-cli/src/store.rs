@@ -61,7 +61,7 @@ impl Choice {
 }
 
 /// An environment variable that is set, not empty and text.
-fn from_env(name: &str) -> Result<Option<String>, Failure> {
+pub(crate) fn from_env(name: &str) -> Result<Option<String>, Failure> {
     match std::env::var(name) {
         Ok(text) if text.is_empty() => Ok(None),
         Ok(text) => Ok(Some(text)),

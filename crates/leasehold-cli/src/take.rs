@@ -4,23 +4,13 @@ use std::fs;
 use std::io::{self, BufRead};
 use std::path::Path;
 
-use leasehold::{Error, LockManager, LockName, LockView, Owner, Token};
-use serde::Serialize;
-use serde_json::json;
+use leasehold::{AcquiredView, Error, LockManager, LockName, Owner, ReleasedView, Token};
 
 use crate::cli::{AcquireArgs, ReleaseArgs, RenewArgs, TokenArgs};
 use crate::duration;
 use crate::exit::{Exit, Failure};
 use crate::say;
 use crate::store::Choice;
-
-/// The one answer that carries a token.
-#[derive(Serialize)]
-struct Acquired<'a> {
-    #[serde(flatten)]
-    view: LockView,
-    token: &'a str,
-}
 
 /// Takes a lease that belongs to no process, and prints its token and fence.
 pub(crate) async fn acquire(args: AcquireArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
@@ -38,7 +28,7 @@ pub(crate) async fn acquire(args: AcquireArgs, store: &Choice, json: bool) -> Re
     let told = if json {
         let mut view = locks.info(&args.name).await?.view();
         view.fence = fence.map(leasehold::Fence::get);
-        say::json(&Acquired { view, token: token.reveal() })
+        say::json(&AcquiredView::new(view, &token))
     } else {
         say::data(&format!("{}\n{}\n", token.reveal(), fence.map_or_else(String::new, |fence| fence.to_string())))
     };
@@ -85,7 +75,7 @@ pub(crate) async fn release(args: ReleaseArgs, store: &Choice, json: bool) -> Re
         return Err(not_held(gone, &locks, &args.name, &token).await);
     }
     if json {
-        say::json(&json!({ "name": args.name.as_str(), "released": true }))?;
+        say::json(&ReleasedView { name: args.name.to_string(), released: true })?;
     }
     locks.shutdown().await;
     Ok(Exit::Done)

@@ -81,7 +81,7 @@ mod configuration {}
 mod one_order_at_a_time {}
 
 pub use store::{Asked, Cursor, EvictMode, Evicted, Finding, Holder, Level, Page, StoreError, StoreErrorKind, Waiter};
-pub use view::{LockInfo, LockView, WaiterView};
+pub use view::{AcquiredView, EvictOutcome, EvictedView, LockInfo, LockView, ReleasedView, WaiterView};
 
 /// Runs an async function, or method, under a lock.
 ///

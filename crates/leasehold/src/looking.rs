@@ -82,8 +82,27 @@ impl LockManager {
                 break;
             }
         }
-        let mut infos = Vec::with_capacity(held.len());
-        let mut held = held.into_iter().peekable();
+        self.with_queues(held.into_iter()).await
+    }
+
+    /// A page of [`overview`](Self::overview): at most about `limit` locks, in no promised order, with who waits
+    /// for them. Go on with the cursor of the page before; a page may be empty and not the last.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer, or does not know the cursor.
+    pub async fn overview_page(
+        &self,
+        prefix: &str,
+        after: Option<Cursor>,
+        limit: usize,
+    ) -> Result<(Vec<LockInfo>, Option<Cursor>), Error> {
+        let page = self.list(prefix, after, limit).await?;
+        Ok((self.with_queues(page.locks.into_iter()).await?, page.next))
+    }
+
+    async fn with_queues(&self, held: impl Iterator<Item = (LockName, Holder)>) -> Result<Vec<LockInfo>, Error> {
+        let mut infos = Vec::with_capacity(held.size_hint().0);
+        let mut held = held.peekable();
         while held.peek().is_some() {
             let asked = held.by_ref().take(QUEUES_AT_ONCE).map(async |(name, holder)| {
                 let waiters = self.look(&name, self.core().store.queue(&name)).await?;

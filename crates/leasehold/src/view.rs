@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::clock::wall_ms;
-use crate::facts::LockName;
-use crate::store::{Holder, Waiter};
+use crate::facts::{LockName, Token};
+use crate::store::{EvictMode, Holder, Waiter};
 
 /// What a store knows of one lock: the answer to "why can I not have it?".
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +31,7 @@ pub struct LockInfo {
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LockView {
     /// The lock.
     pub name: String,
@@ -64,6 +65,7 @@ pub struct LockView {
 
 /// A [`Waiter`] for JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct WaiterView {
     /// Who.
     pub owner: String,
@@ -71,6 +73,108 @@ pub struct WaiterView {
     pub ticket: u64,
     /// For how long it has been waiting.
     pub waiting_ms: u64,
+}
+
+/// A lease that was taken for somebody else: the lock, and the one answer that carries a token.
+#[derive(Clone, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct AcquiredView {
+    /// The lock as its holder may know it.
+    #[serde(flatten)]
+    pub lock: LockView,
+    /// The secret that alone can renew and release it.
+    pub token: String,
+}
+
+impl AcquiredView {
+    /// For whoever asked for the lease.
+    pub fn new(lock: LockView, token: &Token) -> Self {
+        Self { lock, token: token.reveal().to_owned() }
+    }
+}
+
+impl std::fmt::Debug for AcquiredView {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AcquiredView").field("lock", &self.lock).finish_non_exhaustive()
+    }
+}
+
+/// A lock that was given back by its token.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ReleasedView {
+    /// The lock.
+    pub name: String,
+    /// Whether it was given back now.
+    pub released: bool,
+}
+
+/// What an eviction did, and to whom.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct EvictedView {
+    /// The lock.
+    pub name: String,
+    /// What was done.
+    pub outcome: EvictOutcome,
+    /// Whether the lock was freed by this: not by a revocation, which waits for its holder, and not when it
+    /// was free already.
+    pub released: bool,
+    /// The holder it was taken from; `null` when it was free.
+    pub holder_id: Option<String>,
+    /// The same, for people.
+    pub owner: Option<String>,
+    /// Its fence.
+    pub fence: Option<u64>,
+    /// Since when it held the lock.
+    pub since_ms: Option<u64>,
+    /// Its last sign of life.
+    pub last_seen_ms: Option<u64>,
+}
+
+/// The ends of an eviction that is no error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum EvictOutcome {
+    /// The holder is told to stop; its renewals are refused.
+    Revoked,
+    /// The lock was freed at once.
+    Forced,
+    /// Nobody held it.
+    Free,
+}
+
+impl EvictedView {
+    /// Taken from a holder.
+    pub fn done(name: &LockName, mode: EvictMode, old: Holder) -> Self {
+        let outcome = if mode == EvictMode::Force { EvictOutcome::Forced } else { EvictOutcome::Revoked };
+        let old = LockInfo { name: name.clone(), holder: Some(old), waiters: Vec::new() }.view();
+        Self {
+            name: old.name,
+            outcome,
+            released: outcome == EvictOutcome::Forced,
+            holder_id: old.holder_id,
+            owner: old.owner,
+            fence: old.fence,
+            since_ms: old.since_ms,
+            last_seen_ms: old.last_seen_ms,
+        }
+    }
+
+    /// Nobody held it.
+    pub fn free(name: &LockName) -> Self {
+        Self {
+            name: name.to_string(),
+            outcome: EvictOutcome::Free,
+            released: false,
+            holder_id: None,
+            owner: None,
+            fence: None,
+            since_ms: None,
+            last_seen_ms: None,
+        }
+    }
 }
 
 impl LockInfo {

@@ -1,0 +1,102 @@
+//! Accepting connections, and what one connection may cost.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::{Request, Response};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower_service::Service;
+
+/// Connections at once. Beyond it a new one waits in the listener's backlog.
+const CONNECTIONS: usize = 4_096;
+/// How long a client may take to say what it wants, and an idle connection is kept.
+const HEAD_WITHIN: Duration = Duration::from_secs(15);
+/// The longest head of a request: a name of 512 bytes, percent-encoded, fits ten times.
+const HEAD_BYTES: usize = 16 * 1024;
+/// How long a connection may take to come to its end when the server stops.
+const END_WITHIN: Duration = Duration::from_secs(10);
+/// When no connection can be accepted (no file descriptor left), the pause before the next try.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Who is at the other end.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peer(pub(crate) SocketAddr);
+
+/// Accepts until it is stopped, then waits for what is under way.
+pub(crate) async fn serve(listener: &TcpListener, routes: Router, stopping: CancellationToken) {
+    let connections = TaskTracker::new();
+    let seats = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let accepted = async {
+            let seat = seats.clone().acquire_owned().await.expect("never closed");
+            (seat, accept(listener).await)
+        };
+        let (seat, (stream, peer)) = tokio::select! {
+            biased;
+            () = stopping.cancelled() => break,
+            accepted = accepted => accepted,
+        };
+        let (routes, stopping) = (routes.clone(), stopping.clone());
+        connections.spawn(async move {
+            converse(stream, peer, routes, stopping).await;
+            drop(seat);
+        });
+    }
+    connections.close();
+    // Whoever is later than this is cut off when the runtime ends.
+    if tokio::time::timeout(END_WITHIN, connections.wait()).await.is_err() {
+        tracing::warn!(connections = connections.len(), "cut off: they did not come to an end");
+    }
+}
+
+async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+    loop {
+        match listener.accept().await {
+            Ok(accepted) => return accepted,
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn converse(stream: TcpStream, peer: SocketAddr, routes: Router, stopping: CancellationToken) {
+    // Answers are small and wanted at once.
+    let _ = stream.set_nodelay(true);
+    let service = hyper::service::service_fn(move |request| answer(request, peer, routes.clone()));
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).max_buf_size(HEAD_BYTES);
+    let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
+    let ended = tokio::select! {
+        ended = &mut connection => ended,
+        () = stopping.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%peer, %error, "a connection broke");
+    }
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    peer: SocketAddr,
+    mut routes: Router,
+) -> Result<Response<Body>, Infallible> {
+    let mut request = request.map(Body::new);
+    request.extensions_mut().insert(Peer(peer));
+    routes.call(request).await
+}

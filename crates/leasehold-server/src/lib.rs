@@ -1,0 +1,128 @@
+//! leasehold over HTTP: who holds what, for people and programs that cannot link the library.
+//!
+//! [`Server::run`] serves one store on one listener until it is told to stop; the command
+//! `leasehold serve` only parses and calls it. `docs/server.md` has every route.
+//!
+//! | file | what it is about |
+//! |---|---|
+//! | `connection` | accepting, limits, timeouts, going down without cutting anybody off |
+//! | `doors` | who may come in: the checks before any route |
+//! | `routes` | every route in one list, which is also the OpenAPI document |
+//! | `locks` | looking at locks |
+//! | `alive` | `/healthz`, `/readyz` |
+//! | `asked` | names, queries and bodies as they were sent, or what is wrong with them |
+//! | `answer` | errors: a stable code and a sentence |
+
+mod alive;
+mod answer;
+mod asked;
+mod connection;
+mod doors;
+mod locks;
+mod routes;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use leasehold::LockManager;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+/// A server of one store's locks.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use leasehold::LockManager;
+/// use leasehold_server::{Server, Settings};
+/// use tokio::net::TcpListener;
+///
+/// let locks = LockManager::connect("memory:").await?;
+/// let listener = TcpListener::bind("127.0.0.1:0").await?;
+/// println!("http://{}", listener.local_addr()?);
+/// let shutdown = async { /* until a signal comes */ };
+/// Server::new(locks, Settings::default()).run(listener, shutdown).await?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Server {
+    locks: LockManager,
+    settings: Settings,
+}
+
+/// How a server behaves.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Host names that requests may be addressed to, besides `localhost` and plain addresses. A page of
+    /// somebody else's whose name leads here (DNS rebinding) is refused.
+    pub hosts: Vec<String>,
+}
+
+/// Why a server did not begin, or ended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// Whoever can reach it could take every lock away.
+    #[error("{address} can be reached by others, and there are no keys: listen on 127.0.0.1")]
+    NeedsKeys {
+        /// Where it was to listen.
+        address: SocketAddr,
+    },
+    /// The listener cannot be used.
+    #[error("the listener cannot be used: {0}")]
+    Listener(#[from] std::io::Error),
+}
+
+/// What every route may need.
+#[derive(Clone)]
+struct App(Arc<Shared>);
+
+struct Shared {
+    locks: LockManager,
+    settings: Settings,
+}
+
+impl std::ops::Deref for App {
+    type Target = Shared;
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+impl Server {
+    /// For the locks of one manager. Whoever made the manager shuts it down, after the server has ended.
+    pub fn new(locks: LockManager, settings: Settings) -> Self {
+        Self { locks, settings }
+    }
+
+    /// Whether it may listen there.
+    ///
+    /// # Errors
+    /// [`ServeError::NeedsKeys`] for an address that others can reach.
+    pub fn may_listen_on(&self, address: SocketAddr) -> Result<(), ServeError> {
+        if address.ip().is_loopback() { Ok(()) } else { Err(ServeError::NeedsKeys { address }) }
+    }
+
+    /// Serves until `shutdown` is done; then answers what was asked before and ends, at most ten seconds
+    /// later.
+    ///
+    /// # Errors
+    /// [`ServeError`] before anything is served.
+    pub async fn run(self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
+        self.may_listen_on(listener.local_addr()?)?;
+        let app = App(Arc::new(Shared { locks: self.locks, settings: self.settings }));
+        let stopping = CancellationToken::new();
+        let routes = routes::routes(app);
+        let serving = connection::serve(&listener, routes, stopping.clone());
+        tokio::pin!(serving);
+        tokio::select! {
+            () = &mut serving => {}
+            () = shutdown => {
+                tracing::info!("stopping");
+                stopping.cancel();
+                serving.await;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,45 @@
+//! Every route, once: what is served is what the OpenAPI document says.
+
+use axum::http::{StatusCode, Uri};
+use axum::{Router, middleware};
+use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::answer::Problem;
+use crate::{App, alive, doors, locks};
+
+#[derive(OpenApi)]
+#[openapi(info(
+    title = "leasehold",
+    description = "Who holds which lock, taking locks from any language, and taking them away."
+))]
+struct Document;
+
+/// All routes behind all doors.
+pub(crate) fn routes(app: App) -> Router {
+    let (routes, _document) = OpenApiRouter::with_openapi(Document::openapi())
+        .routes(routes!(locks::list))
+        .routes(routes!(locks::show))
+        .routes(routes!(alive::healthz))
+        .routes(routes!(alive::readyz))
+        .split_for_parts();
+    routes
+        .fallback(nowhere)
+        .method_not_allowed_fallback(not_so)
+        .layer(middleware::from_fn_with_state(app.clone(), doors::guard))
+        .with_state(app)
+}
+
+async fn nowhere(uri: Uri) -> Problem {
+    let text = match uri.path().strip_prefix("/api/v1/locks/") {
+        Some(rest) if rest.contains('/') => "there is no such route; write `/` in the name of a lock as `%2F`",
+        _ => "there is no such route; /openapi.json lists them all",
+    };
+    Problem::new(StatusCode::NOT_FOUND, "no_such_route", text)
+}
+
+async fn not_so() -> Problem {
+    let text = "this route does not know that method; /openapi.json lists them all";
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", text)
+}

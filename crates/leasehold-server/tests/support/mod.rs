@@ -1,0 +1,170 @@
+//! A server in the test, on each kind of store, and a client that sends one request.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use leasehold::store::memory::MemoryWorld;
+use leasehold::{KeySpace, LockManager, Options};
+use leasehold_server::{ServeError, Server, Settings};
+use leasehold_testkit::RedisServer;
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// A store, a manager of the test's own on it, and a server.
+pub(crate) struct Place {
+    pub(crate) locks: LockManager,
+    pub(crate) at: SocketAddr,
+    pub(crate) kind: &'static str,
+    pub(crate) redis: Option<RedisServer>,
+    stop: CancellationToken,
+    served: JoinHandle<Result<(), ServeError>>,
+    /// Sent with every request.
+    pub(crate) headers: String,
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    pub(crate) async fn memory() -> Self {
+        Self::memory_with(Settings::default()).await
+    }
+
+    pub(crate) async fn memory_with(settings: Settings) -> Self {
+        let world = MemoryWorld::new();
+        let open = || LockManager::with_store(Arc::new(world.open_with(KeySpace::default())), quiet());
+        Self::start("memory", open(), open(), None, settings).await
+    }
+
+    pub(crate) async fn sqlite() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let url = format!("sqlite:{}", dir.path().join("locks.db").display());
+        let mut place = Self::start("sqlite", open(&url).await, open(&url).await, None, Settings::default()).await;
+        place.dir = dir;
+        place
+    }
+
+    pub(crate) async fn redis() -> Self {
+        let redis = RedisServer::start().await;
+        let (ours, theirs) = (open(&redis.url()).await, open(&redis.url()).await);
+        Self::start("redis", ours, theirs, Some(redis), Settings::default()).await
+    }
+
+    pub(crate) async fn each() -> [Self; 3] {
+        [Self::memory().await, Self::sqlite().await, Self::redis().await]
+    }
+
+    async fn start(
+        kind: &'static str,
+        locks: LockManager,
+        served: LockManager,
+        redis: Option<RedisServer>,
+        settings: Settings,
+    ) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let at = listener.local_addr().expect("bound");
+        let stop = CancellationToken::new();
+        let shutdown = stop.clone().cancelled_owned();
+        let served = tokio::spawn(async move {
+            let ended = Server::new(served.clone(), settings).run(listener, shutdown).await;
+            served.shutdown().await;
+            ended
+        });
+        let dir = tempfile::tempdir().expect("a directory");
+        Self { locks, at, kind, redis, stop, served, headers: String::new(), dir }
+    }
+
+    /// Tells the server to stop and waits for its end.
+    pub(crate) async fn end(self) {
+        self.stop.cancel();
+        self.served.await.expect("no panic").expect("served");
+        self.locks.shutdown().await;
+    }
+
+    /// Tells the server to stop.
+    pub(crate) fn stop(&self) {
+        self.stop.cancel();
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path, "", "").await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {
+        self.ask("POST", path, "Content-Type: application/json\r\n", &body.to_string()).await
+    }
+
+    pub(crate) async fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+        let headers = format!("Host: {}\r\n{}{headers}", self.at, self.headers);
+        let stream = send(self.at, method, path, &headers, body).await;
+        receive(stream).await.unwrap_or_else(|| panic!("{}: no answer to {method} {path}", self.kind))
+    }
+
+    /// Sends and does not wait for the answer.
+    pub(crate) async fn begin(&self, path: &str, body: &Value) -> TcpStream {
+        let headers = format!("Host: {}\r\n{}Content-Type: application/json\r\n", self.at, self.headers);
+        send(self.at, "POST", path, &headers, &body.to_string()).await
+    }
+}
+
+fn quiet() -> Options {
+    let mut options = Options::default();
+    options.journal = None;
+    options
+}
+
+async fn open(url: &str) -> LockManager {
+    LockManager::connect_with(url, quiet()).await.expect("a store")
+}
+
+/// Sends a request and leaves the connection open.
+pub(crate) async fn send(to: SocketAddr, method: &str, path: &str, headers: &str, body: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(to).await.expect("listening");
+    let length = body.len();
+    let head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n");
+    // A server that refuses the head may close before it has the body.
+    let _ = stream.write_all(format!("{head}{body}").as_bytes()).await;
+    stream
+}
+
+/// An answer, taken apart.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The status and the `code` of an error.
+    pub(crate) fn code(&self) -> (u16, String) {
+        (self.status, self.json()["code"].as_str().unwrap_or("none").to_owned())
+    }
+
+    pub(crate) fn ok(self) -> Value {
+        assert_eq!(self.status, 200, "{self:?}");
+        self.json()
+    }
+}
+
+/// The answer, or `None` when the connection ended without one.
+pub(crate) async fn receive(mut stream: TcpStream) -> Option<Answer> {
+    let mut text = Vec::new();
+    let _ = stream.read_to_end(&mut text).await;
+    let text = String::from_utf8(text).expect("text");
+    let (head, body) = text.split_once("\r\n\r\n")?;
+    let status = head.split(' ').nth(1)?.parse().ok()?;
+    Some(Answer { status, head: head.to_lowercase(), body: body.to_owned() })
+}
+
+/// A name as one segment of a path.
+pub(crate) fn encoded(name: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_~".contains(&b);
+    name.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
+}
