@@ -4,6 +4,7 @@
 mod handoff;
 mod release_loop;
 mod sqlite;
+mod steady;
 mod throughput;
 
 use leasehold_testkit::RedisServer;
@@ -25,10 +26,12 @@ fn main() {
         return only(contender, tasks.parse().expect("tasks"), seconds.parse().expect("seconds"));
     }
     let size = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["--quick"] => Size { rounds: 5, seconds: 0.5, handoffs: 1_000 },
+        ["--quick"] => Size { rounds: 9, seconds: 0.5, handoffs: 1_000 },
         [] => Size { rounds: 15, seconds: 2.0, handoffs: 10_000 },
         _ => {
-            eprintln!("usage: leasehold-bench [--quick | --only bare|rslock|fenced|unfenced|memory|handoff TASKS SECONDS]");
+            eprintln!(
+                "usage: leasehold-bench [--quick | --only bare|rslock|fenced|unfenced|memory|handoff TASKS SECONDS]"
+            );
             std::process::exit(2);
         }
     };

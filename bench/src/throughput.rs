@@ -9,6 +9,7 @@ use leasehold::LockManager;
 use leasehold_testkit::RedisServer;
 use redis::aio::MultiplexedConnection;
 
+use crate::steady::{Apart, Awake};
 use crate::{Size, median, row};
 
 const TTL: Duration = Duration::from_secs(30);
@@ -93,6 +94,7 @@ pub(crate) async fn only(server: &RedisServer, contender: &str, tasks: usize, se
         return Contender::Fenced(manager).pairs_per_second(tasks, seconds).await;
     }
     let names = ["bare", "rslock", "fenced", "unfenced"];
+    let _steady = (Awake::keep(), (tasks == 1).then(|| Apart::keep(server.pid())));
     let which = names.iter().position(|name| *name == contender).expect("bare, rslock, fenced or unfenced");
     contenders(server).await[which].pairs_per_second(tasks, seconds).await
 }
@@ -115,7 +117,9 @@ pub(crate) async fn run(server: &RedisServer, size: Size) {
     let contenders = contenders(server).await;
     println!("lock + unlock, uncontended           bare/s   rslock   fenced  unfenced   (ratios to bare)");
     let mut table = Vec::new();
+    let awake = Awake::keep();
     for (t, tasks) in TASKS.into_iter().enumerate() {
+        let _apart = (tasks == 1).then(|| Apart::keep(server.pid()));
         let mut ratios = [vec![], vec![], vec![], vec![]];
         let mut bares = Vec::new();
         for round in 0..size.rounds {
@@ -135,6 +139,7 @@ pub(crate) async fn run(server: &RedisServer, size: Size) {
         );
         table.push((t, tasks, rslock, fenced, unfenced));
     }
+    drop(awake);
     println!();
     for (t, tasks, rslock, fenced, unfenced) in table {
         row(&format!("fenced / bare, {tasks} tasks"), fenced, &format!("≥ {}", FENCED[t]), fenced >= FENCED[t]);

@@ -121,6 +121,10 @@ fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let lint = workspace.cargo(&lint);
     let mut tests = workspace.cargo(&["test", "--workspace", "--all-features"]);
     let mut tests_on_valkey = workspace.cargo(&["test", "-p", "leasehold-testkit"]);
+    // A test that fails half-way may leave entries in the journal: not in this user's.
+    let state = workspace.target.join("state");
+    tests.env("XDG_STATE_HOME", &state);
+    tests_on_valkey.env("XDG_STATE_HOME", &state);
     if let Ok(python) = &python {
         tests.env("LEASEHOLD_TEST_PYTHON", python);
         tests_on_valkey.env("LEASEHOLD_TEST_PYTHON", python);

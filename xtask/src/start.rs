@@ -31,6 +31,8 @@ fn measure(leasehold: &Path, dir: &Path) -> Result<[f64; 3], Failure> {
     let mut flock = Command::new("flock");
     flock.arg(dir.join("f")).arg("true");
     let mut run = Command::new(leasehold);
+    // A journal of this machine's is none of our business.
+    run.env("XDG_STATE_HOME", dir);
     run.arg("--store").arg(format!("sqlite:{}", dir.join("locks.db").display())).args(["run", "x", "--", "true"]);
     let mut contenders = [Command::new("true"), flock, run];
     let mut times = [const { Vec::new() }; 3];

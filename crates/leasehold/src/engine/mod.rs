@@ -28,6 +28,9 @@ pub(crate) mod tending;
 use rooms::Rooms;
 use tending::Leases;
 
+/// A process that has just begun does not read the journal: many are over before that, and the next one does.
+const BEFORE_THE_JOURNAL: Duration = Duration::from_secs(1);
+
 /// What all handles of one manager share.
 pub(crate) struct Core {
     pub(crate) store: SharedStore,
@@ -78,7 +81,7 @@ impl Core {
         // Not tracked: these end with the core, whereas `drain` waits for work that ends by itself.
         drop(core.runtime.spawn(tending::tend(core.clone(), core.ended.clone())));
         drop(core.runtime.spawn(listen(core.clone(), pushes, core.ended.clone())));
-        core.replay_journal_in_background();
+        core.replay_journal_in_background(BEFORE_THE_JOURNAL);
         Arc::new(Alive(core))
     }
 
@@ -190,7 +193,7 @@ async fn listen(core: Arc<Core>, mut pushes: tokio::sync::mpsc::UnboundedReceive
             Some(Push::Resync) => {
                 core.rooms.resync();
                 core.leases.look_at_all();
-                core.replay_journal_in_background();
+                core.replay_journal_in_background(Duration::ZERO);
             }
             Some(for_rooms) => core.rooms.deliver(for_rooms),
         }

@@ -224,12 +224,15 @@ impl Core {
         }
     }
 
-    /// The store is (back) there: does what the journal says is still to be done.
-    pub(crate) fn replay_journal_in_background(self: &Arc<Self>) {
+    /// The store is (back) there: does what the journal says is still to be done, after a pause in
+    /// which the process may end.
+    pub(crate) fn replay_journal_in_background(self: &Arc<Self>, pause: Duration) {
         if self.journal.is_some() && !self.replaying.swap(true, Ordering::AcqRel) {
             let core = self.clone();
             self.spawn(async move {
-                core.replay_journal().await;
+                if core.closing.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
+                    core.replay_journal().await;
+                }
                 core.replaying.store(false, Ordering::Release);
             });
         }

@@ -35,24 +35,23 @@ impl Watch {
         }
     }
 
-    /// Watches for one more death.
-    pub(super) fn add(&self, holder: InboxId, alive: &Alive) {
+    /// Watches for one more death. `false`: it cannot be watched; it may have died just now.
+    pub(super) fn add(&self, holder: InboxId, alive: &Alive) -> bool {
         let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
-        if !holders.contains_key(&holder)
-            && let Some(end) = alive.watch(&holder)
-        {
-            holders.insert(holder, Arc::new(end));
-            drop(holders);
-            alive.wake(alive.id());
+        if holders.contains_key(&holder) {
+            return true;
         }
+        let Some(end) = alive.watch(&holder) else { return false };
+        holders.insert(holder, Arc::new(end));
+        drop(holders);
+        alive.wake(alive.id());
+        true
     }
 
-    /// Watches for these deaths and no others.
-    pub(super) fn keep(&self, wanted: &HashSet<InboxId>, alive: &Alive) {
+    /// Watches for these deaths and no others. `false`: one of them cannot be watched.
+    pub(super) fn keep(&self, wanted: &HashSet<InboxId>, alive: &Alive) -> bool {
         self.holders.lock().unwrap_or_else(PoisonError::into_inner).retain(|id, _| wanted.contains(id));
-        for holder in wanted {
-            self.add(holder.clone(), alive);
-        }
+        wanted.iter().fold(true, |all, holder| self.add(holder.clone(), alive) && all)
     }
 
     /// The last message that was told but could not be cleared away; 0: none.

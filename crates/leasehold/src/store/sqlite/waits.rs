@@ -51,18 +51,38 @@ impl Driver {
     /// Watches the holders we have come to wait for.
     pub(super) fn watch_holders(&mut self) {
         self.watch.set_waiting(self.waits.places.len(), &self.alive);
+        let mut missed = false;
         for key in std::mem::take(&mut self.waits.fresh) {
-            if let Some((_, ticket)) = self.waits.places.get(&key)
-                && let Ok(Looked::Watch(Some(inbox))) = self.look_at(&key.1, *ticket)
-            {
-                self.watch.add(inbox, &self.alive);
-            }
+            let Some((_, ticket)) = self.waits.places.get(&key) else { continue };
+            missed |= match self.look_at(&key.1, *ticket) {
+                Ok(Looked::Watch(Some(inbox))) => {
+                    !self.watch.add(inbox.clone(), &self.alive) && self.is_dead(Some(&inbox))
+                }
+                Ok(Looked::Watch(None)) | Err(_) => false,
+                // It died, or its lease ended, since we asked.
+                Ok(Looked::Help) => true,
+            };
+        }
+        if missed && self.looks_around {
+            self.look_around();
         }
     }
 
     /// Looks at everything we wait for: helps where a holder died or its lease ended, and watches
     /// the holders there are now.
     pub(super) fn look_around(&mut self) {
+        // Who dies between the look and the watch is seen by the next look.
+        const LOOKS: usize = 3;
+        for _ in 0..LOOKS {
+            let holders = self.help_where_needed();
+            if self.watch.keep(&holders, &self.alive) || !holders.iter().any(|holder| self.is_dead(Some(holder))) {
+                return;
+            }
+        }
+    }
+
+    /// The holders there are where nothing is to be done.
+    fn help_where_needed(&mut self) -> HashSet<InboxId> {
         let places: Vec<(Ask, u64)> = self.waits.places.values().cloned().collect();
         let mut watched = HashSet::new();
         for (mut ask, ticket) in places {
@@ -79,7 +99,7 @@ impl Driver {
                 Err(_) => {}
             }
         }
-        self.watch.keep(&watched, &self.alive);
+        watched
     }
 
     fn look_at(&self, name: &Key, ticket: u64) -> Result<Looked, Fault> {
