@@ -8,7 +8,7 @@ use super::{RedisStore, value};
 use crate::facts::{HolderId, LockName, Token};
 use crate::store::{
     Acquire, Asked, Claim, EvictMode, Evicted, Grant, Holder, Left, Place, Release, Renewal, Renewed, StoreError,
-    Ticket,
+    StoreErrorKind, Ticket,
 };
 
 impl RedisStore {
@@ -48,10 +48,15 @@ impl RedisStore {
     pub(super) async fn ask_let_go(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
         let key = self.keys.key(name).map_err(super::keys::refused)?;
         let conn = self.link.conn().await?;
+        let unwaited = ["0 ", token.reveal()].concat();
         let args = |cmd: &mut Cmd| {
-            cmd.arg(token.reveal());
+            cmd.arg(&unwaited);
         };
-        match said(&conn.run(&scripts::LET_GO, &[&key], args).await?.reply) {
+        let reply = match conn.run(&scripts::LET_GO, &[&key], args).await {
+            Err(error) if error.kind() == StoreErrorKind::WrongType => return Ok(Release::NotOwner),
+            answer => answer?.reply,
+        };
+        match said(&reply) {
             Some("released") => Ok(Release::Released),
             Some("not ours") => Ok(Release::NotOwner),
             // Boxed: a lock that nobody waits for should not carry the room for it around.

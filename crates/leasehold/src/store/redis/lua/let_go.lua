@@ -1,8 +1,10 @@
 -- A release where nobody is likely to wait: one key, one argument.
--- KEYS lock   ARGV token
+-- KEYS lock   ARGV "0 " and the token: how the value goes on after "lh1 " if it is ours and nobody waits
 -- replies "released" | "not ours" | "waited for": nothing was done, send a release
-local value = redis.pcall('GET', KEYS[1])
-if type(value) ~= 'string' or value:sub(7, 38) ~= ARGV[1] then return 'not ours' end
-if value:sub(5, 5) ~= '0' then return 'waited for' end
-redis.call('DEL', KEYS[1])
-return 'released'
+local value = redis.call('GET', KEYS[1])
+if value and value:sub(5, 38) == ARGV[1] then
+  redis.call('DEL', KEYS[1])
+  return 'released'
+end
+if not value or value:sub(7, 38) ~= ARGV[1]:sub(3) then return 'not ours' end
+return 'waited for'
