@@ -70,6 +70,7 @@ impl Request {
                     Verb::Acquire { with_ticket: false } => "asks, without a ticket, for",
                     Verb::Release => "releases",
                     Verb::Leave => "leaves",
+                    Verb::Draw => "draws a ticket for",
                 };
                 format!("{} {what} {}", who(attempt), lock(attempts[*attempt].name))
             }

@@ -87,9 +87,13 @@ pub(crate) enum Step {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verb {
     Try,
-    Acquire { with_ticket: bool },
+    Acquire {
+        with_ticket: bool,
+    },
     Release,
     Leave,
+    /// Draws a ticket, to ask with it when it likes.
+    Draw,
 }
 
 /// What becomes of a request.
@@ -154,6 +158,7 @@ fn step(foreign: bool) -> impl Strategy<Value = Step> {
         10 => any::<bool>().prop_map(|with_ticket| Verb::Acquire { with_ticket }),
         8 => Just(Verb::Release),
         3 => Just(Verb::Leave),
+        4 => Just(Verb::Draw),
     ];
     let ask = (verb, 0..8_usize, fate()).prop_map(|(verb, claim, fate)| Step::Ask { verb, claim, fate });
     let renew = (prop::collection::vec(renewal(), 1..=4), fate()).prop_map(|(what, fate)| Step::Renew { what, fate });

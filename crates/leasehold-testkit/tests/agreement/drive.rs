@@ -315,6 +315,7 @@ impl<'a> Drive<'a> {
                     }
                     Verb::Release => Answer::Release(store.release(&claim.name, &claim.token).await),
                     Verb::Leave => Answer::Leave(store.leave(claim).await),
+                    Verb::Draw => Answer::Ticket(store.ticket().await),
                 };
                 Reply { attempt: Some(*attempt), name: *name, answer }
             }
@@ -354,10 +355,10 @@ impl<'a> Drive<'a> {
                 Some(_) if unwritten.contains(attempt) => known.fence = None,
                 _ => {}
             }
-            if let Answer::Acquire(Ok(Acquire::Queued(place))) = answer
-                && answered
-            {
-                known.ticket = Some(place.ticket);
+            match answer {
+                Answer::Acquire(Ok(Acquire::Queued(place))) if answered => known.ticket = Some(place.ticket),
+                Answer::Ticket(Ok(ticket)) if answered => known.ticket = Some(*ticket),
+                _ => {}
             }
         }
         for push in sight.pushes.iter().flatten() {

@@ -23,6 +23,7 @@ pub(crate) enum Answer {
     Acquire(Result<Acquire, StoreError>),
     Release(Result<Release, StoreError>),
     Leave(Result<Left, StoreError>),
+    Ticket(Result<Ticket, StoreError>),
     Renew(Vec<Renewed>),
     Evict(Result<Evicted, StoreError>),
     Finish(Result<Asked, StoreError>),
@@ -211,8 +212,10 @@ impl Sight {
             if let Some(fence) = granted(answer).and_then(|g| g.fence) {
                 see(*name, Number::Fence(fence));
             }
-            if let Answer::Acquire(Ok(Acquire::Queued(place))) = answer {
-                see(*name, Number::Ticket(place.ticket));
+            match answer {
+                Answer::Acquire(Ok(Acquire::Queued(place))) => see(*name, Number::Ticket(place.ticket)),
+                Answer::Ticket(Ok(ticket)) => see(*name, Number::Ticket(*ticket)),
+                _ => {}
             }
             if let Some(fence) = shown(answer).and_then(|h| h.fence) {
                 see(*name, Number::Fence(fence));
@@ -282,6 +285,7 @@ impl Words<'_> {
                 let ticket = self.memory.ranks[name].of[&place.ticket.0];
                 format!("queued, ticket {ticket}, {} before it, behind {}", place.position, holder())
             }
+            Answer::Ticket(Ok(ticket)) => format!("drew ticket {}", self.memory.ranks[name].of[&ticket.0]),
             Answer::Release(Ok(Release::Released)) => "released".to_owned(),
             Answer::Release(Ok(Release::NotOwner)) => "not the owner".to_owned(),
             Answer::Leave(Ok(Left::WasWaiting)) => "left the line".to_owned(),
@@ -302,6 +306,7 @@ impl Words<'_> {
             | Answer::Acquire(Err(e))
             | Answer::Release(Err(e))
             | Answer::Leave(Err(e))
+            | Answer::Ticket(Err(e))
             | Answer::Evict(Err(e))
             | Answer::Finish(Err(e)) => format!("an error: {e}"),
         }

@@ -597,14 +597,19 @@ impl From<Asking> for Waiting {
     }
 }
 
+/// The next number of a store's counter: a fence, or a ticket.
+pub(crate) fn draw(counter: &mut u64, wall_us: u64) -> Result<u64, FenceUnusable> {
+    let next = (*counter + 1).max(wall_us);
+    if next > Fence::MAX {
+        return Err(FenceUnusable);
+    }
+    *counter = next;
+    Ok(next)
+}
+
 impl Turn<'_> {
     fn fence(&mut self) -> Result<u64, FenceUnusable> {
-        let next = (*self.counter + 1).max(self.wall_us);
-        if next > Fence::MAX {
-            return Err(FenceUnusable);
-        }
-        *self.counter = next;
-        Ok(next)
+        draw(self.counter, self.wall_us)
     }
 
     /// Whether somebody heard it.

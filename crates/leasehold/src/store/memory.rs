@@ -13,8 +13,8 @@ use super::*;
 use crate::clock;
 use crate::facts::{KeySpace, Namespace};
 use crate::machine::{
-    AcquireReply, AskReply, Asking, EvictReply, InboxId, Limits, Lock, PassReply, RenewReply, Rules, Slot, TryReply,
-    Turn,
+    self, AcquireReply, AskReply, Asking, EvictReply, InboxId, Limits, Lock, PassReply, RenewReply, Rules, Slot,
+    TryReply, Turn,
 };
 
 mod bindings;
@@ -195,6 +195,10 @@ impl Store for MemoryStore {
                 AcquireReply::Again { ticket: mine } => ticket = Some(mine),
             }
         }
+    }
+
+    async fn ticket(&self) -> Result<Ticket, StoreError> {
+        Ok(Ticket(machine::draw(&mut self.world.lock().counter, clock::wall_us())?))
     }
 
     async fn release(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {

@@ -353,8 +353,14 @@ pub trait Store: Inspect + Bind + Send + Sync + 'static {
     /// Takes the lock if it is free and nobody stands in line.
     async fn try_acquire(&self, claim: &Claim) -> Result<Try, StoreError>;
 
-    /// Takes the lock or stands in line for it. `ticket` is the one an earlier answer gave.
+    /// Takes the lock or stands in line for it. `ticket` is the one an earlier answer gave, or one that was
+    /// [drawn](Store::ticket).
     async fn acquire(&self, claim: &Claim, ticket: Option<Ticket>) -> Result<Acquire, StoreError>;
+
+    /// Draws a ticket, for an attempt that stands in several queues under one: later than every ticket given
+    /// or drawn before, in whichever queue, and earlier than every one after. It takes nothing and needs no
+    /// giving back; one whose answer was lost is just not used.
+    async fn ticket(&self) -> Result<Ticket, StoreError>;
 
     /// Gives the lock to the next waiter, or frees it.
     async fn release(&self, name: &LockName, token: &Token) -> Result<Release, StoreError>;

@@ -169,6 +169,10 @@ impl Store for RedisStore {
         self.ask_acquire(claim, ticket).await
     }
 
+    async fn ticket(&self) -> Result<Ticket, StoreError> {
+        self.ask_ticket().await
+    }
+
     async fn release(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
         self.ask_release(name, token).await
     }

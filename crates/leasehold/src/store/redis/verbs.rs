@@ -2,10 +2,10 @@
 
 use super::conn::{Answer, Conn, fence, items, number, said};
 use super::errors::{from_server, strange};
-use super::resp::{Cmd, Pipeline, Value};
+use super::resp::{Cmd, Pipeline, Value, cmd};
 use super::scripts::{self, Script};
-use super::{RedisStore, value};
-use crate::facts::{HolderId, LockName, Token};
+use super::{RedisStore, keys, value};
+use crate::facts::{Fence, HolderId, LockName, Token};
 use crate::store::{
     Acquire, Asked, Claim, EvictMode, Evicted, Grant, Holder, Left, Place, Release, Renewal, Renewed, StoreError,
     StoreErrorKind, Ticket,
@@ -43,6 +43,25 @@ impl RedisStore {
                 _ => return Err(strange("acquire")),
             }
         }
+    }
+
+    /// The counter of fences and tickets is one. Where it was lost it is raised first, as on a connection.
+    pub(super) async fn ask_ticket(&self) -> Result<Ticket, StoreError> {
+        let conn = self.link.conn().await?;
+        let mut incr = cmd("INCR");
+        incr.arg(keys::FENCE);
+        let drawn = conn.ask(&incr).await?.reply;
+        let mut drawn = fence(&drawn);
+        if drawn.is_some_and(|number| number.get() < Fence::SANE_MIN) {
+            let seen = |cmd: &mut Cmd| {
+                cmd.arg(self.link.seen());
+            };
+            conn.run(&scripts::RAISE, &[keys::FENCE], seen).await?;
+            drawn = fence(&conn.ask(&incr).await?.reply);
+        }
+        let ticket = drawn.ok_or(StoreErrorKind::FenceUnusable)?;
+        self.link.saw(ticket);
+        Ok(Ticket(ticket.get()))
     }
 
     pub(super) async fn ask_let_go(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {

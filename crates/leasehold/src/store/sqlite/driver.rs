@@ -31,6 +31,7 @@ pub(super) type Reply<R> = oneshot::Sender<Result<R, StoreError>>;
 pub(super) enum Command {
     Try(Ask, Reply<Try>),
     Acquire(Ask, Option<Ticket>, Reply<Acquire>),
+    Ticket(Reply<Ticket>),
     Release(Key, Token, Reply<Release>),
     Renew(Vec<(Key, Renewal)>, oneshot::Sender<Vec<Renewed>>),
     Leave(Key, Token, Reply<Left>),
@@ -223,6 +224,7 @@ impl Driver {
                     let _ = reply.send(self.acquire(&ask, ticket.map(|t| t.0)));
                 }
             }
+            Command::Ticket(reply) => drop(reply.send(self.ticket())),
             Command::Release(name, token, reply) => drop(reply.send(self.release(&name, &token))),
             Command::Renew(renewals, reply) => drop(reply.send(self.renew(&renewals))),
             Command::Leave(name, token, reply) => drop(reply.send(self.leave(&name, &token))),

@@ -34,6 +34,8 @@ const CONFIRM: &str = "UPDATE locks SET ends = max(ends, ?3 + ?4), ttl_ms = ?4, 
     WHERE name = ?1 AND token = ?2 AND ends > ?3 AND boot = ?5 AND flag <> ?6 AND (?7 IS NULL OR fence = ?7) \
     AND (inbox = ?8 OR inbox IS NULL)";
 
+const TICKET: &str = "UPDATE meta SET floor = max(?1, floor + 1) WHERE max(?1, floor) < ?2 RETURNING floor";
+
 /// Takes a lock that is free and that nobody waits for; always fenced.
 pub(super) fn take(conn: &Connection, boot: i64, name: &Key, asking: &Asking) -> rusqlite::Result<Option<u64>> {
     let (now, wall_us) = (now_ms(), clock::wall_us());
@@ -65,6 +67,17 @@ pub(super) fn release(conn: &Connection, boot: i64, me: &InboxId, name: &Key, to
     let done =
         conn.prepare_cached(RELEASE)?.execute(params![name.as_str(), token.reveal(), sql(now_ms()), boot, &*me.0])?;
     Ok(done == 1)
+}
+
+/// Draws a ticket: what the floor is raised to, so that every fence and ticket of any lock from now on is
+/// above it. `None`: there are no numbers left.
+pub(super) fn ticket(conn: &Connection) -> rusqlite::Result<Option<u64>> {
+    let mut statement = conn.prepare_cached(TICKET)?;
+    let mut rows = statement.query(params![sql(clock::wall_us()), sql(Fence::MAX)])?;
+    let ticket: Option<i64> = rows.next()?.map(|row| row.get(0)).transpose()?;
+    // The row comes before the commit: only the step after it says whether that worked.
+    while rows.next()?.is_some() {}
+    Ok(ticket.map(unsql))
 }
 
 /// Restarts the countdown of a lease that is as its holder believes.

@@ -220,6 +220,10 @@ impl Store for SqliteStore {
         self.ask(|reply| Command::Acquire(ask, ticket, reply)).await
     }
 
+    async fn ticket(&self) -> Result<Ticket, StoreError> {
+        self.ask(Command::Ticket).await
+    }
+
     async fn release(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
         let key = self.key(name)?;
         self.ask(|reply| Command::Release(key, token.clone(), reply)).await

@@ -5,7 +5,9 @@ use super::fast;
 use super::room::Need;
 use super::row::{self, Key, now_ms};
 use crate::facts::{HolderId, Token};
-use crate::machine::{AcquireReply, AskReply, EvictReply, Lock, PassReply, RenewReply, Slot, TryReply, Turn};
+use crate::machine::{
+    AcquireReply, AskReply, EvictReply, FenceUnusable, Lock, PassReply, RenewReply, Slot, TryReply, Turn,
+};
 use crate::store::seen::view;
 use crate::store::*;
 
@@ -67,6 +69,14 @@ impl Driver {
             self.waits.remove(&ask.name, token);
             return Ok(answer);
         }
+    }
+
+    pub(super) fn ticket(&mut self) -> Result<Ticket, StoreError> {
+        self.attempt(Need::More, |driver| {
+            let ticket = fast::ticket(&driver.conn)?.ok_or(FenceUnusable)?;
+            driver.committed();
+            Ok(Ticket(ticket))
+        })
     }
 
     pub(super) fn release(&mut self, name: &Key, token: &Token) -> Result<Release, StoreError> {
