@@ -90,6 +90,7 @@ impl From<Error> for Failure {
             Error::NotAcquired { name, waited, holder, store } => {
                 return not_acquired(&name, waited, holder.map(|holder| *holder), &store);
             }
+            Error::PoolBusy { .. } => Exit::NotAcquired,
             Error::Lost { .. } => Exit::Lost,
             Error::Store { ref source, .. } | Error::Connect { ref source, .. } => store_exit(source),
             Error::Invalid(_) => Exit::Usage,

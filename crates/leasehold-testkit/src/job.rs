@@ -31,6 +31,10 @@ pub struct Job {
     pub linger: bool,
     /// Whether to stay inside after a grant, and do as told: `release`, `renew`, `write`, `abort`.
     pub hold: bool,
+    /// Not 0: the lock is any of a pool of so many members.
+    pub members: u32,
+    /// How many members of the pool to ask for at once.
+    pub count: usize,
     /// Whether to go on although told that the lease is lost, as work does that does not look.
     pub stubborn: bool,
 }
@@ -51,6 +55,8 @@ impl Job {
             on_go: false,
             linger: false,
             hold: false,
+            members: 0,
+            count: 1,
             stubborn: false,
         }
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::event::LossReason;
 use crate::facts::{Invalid, LockName};
 use crate::store::{Holder, StoreError};
+use crate::view::PoolMember;
 
 /// Why a call did not do what it was asked.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -20,6 +21,20 @@ pub enum Error {
         waited: Duration,
         /// Who holds it, as far as is known.
         holder: Option<Box<Holder>>,
+        /// Which store was asked.
+        store: String,
+    },
+    /// So many members of a pool could not be had, and the time to wait for them is over (or was zero).
+    #[error("{}", pool_busy(name, *wanted, *waited, members, store))]
+    PoolBusy {
+        /// The pool.
+        name: LockName,
+        /// How many members were asked for.
+        wanted: usize,
+        /// All of its members, and who holds them, as far as is known. Who waits is not looked at.
+        members: Vec<PoolMember>,
+        /// How long they were waited for.
+        waited: Duration,
         /// Which store was asked.
         store: String,
     },
@@ -86,16 +101,17 @@ impl Error {
     /// Whether the same call can succeed later without anybody changing anything.
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::NotAcquired { .. } | Self::Lost { .. } => true,
+            Self::NotAcquired { .. } | Self::PoolBusy { .. } | Self::Lost { .. } => true,
             Self::Store { source, .. } | Self::Connect { source, .. } => source.is_passing(),
             Self::Unreadable { .. } | Self::Invalid(_) | Self::NotInstalled { .. } | Self::ShutDown { .. } => false,
         }
     }
 
-    /// The lock it is about, if it is about one.
+    /// The lock (or pool) it is about, if it is about one.
     pub fn name(&self) -> Option<&LockName> {
         match self {
             Self::NotAcquired { name, .. }
+            | Self::PoolBusy { name, .. }
             | Self::Lost { name, .. }
             | Self::Store { name, .. }
             | Self::Unreadable { name, .. }
@@ -116,6 +132,31 @@ fn not_acquired(name: &LockName, waited: Duration, holder: Option<&Holder>, stor
     };
     if let Some(left) = holder.and_then(|h| h.ttl_left) {
         text += &format!(", lease ends in {left:.1?}");
+    }
+    if waited > Duration::ZERO {
+        text += &format!("; waited {waited:.1?}");
+    }
+    text + &format!("; store: {store}")
+}
+
+/// Members that an error lists; a terminal has so many lines.
+const LISTED: usize = 8;
+
+fn pool_busy(name: &LockName, wanted: usize, waited: Duration, members: &[PoolMember], store: &str) -> String {
+    let all = members.len();
+    let free = members.iter().filter(|member| member.lock.holder.is_none()).count();
+    let mut text = match wanted {
+        1 => format!("none of the {all} members of pool {name:?} is free"),
+        _ => format!("{wanted} of the {all} members of pool {name:?} cannot be had together, {free} free"),
+    };
+    let held = || members.iter().filter_map(|m| m.lock.holder.as_ref().map(|holder| (m.index, &holder.owner)));
+    for (number, (index, owner)) in held().take(LISTED).enumerate() {
+        let separator = if number == 0 { ":" } else { "," };
+        text += &format!("{separator} {index} is held by {owner}");
+    }
+    let more = held().count().saturating_sub(LISTED);
+    if more > 0 {
+        text += &format!(", and {more} more");
     }
     if waited > Duration::ZERO {
         text += &format!("; waited {waited:.1?}");

@@ -10,7 +10,7 @@ use crate::engine::lease_cell::{LeaseCell, NewLease};
 use crate::error::{Error, Operation};
 use crate::event::LossReason;
 use crate::facts::{Fence, HolderId, LockName, Token, Ttl};
-use crate::lease;
+use crate::lease::{self, Plan};
 use crate::store::{Grant, Renewed};
 
 /// Holds a lock. Dropping it gives the lock up, in the background; [`Guard::release`] waits until
@@ -210,6 +210,20 @@ impl Guard {
         let Tended { alive, cell } = self.held.take().expect("a guard holds until it is released");
         alive.0.leases.remove(&cell);
         Ok(cell.token.clone())
+    }
+
+    /// From now on held on these terms; the store is told with the next pass. For a lease that was taken
+    /// on shorter ones.
+    pub(crate) fn settle(&self, ttl: Ttl, renew_every: Option<Duration>, max_hold: Option<Duration>) {
+        let Tended { alive, cell } = self.tended();
+        let now = Moment::now();
+        let mut state = cell.state();
+        state.ttl = ttl;
+        state.plan = Plan { every: renew_every, at_most_until: max_hold.map(|hold| now + hold) };
+        state.rewrite = true;
+        state.renew_at = Some(now);
+        drop(state);
+        alive.0.leases.touch(cell);
     }
 
     /// How long the lease is still proven.

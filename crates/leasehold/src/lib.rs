@@ -49,6 +49,7 @@ mod looking;
 mod machine;
 mod manager;
 mod options;
+mod pool;
 mod request;
 mod stats;
 pub mod store;
@@ -66,6 +67,7 @@ pub use installed::{AlreadyInstalled, install, installed};
 pub use journal::{Journal, JournalEntry, JournalKind};
 pub use manager::LockManager;
 pub use options::{OnUnavailable, Options};
+pub use pool::{Permit, Permits, Pool, PoolRequest};
 pub use request::LockRequest;
 pub use stats::Statistics;
 /// The examples of the README run.
@@ -81,7 +83,7 @@ mod configuration {}
 mod one_order_at_a_time {}
 
 pub use store::{Asked, Cursor, EvictMode, Evicted, Finding, Holder, Level, Page, StoreError, StoreErrorKind, Waiter};
-pub use view::{AcquiredView, EvictOutcome, EvictedView, LockInfo, LockView, ReleasedView, WaiterView};
+pub use view::{AcquiredView, EvictOutcome, EvictedView, LockInfo, LockView, PoolMember, ReleasedView, WaiterView};
 
 /// Runs an async function, or method, under a lock.
 ///

@@ -10,6 +10,7 @@ use crate::guard::Guard;
 use crate::journal::Journal;
 use crate::lease::Belief;
 use crate::options::Options;
+use crate::pool::Pool;
 use crate::request::LockRequest;
 use crate::stats::Statistics;
 use crate::store::memory::MemoryWorld;
@@ -124,6 +125,18 @@ impl LockManager {
         N: TryInto<LockName, Error = Invalid>,
     {
         self.lock(name).run(work).await
+    }
+
+    /// A pool: the locks `<name>:<member>`, of which any are good, such as `gpu_lock:0` to `gpu_lock:7` for
+    /// `pool("gpu_lock", 0..8)`. From 1 to 64 members, by range or by list.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a name that cannot be one, and for no, too many or repeated members.
+    pub fn pool<N>(&self, name: N, members: impl IntoIterator<Item = u32>) -> Result<Pool, Error>
+    where
+        N: TryInto<LockName, Error = Invalid>,
+    {
+        Ok(Pool::new(self, name.try_into(), members)?)
     }
 
     /// Takes a lock away from the holder that was looked at ([`Holder::id`](crate::Holder::id)), and from nobody else.
@@ -258,6 +271,10 @@ impl LockManager {
     /// are given back, at most one ttl.
     pub async fn shutdown(&self) {
         self.core().drain(self.core().options.ttl.duration()).await;
+    }
+
+    pub(crate) fn alive(&self) -> &Arc<Alive> {
+        &self.alive
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {

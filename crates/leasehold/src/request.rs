@@ -191,6 +191,13 @@ impl LockRequest {
         }
     }
 
+    /// What it asks for, checked.
+    pub(crate) fn into_wish(self) -> Result<(Arc<Alive>, Wish), Invalid> {
+        let mut wish = self.wish?;
+        wish.renew_every = self.renew.then(|| self.alive.0.options.renew_every(wish.ttl));
+        Ok((self.alive, wish))
+    }
+
     fn with(mut self, change: impl FnOnce(&mut Wish) -> Result<(), Invalid>) -> Self {
         if let Ok(wish) = &mut self.wish
             && let Err(invalid) = change(wish)
@@ -212,9 +219,8 @@ impl IntoFuture for LockRequest {
     /// background.
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let mut wish = self.wish?;
-            wish.renew_every = self.renew.then(|| self.alive.0.options.renew_every(wish.ttl));
-            acquiring::acquire(&self.alive, wish).await
+            let (alive, wish) = self.into_wish()?;
+            acquiring::acquire(&alive, wish).await
         })
     }
 }

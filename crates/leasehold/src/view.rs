@@ -6,6 +6,15 @@ use crate::clock::wall_ms;
 use crate::facts::{LockName, Token};
 use crate::store::{EvictMode, Holder, Waiter};
 
+/// One member of a pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolMember {
+    /// Its number in the pool.
+    pub index: u32,
+    /// The lock that it is.
+    pub lock: LockInfo,
+}
+
 /// What a store knows of one lock: the answer to "why can I not have it?".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LockInfo {

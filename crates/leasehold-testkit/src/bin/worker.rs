@@ -5,7 +5,7 @@ use std::io::BufRead;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::{Error, Guard, LockManager, Options};
+use leasehold::{Error, Guard, LockManager, Options, Permit};
 use leasehold_testkit::history::{Event, HistoryWriter, Kind};
 use leasehold_testkit::job::Job;
 use serde_json::{Value, json};
@@ -46,7 +46,11 @@ async fn work(job: Job) {
             let task = u64::try_from(m * job.tasks + t).expect("few");
             let (manager, job, history) = (manager.clone(), job.clone(), history.clone());
             let lines = tell.subscribe();
-            tasks.push(tokio::spawn(cycle(manager, job, history, task, lines)));
+            if job.members > 0 {
+                tasks.push(tokio::spawn(cycle_in_pool(manager, job, history, task, lines)));
+            } else {
+                tasks.push(tokio::spawn(cycle(manager, job, history, task, lines)));
+            }
         }
     }
     for task in tasks {
@@ -99,6 +103,46 @@ async fn cycle(
         if job.hold {
             say(&json!({ "task": task, "released": released.ok() }));
         }
+    }
+}
+
+/// The same with any of a pool. What is asked for is known by name only when it is granted.
+async fn cycle_in_pool(
+    manager: LockManager,
+    job: Arc<Job>,
+    history: Arc<HistoryWriter>,
+    task: u64,
+    mut lines: broadcast::Receiver<String>,
+) {
+    let pool = manager.pool(job.name.as_str(), 0..job.members).expect("a pool");
+    for _ in 0..job.cycles {
+        let asked = Event::now(task, &job.name, Kind::Asked);
+        let request = pool.any(job.count).owner(format!("worker-{task}"));
+        let request = request.ttl(Duration::from_millis(job.ttl_ms)).wait_up_to(Duration::from_millis(job.wait_ms));
+        let permits = match request.await {
+            Ok(permits) => permits,
+            Err(error) => {
+                say(&json!({ "task": task, "error": error.to_string() }));
+                continue;
+            }
+        };
+        let record = |kind, permit: &Permit| {
+            let event = Event::now(task, permit.name().as_str(), kind);
+            history.record(&event.fence(permit.fence().expect("fenced").get()).valid_until_ns(until(permit)));
+        };
+        for permit in permits.iter() {
+            history.record(&Event { name: permit.name().to_string(), ..asked.clone() });
+            record(Kind::Granted, permit);
+        }
+        if job.hold {
+            say(&json!({ "task": task, "granted": permits.indices() }));
+            while next(&mut lines).await != "release" {}
+        } else {
+            tokio::time::sleep(Duration::from_micros(job.inside_us)).await;
+        }
+        permits.iter().for_each(|permit| record(Kind::ReleaseCalled, permit));
+        let released = permits.release().await;
+        say(&json!({ "task": task, "released": released.ok() }));
     }
 }
 

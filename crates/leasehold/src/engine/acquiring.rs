@@ -7,7 +7,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::lease_cell::{LeaseCell, NewLease};
-use super::rooms::{Room, Seat, Seen, jittered};
+use super::rooms::{Room, Seen, jittered};
+use super::seat::{Reply, Seat};
 use super::{Alive, Core, lock};
 use crate::clock::{Moment, sleep_until, wall_ms};
 use crate::error::{Error, Operation};
@@ -17,12 +18,12 @@ use crate::guard::Guard;
 use crate::journal::JournalKind;
 use crate::lease::Belief;
 use crate::options::OnUnavailable;
-use crate::store::{Claim, StoreError, StoreErrorKind, Try};
+use crate::store::{Claim, StoreError, StoreErrorKind, Ticket, Try};
 
 /// A call may overrun its deadline by this much to hear the answer to a question already asked.
 const GRACE: Duration = Duration::from_millis(150);
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(5);
+pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// A request as the caller put it, checked.
 #[derive(Debug, Clone)]
@@ -46,6 +47,25 @@ pub(crate) enum Wait {
     Not,
     UpTo(Duration),
     Forever,
+}
+
+impl Wait {
+    pub(super) fn deadline(self, began: Moment) -> Option<Moment> {
+        match self {
+            Self::UpTo(wait) => Some(began + wait),
+            Self::Not | Self::Forever => None,
+        }
+    }
+
+    /// Until when a call is answered. The store may need as long as it is allowed for one answer, or as
+    /// long as the caller waits.
+    pub(super) fn answer_by(self, began: Moment, answer_within: Duration) -> Option<Moment> {
+        match self {
+            Self::Not => Some(began + answer_within),
+            Self::UpTo(wait) => Some(began + wait + GRACE),
+            Self::Forever => None,
+        }
+    }
 }
 
 /// Gives back, in the background, whatever an unanswered or cancelled request may have got.
@@ -89,12 +109,7 @@ pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish) -> Result<Guard, Err
     }
     let began = Moment::now();
     let seen = Mutex::new(Seen::default());
-    // The store may need as long as it is allowed for one answer, or as long as the caller waits.
-    let answer_by = match wish.wait {
-        Wait::Not => Some(began + core.options.answer_within),
-        Wait::UpTo(wait) => Some(began + wait + GRACE),
-        Wait::Forever => None,
-    };
+    let answer_by = wish.wait.answer_by(began, core.options.answer_within);
     let outcome = {
         let mut obtaining = pin!(obtain(alive, &wish, began, &seen));
         match answer_by {
@@ -140,14 +155,14 @@ pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish) -> Result<Guard, Err
     }
 }
 
-enum Ended {
+pub(super) enum Ended {
     /// The time is over; what was seen until then says how to put it.
     Late,
     Error(Error),
 }
 
 impl Ended {
-    fn shut_down(name: &LockName) -> Self {
+    pub(super) fn shut_down(name: &LockName) -> Self {
         Self::Error(Error::ShutDown { name: name.clone() })
     }
 }
@@ -168,11 +183,16 @@ async fn obtain(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<See
         return Ok((Box::pin(poll(alive, wish, began, seen)).await?, false));
     }
     // Boxed: a lock that is free should not carry the room for waiting around.
-    Ok((Box::pin(wait(alive, wish, began, seen)).await?, true))
+    Ok((Box::pin(wait(alive, wish, None, began, seen)).await?, true))
 }
 
 /// One try; `None` when somebody else holds the lock. Sent again where the store did not answer.
-async fn try_once(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<Seen>) -> Result<Option<Guard>, Ended> {
+pub(super) async fn try_once(
+    alive: &Arc<Alive>,
+    wish: &Wish,
+    began: Moment,
+    seen: &Mutex<Seen>,
+) -> Result<Option<Guard>, Ended> {
     let core = &alive.0;
     let mut undo = Undo::arm(core, claim(wish));
     let mut pause = FIRST_PAUSE;
@@ -231,10 +251,7 @@ async fn try_once(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<S
 /// to none must not be had by it.
 async fn poll(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<Seen>) -> Result<Guard, Ended> {
     let options = &alive.0.options;
-    let deadline = match wish.wait {
-        Wait::UpTo(wait) => Some(began + wait),
-        Wait::Not | Wait::Forever => None,
-    };
+    let deadline = wish.wait.deadline(began);
     let mut pause = wish.retry_every.unwrap_or(options.poll_interval).max(FIRST_PAUSE);
     loop {
         if deadline.is_some_and(|end| Moment::now() >= end) {
@@ -255,16 +272,24 @@ async fn poll(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<Seen>
     }
 }
 
-/// Waits for its turn in the room of the name.
-async fn wait(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<Seen>) -> Result<Guard, Ended> {
+/// Waits for its turn in the room of the name, under a ticket of its own or the room's.
+pub(super) async fn wait(
+    alive: &Arc<Alive>,
+    wish: &Wish,
+    ticket: Option<Ticket>,
+    began: Moment,
+    seen: &Mutex<Seen>,
+) -> Result<Guard, Ended> {
     let core = &alive.0;
-    let deadline = match wish.wait {
-        Wait::UpTo(wait) => Some(began + wait),
-        Wait::Not | Wait::Forever => None,
-    };
+    let deadline = wish.wait.deadline(began);
     loop {
         let (reply, mut answer) = oneshot::channel();
-        let seat = Seat { lease: wish.lease(Token::random()), retry_every: wish.retry_every, reply };
+        let seat = Seat {
+            lease: wish.lease(Token::random()),
+            retry_every: wish.retry_every,
+            ticket,
+            reply: Reply::One(reply),
+        };
         let room = core.rooms.sit(alive, seat);
         let _gets_up = GetsUp(&room);
         let guard = tokio::select! {
@@ -299,7 +324,7 @@ async fn wait(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<Seen>
 
 /// A guard at the moment its task gets it, which may be long after it was granted: the process may have
 /// been stopped in between. `None`: that lease is over, and given back.
-fn received(guard: Guard) -> Result<Option<Guard>, Ended> {
+pub(super) fn received(guard: Guard) -> Result<Option<Guard>, Ended> {
     Ok(match guard.loss() {
         Some(LossReason::Shutdown) => return Err(Ended::shut_down(guard.name())),
         // What its holder asked for; asking again would not make it longer.
@@ -331,7 +356,7 @@ async fn go_on_unprotected(alive: &Arc<Alive>, wish: Wish, why: StoreError) -> G
 }
 
 /// Failures that pass by themselves within a moment; others are the caller's to know at once.
-fn worth_asking_again(error: &StoreError) -> bool {
+pub(super) fn worth_asking_again(error: &StoreError) -> bool {
     error.is_passing() && !matches!(error.kind(), StoreErrorKind::OutOfMemory | StoreErrorKind::DiskFull)
 }
 
@@ -357,7 +382,7 @@ fn claim(wish: &Wish) -> Claim {
 }
 
 impl Wish {
-    fn lease(&self, token: Token) -> NewLease {
+    pub(super) fn lease(&self, token: Token) -> NewLease {
         NewLease {
             name: self.name.clone(),
             token,

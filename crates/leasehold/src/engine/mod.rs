@@ -1,6 +1,6 @@
-//! The engines: waiting ([`rooms`]), renewing ([`tending`]), releasing ([`releasing`]). Policy is
-//! pure ([`lease`](crate::lease)), awaiting is thin, and [`Core::spawn`] is the one place that
-//! spawns tasks.
+//! The engines: waiting ([`rooms`]), any of several ([`pooling`]), renewing ([`tending`]), releasing
+//! ([`releasing`]). Policy is pure ([`lease`](crate::lease)), awaiting is thin, and [`Core::spawn`] is
+//! the one place that spawns tasks.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,8 +21,10 @@ use crate::store::{Note, Push, SharedStore, StoreError};
 
 pub(crate) mod acquiring;
 pub(crate) mod lease_cell;
+pub(crate) mod pooling;
 pub(crate) mod releasing;
 pub(crate) mod rooms;
+pub(crate) mod seat;
 pub(crate) mod tending;
 
 use rooms::Rooms;

@@ -1,15 +1,20 @@
 //! Waiting: one room per name in which this process's tasks wait. The room, not the task, stands in
 //! the store's queue: it has one token and one ticket however many tasks wait, and only it asks and
 //! leaves. A task that gives up just gets up.
+//!
+//! A task that waits for some of several locks sits in the room of each, under a ticket of its own. While it
+//! is the first there the room stands under that ticket, and for nobody else: whoever is next in the room
+//! has another place in the store's order, and the room takes it up when the first is gone.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use super::lease_cell::NewLease;
+use super::seat::Seat;
 use super::{Alive, Core, lock};
 use crate::clock::{Moment, sleep_until, wall_ms};
 use crate::error::Error;
@@ -30,16 +35,6 @@ const ASK_AT_LEAST_EVERY: Duration = Duration::from_secs(30);
 const PER_POSITION: Duration = Duration::from_millis(20);
 /// Behind a holder that sends no message when it is done, the head of the queue asks this often.
 const BEHIND_FOREIGN: Duration = Duration::from_millis(100);
-
-/// A task that waits.
-pub(crate) struct Seat {
-    pub(crate) lease: NewLease,
-    /// The pause between two polls that the task asked for.
-    pub(crate) retry_every: Option<Duration>,
-    /// The guard itself travels: should the task be gone when it arrives, dropping it gives the
-    /// lock back.
-    pub(crate) reply: oneshot::Sender<Result<Guard, Error>>,
-}
 
 /// What a waiting task can say about its wait.
 #[derive(Debug, Clone, Default)]
@@ -84,7 +79,7 @@ impl Rooms {
         let name = seat.lease.name.clone();
         let mut rooms = self.lock();
         if let Some(room) = rooms.get(&name) {
-            lock(&room.seats).push_back(seat);
+            room.add(seat);
             let closing = alive.0.closing.is_cancelled();
             let _ = room.knock.send(if closing { Knock::Close } else { Knock::Seats });
             return room.clone();
@@ -183,13 +178,13 @@ enum Attempt {
 /// The life of a room: one lap per token, until nobody sits there.
 async fn run(alive: Arc<Alive>, room: Arc<Room>, mut knocks: mpsc::UnboundedReceiver<Knock>) {
     let core = &alive.0;
-    while let Some(claim) = room.next_claim(core) {
+    while let Some((claim, ticket)) = room.next_claim(core) {
         lock(&core.rooms.by_token).insert(claim.token.clone(), room.clone());
         core.rooms.tell_store(core);
-        let attempt = Waiting::new(core, &room, &claim).wait(&mut knocks).await;
+        let attempt = Waiting::new(core, &room, &claim, ticket).wait(&mut knocks).await;
         lock(&core.rooms.by_token).remove(&claim.token);
         match attempt {
-            Attempt::Granted { grant, confirm } => room.give(&alive, &claim, &grant, confirm),
+            Attempt::Granted { grant, confirm } => room.give(&alive, &claim, ticket, &grant, confirm),
             Attempt::Deserted | Attempt::UsedUp => core.leave_in_background(claim),
             Attempt::Failed(error) => {
                 core.leave_in_background(claim);
@@ -198,7 +193,7 @@ async fn run(alive: Arc<Alive>, room: Arc<Room>, mut knocks: mpsc::UnboundedRece
             Attempt::Closed => {
                 core.leave_in_background(claim);
                 for seat in lock(&room.seats).drain(..) {
-                    let _ = seat.reply.send(Err(Error::ShutDown { name: room.name.clone() }));
+                    seat.reply.send(Err(Error::ShutDown { name: room.name.clone() }));
                 }
             }
         }
@@ -207,9 +202,17 @@ async fn run(alive: Arc<Alive>, room: Arc<Room>, mut knocks: mpsc::UnboundedRece
 }
 
 impl Room {
-    /// The claim of the next attempt, in the name of the first task; `None`, and the room is gone,
-    /// when nobody waits.
-    fn next_claim(&self, core: &Core) -> Option<Claim> {
+    /// Behind those that came before; where both have tickets of their own, those say who did.
+    fn add(&self, seat: Seat) {
+        let mut seats = lock(&self.seats);
+        let later = |other: &&Seat| seat.ticket.is_some_and(|mine| other.ticket.is_some_and(|theirs| theirs > mine));
+        let place = seats.len() - seats.iter().rev().take_while(later).count();
+        seats.insert(place, seat);
+    }
+
+    /// The claim of the next attempt, in the name of the first task, and that task's own ticket; `None`, and
+    /// the room is gone, when nobody waits.
+    fn next_claim(&self, core: &Core) -> Option<(Claim, Option<Ticket>)> {
         let mut rooms = core.rooms.lock();
         let mut seats = lock(&self.seats);
         seats.retain(|seat| !seat.reply.is_closed());
@@ -218,7 +221,7 @@ impl Room {
             return None;
         };
         *lock(&self.place) = (0, Some(first.lease.ttl));
-        Some(Claim {
+        let claim = Claim {
             name: self.name.clone(),
             token: Token::random(),
             ttl: first.lease.ttl,
@@ -228,33 +231,48 @@ impl Room {
             // A message that cannot arrive is not waited for: the queue is told that this one polls.
             listens: core.options.events && !core.rooms.deaf.load(Ordering::Relaxed),
             since_ms: wall_ms(),
-        })
+        };
+        Some((claim, first.ticket))
     }
 
     /// Gives the lock to the first task that still waits.
-    fn give(&self, alive: &Arc<Alive>, claim: &Claim, grant: &Grant, confirm: bool) {
+    fn give(&self, alive: &Arc<Alive>, claim: &Claim, ticket: Option<Ticket>, grant: &Grant, confirm: bool) {
         loop {
-            let Some(seat) = lock(&self.seats).pop_front() else {
-                // Everybody got up while the grant was on its way.
+            let Some(seat) = self.take_first(ticket) else {
+                // Everybody it was for got up while the grant was on its way. The store knows who is next.
                 return alive.0.leave_in_background(claim.clone());
             };
-            if seat.reply.is_closed() {
+            if !seat.reply.accepts() {
                 continue;
             }
             let mine = seat.lease.ttl == claim.ttl && seat.lease.owner == claim.owner;
             let lease = NewLease { token: claim.token.clone(), waited: true, ..seat.lease };
             let guard = Guard::begin(alive.clone(), lease, grant, confirm || !mine);
-            // Should the task have gone this very moment, the guard comes back and is dropped,
-            // which releases.
-            drop(seat.reply.send(Ok(guard)));
-            return;
+            // Should the task have gone this very moment, the guard is dropped, which releases.
+            return seat.reply.send(Ok(guard));
         }
+    }
+
+    /// The first task that still waits, if its place in the store's order is this one.
+    fn take_first(&self, ticket: Option<Ticket>) -> Option<Seat> {
+        let mut seats = lock(&self.seats);
+        while seats.front()?.reply.is_closed() {
+            seats.pop_front();
+        }
+        if seats.front()?.ticket == ticket { seats.pop_front() } else { None }
+    }
+
+    /// Whether somebody else is the first by now, whose place in the store's order is another one.
+    fn stands_for_another_than(&self, ticket: Option<Ticket>) -> bool {
+        let seats = lock(&self.seats);
+        let first = seats.iter().find(|seat| !seat.reply.is_closed());
+        first.is_some_and(|seat| seat.ticket != ticket)
     }
 
     fn fail(&self, core: &Core, error: &StoreError) {
         for seat in lock(&self.seats).drain(..) {
             let answer = core.store_error(crate::Operation::Acquire, &self.name, error.clone());
-            let _ = seat.reply.send(Err(answer));
+            seat.reply.send(Err(answer));
         }
     }
 
@@ -273,6 +291,8 @@ struct Waiting<'a> {
     core: &'a Core,
     room: &'a Room,
     claim: &'a Claim,
+    /// That of the task it is made for, where it has one of its own.
+    own_ticket: Option<Ticket>,
     ticket: Option<Ticket>,
     ask_at: Moment,
     /// Consecutive polls, for the backoff.
@@ -286,9 +306,19 @@ struct Waiting<'a> {
 }
 
 impl<'a> Waiting<'a> {
-    fn new(core: &'a Core, room: &'a Room, claim: &'a Claim) -> Self {
-        let ask_at = Moment::now();
-        Self { core, room, claim, ticket: None, ask_at, polls: 0, failing_since: None, pushed: None, look_by: None }
+    fn new(core: &'a Core, room: &'a Room, claim: &'a Claim, ticket: Option<Ticket>) -> Self {
+        Self {
+            core,
+            room,
+            claim,
+            own_ticket: ticket,
+            ticket,
+            ask_at: Moment::now(),
+            polls: 0,
+            failing_since: None,
+            pushed: None,
+            look_by: None,
+        }
     }
 
     async fn wait(mut self, knocks: &mut mpsc::UnboundedReceiver<Knock>) -> Attempt {
@@ -352,6 +382,9 @@ impl<'a> Waiting<'a> {
             Knock::Seats => {
                 if self.room.deserted() {
                     return Some(Attempt::Deserted);
+                }
+                if self.room.stands_for_another_than(self.own_ticket) {
+                    return Some(Attempt::UsedUp);
                 }
                 if self.polling() {
                     self.ask_at = self.ask_at.min(Moment::now() + self.poll_pause());

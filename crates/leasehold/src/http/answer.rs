@@ -47,6 +47,10 @@ impl IntoResponse for Error {
                 let status = *HELD.get_or_init(|| StatusCode::CONFLICT);
                 answer(status, "held", "somebody else is working on this; try again soon", name, Some(left.min(SOON)))
             }
+            Self::PoolBusy { .. } => {
+                let status = *HELD.get_or_init(|| StatusCode::CONFLICT);
+                answer(status, "held", "all of these are in use; try again soon", name, Some(SOON))
+            }
             Self::Lost { .. } => {
                 tracing::warn!(error = %self, "answered with lease_lost");
                 let text = "the lock was lost while this was worked on; see what was done before you try again";

@@ -1,0 +1,415 @@
+//! Any of several: a request for one or more members of a pool, which are ordinary locks.
+//!
+//! What is free is taken by tries. Whoever has to wait draws a ticket and sits in the room of every member
+//! under it, so that the queues of all members have one order; the first rooms that are granted their lock
+//! serve the request, and the others move on to whoever is next.
+//!
+//! A request for several must never hold a part while another one holds the rest. So they collect one at a
+//! time, under a lock of the pool's own, the *turn*; it is asked for with the same ticket. Requests for one
+//! hold nothing while they wait and need no turn.
+
+use std::future::pending;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::{join_all, select_all, try_join_all};
+
+use super::acquiring::{Ended, FIRST_PAUSE, LONGEST_PAUSE, Wait, Wish, received, try_once, wait, worth_asking_again};
+use super::rooms::{Room, Seen, jittered};
+use super::seat::{Arrivals, Basket, Reply, Seat};
+use super::{Alive, Core, lock};
+use crate::clock::{Moment, sleep_until};
+use crate::error::{Error, Operation};
+use crate::event::Transition;
+use crate::facts::{LockName, Token, Ttl};
+use crate::guard::Guard;
+use crate::store::{StoreErrorKind, Ticket};
+use crate::view::{LockInfo, PoolMember};
+
+/// The lease of the turn, and of what is collected under it, until the set is whole: so long a collector
+/// that died keeps others from collecting.
+const COLLECTING: Duration = Duration::from_secs(5);
+/// A request that does not wait lets one that is collecting finish, where enough is free for both.
+const LET_FINISH: Duration = Duration::from_millis(100);
+
+/// What requests for one pool share.
+pub(crate) struct PoolParts {
+    pub(crate) name: LockName,
+    pub(crate) turn: LockName,
+    pub(crate) members: Vec<Member>,
+}
+
+pub(crate) struct Member {
+    pub(crate) index: u32,
+    pub(crate) name: LockName,
+}
+
+/// One member that was taken: its place among the members, and its guard.
+pub(crate) type Taken = (usize, Guard);
+
+/// Takes `count` members as wished; the wish names the pool.
+pub(crate) async fn acquire(
+    alive: &Arc<Alive>,
+    pool: &PoolParts,
+    count: usize,
+    wish: Wish,
+) -> Result<Vec<Taken>, Error> {
+    let core = &alive.0;
+    // Before the look: a shutdown either is seen here, or waits for this call.
+    let _call = core.call();
+    if core.closing.is_cancelled() {
+        return Err(Error::ShutDown { name: wish.name });
+    }
+    let hunt = Hunt::new(alive, pool, count, wish);
+    let outcome = {
+        let mut obtaining = pin!(hunt.obtain());
+        match hunt.wish.wait.answer_by(hunt.began, core.options.answer_within) {
+            None => obtaining.await,
+            Some(by) => tokio::select! {
+                biased;
+                outcome = &mut obtaining => outcome,
+                () = sleep_until(Some(by)) => Err(Ended::Late),
+            },
+        }
+    };
+    let waited = hunt.began.until(Moment::now());
+    match outcome {
+        Ok((mut taken, handed_over)) => {
+            taken.sort_by_key(|(which, _)| *which);
+            for (_, guard) in &taken {
+                core.stats.total_locks.add_one();
+                tracing::debug!(name = %guard.name(), ?waited, fence = ?guard.fence(), "acquired from its pool");
+                core.observe(&Transition::Acquired { name: guard.name().as_str(), waited, handed_over });
+            }
+            Ok(taken)
+        }
+        Err(Ended::Error(error)) => Err(error),
+        Err(Ended::Late) => Err(hunt.late(waited)),
+    }
+}
+
+/// One request under way.
+struct Hunt<'a> {
+    alive: &'a Arc<Alive>,
+    pool: &'a PoolParts,
+    count: usize,
+    wish: Wish,
+    began: Moment,
+    /// What is known of each member.
+    seen: Vec<Mutex<Seen>>,
+    seen_of_turn: Mutex<Seen>,
+}
+
+impl<'a> Hunt<'a> {
+    fn new(alive: &'a Arc<Alive>, pool: &'a PoolParts, count: usize, wish: Wish) -> Self {
+        let seen = pool.members.iter().map(|_| Mutex::default()).collect();
+        Self { alive, pool, count, wish, began: Moment::now(), seen, seen_of_turn: Mutex::default() }
+    }
+
+    /// The members, and whether others handed them over.
+    async fn obtain(&self) -> Result<(Vec<Taken>, bool), Ended> {
+        let mut ticket = None;
+        loop {
+            let turn = if self.count == 1 { None } else { Some(self.take_turn(&mut ticket).await?) };
+            if let Some(found) = self.collect(turn, &mut ticket).await? {
+                return Ok(found);
+            }
+            tracing::debug!(pool = %self.pool.name, "the turn was lost while collecting; from the start");
+        }
+    }
+
+    /// The right to hold a part.
+    async fn take_turn(&self, ticket: &mut Option<Ticket>) -> Result<Guard, Ended> {
+        let mut wish = self.terms(&self.pool.turn);
+        let patient = self.wish.wait != Wait::Not;
+        if (!patient || !self.core().rooms.is_open(&wish.name))
+            && let Some(turn) = try_once(self.alive, &wish, self.began, &self.seen_of_turn).await?
+        {
+            return Ok(turn);
+        }
+        let free = self.look().await?;
+        if !patient {
+            // Whoever has the turn waits for members, and came before us; or it is just taking some.
+            if free.len() < self.count {
+                return Err(Ended::Late);
+            }
+            wish.wait = Wait::UpTo(LET_FINISH);
+            return wait(self.alive, &wish, None, Moment::now(), &self.seen_of_turn).await;
+        }
+        let ticket = self.draw(ticket).await?;
+        wait(self.alive, &wish, Some(ticket), self.began, &self.seen_of_turn).await
+    }
+
+    /// `None`: the turn was lost, and everything is given back.
+    async fn collect(
+        &self,
+        turn: Option<Guard>,
+        ticket: &mut Option<Ticket>,
+    ) -> Result<Option<(Vec<Taken>, bool)>, Ended> {
+        let mut taken = Vec::with_capacity(self.count);
+        self.take_free(&mut taken).await?;
+        let waited = taken.len() < self.count;
+        let mut seats = Seats::default();
+        if waited {
+            if self.wish.wait == Wait::Not {
+                self.remember(&seats, &taken);
+                return Err(Ended::Late);
+            }
+            let ticket = self.draw(ticket).await?;
+            if !self.wait_for_the_rest(turn.as_ref(), ticket, &mut taken, &mut seats).await? {
+                return Ok(None);
+            }
+        }
+        if let Some(turn) = turn {
+            for (_, guard) in &taken {
+                guard.settle(self.wish.ttl, self.wish.renew_every, self.wish.max_hold);
+            }
+            // The next who collects stands in line, by its older ticket, about when we have left it:
+            // otherwise those who came after it would be served in between.
+            self.core().spawn(async move {
+                if let Err(error) = turn.release().await {
+                    tracing::debug!(%error, "the turn is released in the background");
+                }
+                drop(seats);
+            });
+        }
+        Ok(Some((taken, waited)))
+    }
+
+    /// Takes what is free: at first, in one round trip, those a free pool would give; then those that a
+    /// look at all of them finds.
+    async fn take_free(&self, taken: &mut Vec<Taken>) -> Result<(), Ended> {
+        let rooms = &self.core().rooms;
+        // Whoever can wait does not overtake tasks of its own process that wait already.
+        let may_try = |which: &usize| self.wish.wait == Wait::Not || !rooms.is_open(&self.pool.members[*which].name);
+        let first: Vec<usize> = (0..self.pool.members.len()).filter(may_try).take(self.count).collect();
+        self.try_these(&first, taken).await?;
+        if taken.len() == self.count || first.is_empty() {
+            return Ok(());
+        }
+        let free = self.look().await?;
+        let mut free = free.into_iter().filter(|which| !first.contains(which)).filter(may_try);
+        while taken.len() < self.count {
+            let next: Vec<usize> = free.by_ref().take(self.count - taken.len()).collect();
+            if next.is_empty() {
+                break;
+            }
+            self.try_these(&next, taken).await?;
+        }
+        Ok(())
+    }
+
+    async fn try_these(&self, which: &[usize], taken: &mut Vec<Taken>) -> Result<(), Ended> {
+        let tries = which.iter().map(async |&which| {
+            let wish = self.terms(&self.pool.members[which].name);
+            let guard = try_once(self.alive, &wish, self.began, &self.seen[which]).await?;
+            Ok(guard.map(|guard| (which, guard)))
+        });
+        // All are waited for, whatever one says: what the others got is given back with their guards.
+        for answer in join_all(tries).await {
+            taken.extend(answer?);
+        }
+        Ok(())
+    }
+
+    /// Looks at every member. Returns those that are free.
+    async fn look(&self) -> Result<Vec<usize>, Ended> {
+        let core = self.core();
+        let looks = self.pool.members.iter().map(|member| core.store.holder(&member.name));
+        let found = match core.within(try_join_all(looks)).await {
+            Ok(found) => found,
+            // Whoever waits finds out what is free by waiting.
+            Err(error) if self.wish.wait != Wait::Not && worth_asking_again(&error) => return Ok(Vec::new()),
+            Err(error) => return Err(Ended::Error(core.store_error(Operation::Acquire, &self.pool.name, error))),
+        };
+        let mut free = Vec::new();
+        for (which, holder) in found.into_iter().enumerate() {
+            if holder.is_none() {
+                free.push(which);
+            }
+            *lock(&self.seen[which]) = Seen { holder, answered: true, failed: None };
+        }
+        Ok(free)
+    }
+
+    /// The request's one place in every queue.
+    async fn draw(&self, ticket: &mut Option<Ticket>) -> Result<Ticket, Ended> {
+        if let Some(ticket) = *ticket {
+            return Ok(ticket);
+        }
+        let core = self.core();
+        let (failing_since, mut pause) = (Moment::now(), FIRST_PAUSE);
+        loop {
+            let error = match core.within(core.store.ticket()).await {
+                Ok(drawn) => return Ok(*ticket.insert(drawn)),
+                Err(error) => error,
+            };
+            lock(&self.seen_of_turn).failed = Some(error.clone());
+            if !worth_asking_again(&error) || failing_since.until(Moment::now()) >= core.options.patience {
+                return Err(Ended::Error(core.store_error(Operation::Acquire, &self.pool.name, error)));
+            }
+            tokio::select! {
+                () = tokio::time::sleep(jittered(pause)) => {}
+                () = core.closing.cancelled() => return Err(Ended::shut_down(&self.pool.name)),
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Waits in the rooms of all members that are not taken yet. `false`: the turn was lost.
+    async fn wait_for_the_rest(
+        &self,
+        turn: Option<&Guard>,
+        ticket: Ticket,
+        taken: &mut Vec<Taken>,
+        seats: &mut Seats,
+    ) -> Result<bool, Ended> {
+        let (basket, mut arrivals) = Basket::wanting(self.count - taken.len());
+        for which in 0..self.pool.members.len() {
+            if !taken.iter().any(|(mine, _)| *mine == which) {
+                self.sit(which, ticket, &basket, seats);
+            }
+        }
+        let deadline = self.wish.wait.deadline(self.began);
+        while taken.len() < self.count {
+            tokio::select! {
+                biased;
+                () = lost(turn) => return Ok(false),
+                gone = first_lost(taken) => {
+                    let (which, _) = taken.swap_remove(gone);
+                    basket.want_one_more();
+                    self.sit(which, ticket, &basket, seats);
+                }
+                // Never `None`: the basket is ours.
+                Some((which, answer)) = arrivals.recv() => match received(answer.map_err(Ended::Error)?)? {
+                    Some(guard) => taken.push((which, guard)),
+                    None => {
+                        basket.want_one_more();
+                        self.sit(which, ticket, &basket, seats);
+                    }
+                },
+                () = sleep_until(deadline) => {
+                    self.take_last(&basket, &mut arrivals, taken);
+                    if taken.len() < self.count {
+                        self.remember(seats, taken);
+                        return Err(Ended::Late);
+                    }
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn sit(&self, which: usize, ticket: Ticket, basket: &Arc<Basket>, seats: &mut Seats) {
+        let wish = self.terms(&self.pool.members[which].name);
+        let seat = Seat {
+            lease: wish.lease(Token::random()),
+            retry_every: wish.retry_every,
+            ticket: Some(ticket),
+            reply: Reply::Some(basket.clone(), which),
+        };
+        seats.0.push((which, self.core().rooms.sit(self.alive, seat)));
+    }
+
+    /// The time is over: what has arrived still counts.
+    fn take_last(&self, basket: &Basket, arrivals: &mut Arrivals, taken: &mut Vec<Taken>) {
+        basket.close();
+        while let Ok((which, answer)) = arrivals.try_recv() {
+            if let Ok(Ok(Some(guard))) = answer.map(received)
+                && taken.len() < self.count
+            {
+                taken.push((which, guard));
+            }
+        }
+    }
+
+    /// What the rooms know of who holds what.
+    fn remember(&self, seats: &Seats, taken: &[Taken]) {
+        for (which, room) in &seats.0 {
+            let last = room.seen();
+            if last.answered || last.failed.is_some() {
+                *lock(&self.seen[*which]) = last;
+            }
+        }
+        // Ours, and free again in a moment.
+        for (which, _) in taken {
+            *lock(&self.seen[*which]) = Seen { holder: None, answered: true, failed: None };
+        }
+    }
+
+    /// The time is over: says no, or that nobody knows.
+    fn late(self, waited: Duration) -> Error {
+        let core = &self.alive.0;
+        let open = |seen: Mutex<Seen>| seen.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let of_turn = open(self.seen_of_turn);
+        let seen: Vec<Seen> = self.seen.into_iter().map(open).collect();
+        let failed = seen.iter().find_map(|seen| seen.failed.clone());
+        if failed.is_some() || !(of_turn.answered || seen.iter().any(|seen| seen.answered)) {
+            let source = failed.or(of_turn.failed).unwrap_or(StoreErrorKind::NoAnswer.into());
+            return core.store_error(Operation::Acquire, &self.pool.name, source);
+        }
+        core.stats.not_acquired.add_one();
+        tracing::debug!(pool = %self.pool.name, wanted = self.count, ?waited, "not acquired");
+        core.observe(&Transition::NotAcquired { name: self.pool.name.as_str(), waited });
+        let member = |(member, seen): (&Member, Seen)| PoolMember {
+            index: member.index,
+            lock: LockInfo { name: member.name.clone(), holder: seen.holder, waiters: Vec::new() },
+        };
+        Error::PoolBusy {
+            name: self.pool.name.clone(),
+            wanted: self.count,
+            members: self.pool.members.iter().zip(seen).map(member).collect(),
+            waited: if self.wish.wait == Wait::Not { Duration::ZERO } else { waited },
+            store: core.store.describe(),
+        }
+    }
+
+    /// The request for one lock of the pool. Those of a set that is not whole yet are kept on short terms.
+    fn terms(&self, name: &LockName) -> Wish {
+        let mut wish = Wish { name: name.clone(), ..self.wish.clone() };
+        if self.count > 1 {
+            wish.ttl = Ttl::new(COLLECTING.min(self.wish.ttl.duration())).unwrap_or(self.wish.ttl);
+            wish.renew_every = Some(self.core().options.renew_every(wish.ttl));
+            wish.max_hold = None;
+        }
+        wish
+    }
+
+    fn core(&self) -> &'a Arc<Core> {
+        &self.alive.0
+    }
+}
+
+/// The rooms in which a request sits; dropped, it gets up.
+#[derive(Default)]
+struct Seats(Vec<(usize, Arc<Room>)>);
+
+impl Drop for Seats {
+    fn drop(&mut self) {
+        for (_, room) in &self.0 {
+            room.got_up();
+        }
+    }
+}
+
+async fn lost(turn: Option<&Guard>) {
+    match turn {
+        Some(turn) => drop(turn.lost().await),
+        None => pending().await,
+    }
+}
+
+/// The place of the first one that is lost.
+async fn first_lost(taken: &[Taken]) -> usize {
+    if taken.is_empty() {
+        return pending().await;
+    }
+    let lost = taken.iter().enumerate().map(|(place, (_, guard))| {
+        Box::pin(async move {
+            guard.lost().await;
+            place
+        })
+    });
+    select_all(lost).await.0
+}

@@ -1,0 +1,202 @@
+use std::future::IntoFuture;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Permit, Permits};
+use crate::engine::Alive;
+use crate::engine::pooling::{self, PoolParts};
+use crate::error::Error;
+use crate::facts::Invalid;
+use crate::request::LockRequest;
+
+/// A request for members of a pool, read like a sentence and sent by awaiting it: for one
+/// [`Permit`], or for several [`Permits`].
+///
+/// ```
+/// # use std::time::Duration;
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// # let locks = leasehold::LockManager::connect("memory:").await?;
+/// let gpus = locks.pool("gpu_lock", 0..8)?;
+/// let pair = gpus.any(2).ttl(Duration::from_secs(300)).wait_up_to(Duration::from_secs(60)).await?;
+/// # drop(pair); Ok(()) }
+/// ```
+///
+/// A request always fails when the store cannot be reached, also where the manager lets the work of
+/// locks go on: nobody could say which member it would be.
+#[must_use = "a request does nothing until it is awaited"]
+pub struct PoolRequest<T> {
+    request: LockRequest,
+    parts: Arc<PoolParts>,
+    count: usize,
+    gives: PhantomData<fn() -> T>,
+}
+
+impl<T> PoolRequest<T> {
+    pub(super) fn new(alive: Arc<Alive>, parts: Arc<PoolParts>, count: usize) -> Self {
+        let request = LockRequest::new(alive, Ok(parts.name.clone()));
+        Self { request, parts, count, gives: PhantomData }
+    }
+
+    /// How long the store keeps each lease when nobody renews it; see [`LockRequest::ttl`].
+    pub fn ttl(self, ttl: Duration) -> Self {
+        self.with(|request| request.ttl(ttl))
+    }
+
+    /// Waits at most so long, then answers [`Error::PoolBusy`]. Without this it waits without limit.
+    pub fn wait_up_to(self, wait: Duration) -> Self {
+        self.with(|request| request.wait_up_to(wait))
+    }
+
+    /// Does not wait: [`Error::PoolBusy`] at once when so many are not free.
+    pub fn no_wait(self) -> Self {
+        self.with(LockRequest::no_wait)
+    }
+
+    /// What people read who ask for the holder: a task name. Host and process id are added.
+    pub fn owner(self, task: impl AsRef<str>) -> Self {
+        self.with(|request| request.owner(task))
+    }
+
+    /// Whether the leases are renewed for as long as their permits live (the default), or end after their
+    /// ttl.
+    pub fn renew(self, renew: bool) -> Self {
+        self.with(|request| request.renew(renew))
+    }
+
+    /// The longest time a member may be held, renewals included: after that it counts as lost.
+    pub fn max_hold(self, hold: Duration) -> Self {
+        self.with(|request| request.max_hold(hold))
+    }
+
+    /// The pause between two looks where a waiter has to poll; see [`LockRequest::retry_every`].
+    pub fn retry_every(self, pause: Duration) -> Self {
+        self.with(|request| request.retry_every(pause))
+    }
+
+    fn with(mut self, change: impl FnOnce(LockRequest) -> LockRequest) -> Self {
+        self.request = change(self.request);
+        self
+    }
+
+    async fn send(self) -> Result<Vec<Permit>, Error> {
+        let members = self.parts.members.len();
+        if self.count == 0 || self.count > members {
+            return Err(Error::Invalid(Invalid::Setting {
+                setting: "pool",
+                given: self.parts.name.to_string(),
+                problem: format!("has {members} members: ask for 1 to {members} of them, not {}", self.count),
+            }));
+        }
+        let (alive, wish) = self.request.into_wish()?;
+        let taken = pooling::acquire(&alive, &self.parts, self.count, wish).await?;
+        Ok(taken.into_iter().map(|taken| Permit::new(&self.parts, taken)).collect())
+    }
+}
+
+impl<T> PoolRequest<T>
+where
+    Self: IntoFuture<Output = Result<T, Error>>,
+{
+    /// What was asked for, or `None` when so many are not free (and the time to wait is over).
+    ///
+    /// # Errors
+    /// As awaiting the request, but for [`Error::PoolBusy`].
+    pub async fn optional(self) -> Result<Option<T>, Error> {
+        match self.await {
+            Ok(given) => Ok(Some(given)),
+            Err(Error::PoolBusy { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl PoolRequest<Permit> {
+    /// Runs work with a member: given back afterwards in any case; cancelled, with [`Error::Lost`], when
+    /// the lease is lost.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let locks = leasehold::LockManager::connect("memory:").await?;
+    /// let gpus = locks.pool("gpu_lock", 0..8)?;
+    /// let index = gpus.acquire().run(async |gpu| gpu.index()).await?;
+    /// assert_eq!(index, 0);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Whatever kept the member from being acquired, or [`Error::Lost`]. A release that fails does not hide
+    /// the work's result: it goes on in the background.
+    ///
+    /// # Cancel safety
+    /// Dropped, the work is dropped first and the member is given back in the background.
+    pub async fn run<R>(self, work: impl AsyncFnOnce(&Permit) -> R) -> Result<R, Error> {
+        let permit = self.await?;
+        let done = tokio::select! {
+            // Lost first: work must not take another step once the lease is over.
+            biased;
+            why = permit.lost() => Err(Error::Lost { name: permit.name().clone(), why }),
+            done = work(&permit) => Ok(done),
+        };
+        told(permit.release().await);
+        done
+    }
+}
+
+impl PoolRequest<Permits> {
+    /// Runs work with several members; cancelled, with [`Error::Lost`], when any of them is lost. See
+    /// [`PoolRequest::<Permit>::run`].
+    ///
+    /// # Errors
+    /// Whatever kept the members from being acquired, or [`Error::Lost`].
+    ///
+    /// # Cancel safety
+    /// Dropped, the work is dropped first and the members are given back in the background.
+    pub async fn run<R>(self, work: impl AsyncFnOnce(&Permits) -> R) -> Result<R, Error> {
+        let permits = self.await?;
+        let done = tokio::select! {
+            biased;
+            (permit, why) = permits.lost() => Err(Error::Lost { name: permit.name().clone(), why }),
+            done = work(&permits) => Ok(done),
+        };
+        told(permits.release().await);
+        done
+    }
+}
+
+fn told(released: Result<bool, Error>) {
+    if let Err(error) = released {
+        tracing::warn!(%error, "the work is done; what it held is released in the background");
+    }
+}
+
+type Sent<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
+
+impl IntoFuture for PoolRequest<Permit> {
+    type Output = Result<Permit, Error>;
+    type IntoFuture = Sent<Permit>;
+
+    /// Sends the request.
+    ///
+    /// # Cancel safety
+    /// Dropped at any point, it keeps nothing: what the store may have granted is given back in the
+    /// background.
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { Ok(self.send().await?.swap_remove(0)) })
+    }
+}
+
+impl IntoFuture for PoolRequest<Permits> {
+    type Output = Result<Permits, Error>;
+    type IntoFuture = Sent<Permits>;
+
+    /// Sends the request.
+    ///
+    /// # Cancel safety
+    /// Dropped at any point, it keeps nothing: what the store may have granted is given back in the
+    /// background.
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { Ok(Permits::new(self.send().await?)) })
+    }
+}
