@@ -235,6 +235,11 @@ impl Guard {
         self.held.as_ref().expect("a guard holds until it is released")
     }
 
+    /// For whoever may know of the lease without keeping it.
+    pub(crate) fn share_cell(&self) -> Arc<LeaseCell> {
+        self.tended().cell.clone()
+    }
+
     fn cell(&self) -> &LeaseCell {
         &self.tended().cell
     }

@@ -34,6 +34,7 @@ mod bindings;
 pub mod clock;
 #[cfg(feature = "config")]
 pub mod config;
+mod elect;
 mod engine;
 mod error;
 mod event;
@@ -56,6 +57,7 @@ pub mod store;
 mod view;
 
 pub use bindings::{Binding, Bindings, Claimed, JobBinding, Reservation, Reserved};
+pub use elect::{Election, Term};
 pub use error::{Error, Operation};
 pub use event::{EventKind, LockEvent, LossReason, Observer, ReleaseLayer, Transition};
 pub use facts::{

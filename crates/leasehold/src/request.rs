@@ -21,6 +21,7 @@ use crate::options::OnUnavailable;
 /// # drop(guard); Ok(()) }
 /// ```
 #[must_use = "a request does nothing until it is awaited"]
+#[derive(Clone)]
 pub struct LockRequest {
     alive: Arc<Alive>,
     wish: Result<Wish, Invalid>,

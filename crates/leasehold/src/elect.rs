@@ -1,0 +1,249 @@
+//! Leader election: a lock whose holder leads, for as long as it can hold it, again and again.
+
+use std::fmt::{self, Display};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::Moment;
+use crate::engine::lease_cell::LeaseCell;
+use crate::error::Error;
+use crate::event::LossReason;
+use crate::facts::{Fence, HolderId, Invalid, LockName};
+use crate::held::{Entered, Entry, OnLoss};
+use crate::manager::LockManager;
+use crate::options::OnUnavailable;
+use crate::request::LockRequest;
+use crate::store::Holder;
+
+/// The pause after a first term that came to nothing; each further one waits twice as long.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// The longest pause: whoever fails for hours costs nobody anything, and is back soon when it is well.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// One of many who want to lead, one at a time; see [`LockManager::elect`].
+#[must_use = "a candidate does nothing until it is run"]
+pub struct Election {
+    locks: LockManager,
+    /// What is asked for at the beginning of every term.
+    request: LockRequest,
+}
+
+impl LockManager {
+    /// Stands for election: of all that stand under one name, in all processes, one leads at a time.
+    ///
+    /// An election is a lock, and its leader the holder: `leasehold why` shows it and who is in line
+    /// after it, `leasehold evict` takes the lead away.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let locks = leasehold::LockManager::connect("memory:").await?;
+    /// let planned = locks.elect("scheduler").owner("node-7").run(async |term| {
+    ///     // Only here, and only now. Everything written carries the fence of this term.
+    ///     println!("leading, fence {}", term.fence());
+    ///     // Anybody can ask who leads.
+    ///     let leader = locks.elect("scheduler").leader().await?;
+    ///     assert_eq!(leader.expect("somebody leads").owner.task(), "node-7");
+    ///     Ok::<_, leasehold::Error>(17) // done: gives the lead up
+    /// }).await?;
+    /// assert_eq!(planned, 17);
+    /// assert!(locks.elect("scheduler").leader().await?.is_none());
+    /// # Ok(()) }
+    /// ```
+    pub fn elect<N>(&self, name: N) -> Election
+    where
+        N: TryInto<LockName, Error = Invalid>,
+    {
+        // Two leaders are worse than none.
+        let request = self.lock(name).on_unavailable(OnUnavailable::FailClosed);
+        Election { locks: self.clone(), request }
+    }
+}
+
+impl Election {
+    /// How long after a leader's death the next one leads, at the latest (on SQLite: at once). 30 s
+    /// unless the manager was told otherwise.
+    pub fn ttl(self, ttl: Duration) -> Self {
+        Self { request: self.request.ttl(ttl), ..self }
+    }
+
+    /// What people read who ask for the leader: a task name. Host and process id are added.
+    pub fn owner(self, task: impl AsRef<str>) -> Self {
+        Self { request: self.request.owner(task), ..self }
+    }
+
+    /// Waits to be elected, then runs the work for as long as the lead lasts:
+    ///
+    /// - `Ok` ends it: the lead is given up and `run` returns what the work gave.
+    /// - `Err` gives the lead up as well, so that another one may do better; then, after a pause, it
+    ///   stands again, at the end of the line. So does work whose lead was lost: it is cancelled at
+    ///   once, before anybody else can lead.
+    /// - While the store cannot be reached, it waits and stands again.
+    ///
+    /// Terms that fail soon after they began pause for longer each time (0.1 s to 30 s): work that
+    /// cannot even begin does not take the lead ten times a second.
+    ///
+    /// Nobody leads unprotected: the manager's [`OnUnavailable::FailOpen`] does not count here.
+    ///
+    /// # Errors
+    /// What standing again cannot mend: a bad name, a store that refuses, [`Error::ShutDown`].
+    ///
+    /// # Panics
+    /// When the work does; the lead is given up.
+    ///
+    /// # Cancel safety
+    /// Dropped, the work is dropped first and the lead is given up in the background.
+    pub async fn run<T, E, F>(self, mut work: impl FnMut(Term) -> F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, E>>,
+        E: Display,
+    {
+        let Self { locks, request } = self;
+        let (_, name) = request.of()?;
+        let mut short_in_a_row = 0;
+        loop {
+            let mut began = None;
+            let led = match Entered::by(request.clone(), Entry::Once).await {
+                Ok(entered) => {
+                    began = Some(Moment::now());
+                    let term = Term(entered.guard().share_cell());
+                    tracing::info!(%name, holder = %term.holder_id(), "leading");
+                    let led = entered.work(OnLoss::Cancel, work(term)).await;
+                    entered.leave().await;
+                    led
+                }
+                Err(error) => Err(error),
+            };
+            let end = match led {
+                Ok(Ok(done)) => return Ok(done),
+                Ok(Err(error)) => {
+                    tracing::warn!(%name, %error, "the leader's work failed; another may lead, and this one stands again");
+                    End::Failed
+                }
+                Err(error) if !error.is_retryable() => return Err(error),
+                Err(error) => {
+                    tracing::warn!(%name, %error, "does not lead; stands again");
+                    if matches!(error, Error::Lost { .. }) { End::Lost } else { End::Failed }
+                }
+            };
+            let was_long = began.is_some_and(|began| began.until(Moment::now()) > LONGEST_PAUSE);
+            short_in_a_row = if was_long { 0 } else { short_in_a_row + 1 };
+            tokio::select! {
+                () = tokio::time::sleep(pause(end, short_in_a_row)) => {}
+                () = locks.core().closing.cancelled() => {}
+            }
+        }
+    }
+
+    /// Who leads now; `None` while nobody does. By the time it is read it may be another: only a
+    /// fence tells whoever is written to.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub async fn leader(&self) -> Result<Option<Holder>, Error> {
+        let (_, name) = self.request.of()?;
+        self.locks.holder(name).await
+    }
+}
+
+/// A term of office, for the work that is done in it: it says what there is to know of the lead, and
+/// does not keep it. The lead ends when the work does.
+#[derive(Clone)]
+pub struct Term(Arc<LeaseCell>);
+
+impl Term {
+    /// The election.
+    pub fn name(&self) -> &LockName {
+        &self.0.name
+    }
+
+    /// The fence of this term: higher than that of every term before. Whatever the leader writes to
+    /// should check it.
+    pub fn fence(&self) -> Fence {
+        self.0.fence.expect("a lead is protected, and fenced")
+    }
+
+    /// The leader's public id, as [`Election::leader`] tells it.
+    pub fn holder_id(&self) -> HolderId {
+        self.0.token.holder_id()
+    }
+
+    /// Whether the lead is proven at this moment.
+    pub fn is_valid(&self) -> bool {
+        self.0.is_valid(Moment::now())
+    }
+
+    /// Why the lead was lost, if it was: for what is dropped when the work is cancelled.
+    pub fn loss(&self) -> Option<LossReason> {
+        self.0.state().lost
+    }
+
+    /// Until when the lead is proven; every renewal moves it.
+    pub fn valid_until(&self) -> Moment {
+        self.0.state().belief.valid_until()
+    }
+
+    /// Is cancelled when the lead is lost: for what the work spawned, which is not cancelled with it.
+    pub fn lost_token(&self) -> CancellationToken {
+        self.0.lost_token()
+    }
+
+    /// Waits until somebody asks the leader to come to an end soon, and says why.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: the request stays told.
+    pub async fn asked_to_finish(&self) -> String {
+        self.0.wait_for(|state| state.finish_reason.clone()).await
+    }
+}
+
+impl fmt::Debug for Term {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Term").field("name", self.name()).field("fence", &self.fence()).finish_non_exhaustive()
+    }
+}
+
+/// How a term that was not the last came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// The work failed, or nobody could be asked.
+    Failed,
+    /// The lead was lost.
+    Lost,
+}
+
+/// How long to wait before standing again, after so many terms in a row that were shorter than the
+/// longest pause.
+fn pause(end: End, short_in_a_row: u32) -> Duration {
+    let doublings = match (end, short_in_a_row) {
+        // The first to stand again is at the end of the line, whoever it is.
+        (End::Lost, 0 | 1) => return Duration::ZERO,
+        (End::Lost, short) => short - 2,
+        // Also after a long term: whoever else stands comes first, even when it had just begun to.
+        (End::Failed, short) => short.saturating_sub(1),
+    };
+    FIRST_PAUSE.saturating_mul(1 << doublings.min(20)).min(LONGEST_PAUSE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_that_fails_at_once_stands_again_ever_more_slowly() {
+        let pauses: Vec<u128> = (1..=4).map(|short| pause(End::Failed, short).as_millis()).collect();
+        assert_eq!(pauses, [100, 200, 400, 800]);
+        assert_eq!(pause(End::Failed, 10), LONGEST_PAUSE);
+        assert_eq!(pause(End::Failed, u32::MAX), LONGEST_PAUSE);
+        assert_eq!(pause(End::Failed, 0), FIRST_PAUSE, "after a long term as after the first short one");
+    }
+
+    #[test]
+    fn a_lost_lead_is_stood_for_at_once_but_not_again_and_again() {
+        assert_eq!(pause(End::Lost, 0), Duration::ZERO);
+        assert_eq!(pause(End::Lost, 1), Duration::ZERO);
+        assert_eq!(pause(End::Lost, 2), FIRST_PAUSE);
+        assert_eq!(pause(End::Lost, 100), LONGEST_PAUSE);
+    }
+}
