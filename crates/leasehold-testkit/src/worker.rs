@@ -32,16 +32,22 @@ impl WorkerProcess {
     /// # Panics
     /// When it cannot be started.
     pub fn spawn(binary: impl AsRef<Path>, spec: &impl Serialize) -> Self {
-        let binary = binary.as_ref();
         let spec = serde_json::to_string(spec).expect("a spec is plain data");
-        let mut child = Command::new(binary)
-            .arg(spec)
+        Self::run(Command::new(binary.as_ref()).arg(spec))
+    }
+
+    /// Starts any command.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn run(command: &mut Command) -> Self {
+        let mut child = command
             // Killed, it would leave half a record of its coverage, which no reader takes.
             .env("LLVM_PROFILE_FILE", "/dev/null")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .unwrap_or_else(|error| panic!("cannot start the worker `{}`: {error}", binary.display()));
+            .unwrap_or_else(|error| panic!("cannot start the worker {command:?}: {error}"));
         let stdin = child.stdin.take();
         let stdout = child.stdout.take().expect("stdout was piped");
         let (sender, lines) = unbounded_channel();

@@ -89,6 +89,13 @@ pub enum Error {
         /// The lock.
         name: LockName,
     },
+    /// A call of [`blocking`](crate::blocking) inside an async runtime: waiting there would stop other
+    /// tasks, perhaps the one that holds the lock. Nothing was asked.
+    #[error(
+        "a blocking call inside an async runtime would stop its other tasks: use `leasehold::LockManager` there, or \
+         `tokio::task::spawn_blocking`"
+    )]
+    InsideRuntime,
     /// The manager has been shut down.
     #[error("{name:?} cannot be locked: the lock manager was shut down")]
     ShutDown {
@@ -103,7 +110,11 @@ impl Error {
         match self {
             Self::NotAcquired { .. } | Self::PoolBusy { .. } | Self::Lost { .. } => true,
             Self::Store { source, .. } | Self::Connect { source, .. } => source.is_passing(),
-            Self::Unreadable { .. } | Self::Invalid(_) | Self::NotInstalled { .. } | Self::ShutDown { .. } => false,
+            Self::Unreadable { .. }
+            | Self::Invalid(_)
+            | Self::NotInstalled { .. }
+            | Self::InsideRuntime
+            | Self::ShutDown { .. } => false,
         }
     }
 
@@ -117,7 +128,7 @@ impl Error {
             | Self::Unreadable { name, .. }
             | Self::NotInstalled { name }
             | Self::ShutDown { name } => Some(name),
-            Self::Connect { .. } | Self::Invalid(_) => None,
+            Self::Connect { .. } | Self::Invalid(_) | Self::InsideRuntime => None,
         }
     }
 }

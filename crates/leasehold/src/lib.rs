@@ -31,6 +31,7 @@
 #[cfg(feature = "macros")]
 mod attribute;
 mod bindings;
+pub mod blocking;
 pub mod clock;
 #[cfg(feature = "config")]
 pub mod config;
@@ -83,6 +84,9 @@ mod configuration {}
 #[cfg(all(doctest, feature = "axum", feature = "macros"))]
 #[doc = include_str!("../../../docs/one-order-at-a-time.md")]
 mod one_order_at_a_time {}
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/using-a-fence.md")]
+mod using_a_fence {}
 
 pub use store::{Asked, Cursor, EvictMode, Evicted, Finding, Holder, Level, Page, StoreError, StoreErrorKind, Waiter};
 pub use view::{AcquiredView, EvictOutcome, EvictedView, LockInfo, LockView, PoolMember, ReleasedView, WaiterView};

@@ -71,7 +71,7 @@ impl IntoResponse for Error {
                 let text = "this cannot be the name of a lock: it is empty, too long or has control characters";
                 answer(StatusCode::BAD_REQUEST, "invalid_name", text, None, None)
             }
-            Self::Unreadable { .. } | Self::Invalid(_) | Self::NotInstalled { .. } => {
+            Self::Unreadable { .. } | Self::Invalid(_) | Self::NotInstalled { .. } | Self::InsideRuntime => {
                 tracing::error!(error = %self, "answered with internal");
                 answer(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the service is set up wrongly", None, None)
             }

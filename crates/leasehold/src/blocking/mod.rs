@@ -1,0 +1,172 @@
+//! The same locks for programs without an async runtime: every call waits in its thread until it is
+//! answered.
+//!
+//! ```
+//! use std::time::Duration;
+//! use leasehold::Error;
+//! use leasehold::blocking::LockManager;
+//!
+//! # fn main() -> Result<(), Error> {
+//! let locks = LockManager::connect("memory:")?;      // or sqlite:, redis://…
+//!
+//! let guard = locks.lock("order:42").ttl(Duration::from_secs(10)).wait_up_to(Duration::from_secs(5)).acquire()?;
+//! println!("inside, fence {}", guard.fence().expect("fenced by default"));
+//! assert!(locks.try_lock("order:42")?.is_none(), "one at a time");
+//! drop(guard);                                       // given back when this returns
+//!
+//! let paid = locks.with_lock("order:42", |guard| guard.fence().is_some())?;
+//! assert!(paid);
+//! # Ok(()) }
+//! ```
+//!
+//! Renewals, messages and releases are the work of one thread per manager (clones share it). A manager
+//! and its guards can be used from any number of threads.
+//!
+//! - **Inside an async runtime** a call that waits would stop other tasks, perhaps the very one that
+//!   holds the lock: it answers [`Error::InsideRuntime`] and does nothing. Use
+//!   [`leasehold::LockManager`](crate::LockManager) there, or go through `tokio::task::spawn_blocking`.
+//! - **After a fork** the child has no such thread: there every call answers
+//!   [`Forked`](crate::StoreErrorKind::Forked), and the parent's locks stay the parent's.
+//! - **Work cannot be cancelled** from outside when its lease is lost: long work looks at
+//!   [`Guard::is_valid`], or another thread waits for [`Guard::lost_within`].
+
+mod background;
+mod guard;
+mod request;
+
+use std::sync::Arc;
+
+use background::Background;
+pub use guard::Guard;
+pub use request::LockRequest;
+
+use crate::error::Error;
+use crate::facts::{HolderId, Invalid, LockName};
+use crate::options::Options;
+use crate::store::{Cursor, EvictMode, Evicted, Holder, Page};
+use crate::view::LockInfo;
+
+/// The way to locks in one store, for threads. Cheap to clone; all clones share one connection, one
+/// renewal pass and one place in every queue.
+#[derive(Clone)]
+pub struct LockManager {
+    background: Arc<Background>,
+}
+
+impl LockManager {
+    /// Opens the store that a URL names, with the default options; see
+    /// [`connect`](crate::LockManager::connect).
+    ///
+    /// # Errors
+    /// [`Error::Connect`] when the URL makes no sense or the store cannot be used,
+    /// [`Error::InsideRuntime`].
+    pub fn connect(url: &str) -> Result<Self, Error> {
+        Self::connect_with(url, Options::default())
+    }
+
+    /// Opens the store that a URL names.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn connect_with(url: &str, options: Options) -> Result<Self, Error> {
+        Ok(Self { background: Arc::new(Background::connect(url, options)?) })
+    }
+
+    /// Asks for a lock; say more about it, then [`acquire`](LockRequest::acquire). By default it waits
+    /// without limit, has a fence, and is renewed while the guard lives.
+    pub fn lock<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> LockRequest {
+        LockRequest::new(self.background.clone(), self.background.locks().lock(name))
+    }
+
+    /// Takes the lock if it is free: `None` when somebody else holds it.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer, which is not the same as "held".
+    pub fn try_lock<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<Option<Guard>, Error> {
+        self.lock(name).no_wait().optional()
+    }
+
+    /// Runs work under a lock; see [`LockRequest::run`].
+    ///
+    /// # Errors
+    /// Whatever kept the lock from being acquired, or [`Error::Lost`].
+    pub fn with_lock<N, T>(&self, name: N, work: impl FnOnce(&Guard) -> T) -> Result<T, Error>
+    where
+        N: TryInto<LockName, Error = Invalid>,
+    {
+        self.lock(name).run(work)
+    }
+
+    /// Whether anybody holds a lock.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub fn is_locked<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<bool, Error> {
+        Ok(self.holder(name)?.is_some())
+    }
+
+    /// Who holds a lock.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub fn holder<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<Option<Holder>, Error> {
+        self.background.ask(|locks| locks.holder(name))
+    }
+
+    /// Who holds a lock and who waits for it.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub fn info<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<LockInfo, Error> {
+        self.background.ask(|locks| locks.info(name))
+    }
+
+    /// A page of the locks whose names begin with `prefix`; see [`list`](crate::LockManager::list).
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer, or does not know the cursor.
+    pub fn list(&self, prefix: &str, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
+        self.background.ask(|locks| locks.list(prefix, after, limit))
+    }
+
+    /// Takes a lock away from the holder that was looked at, and from nobody else; see
+    /// [`evict`](crate::LockManager::evict).
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub fn evict<N>(&self, name: N, holder: HolderId, mode: EvictMode, reason: &str) -> Result<Evicted, Error>
+    where
+        N: TryInto<LockName, Error = Invalid>,
+    {
+        self.background.ask(|locks| locks.evict(name, holder, mode, reason))
+    }
+
+    /// Which store this is, without its secrets.
+    pub fn store(&self) -> &str {
+        self.background.store()
+    }
+
+    /// Lets nothing new begin, tells every holder that its lease is over, and waits until all locks
+    /// are given back, at most one ttl.
+    ///
+    /// # Errors
+    /// [`Error::InsideRuntime`], or forked: nothing was done.
+    pub fn shutdown(&self) -> Result<(), Error> {
+        self.background.ask(async |locks| {
+            locks.shutdown().await;
+            Ok(())
+        })
+    }
+
+    /// Makes it believe that another process connected it, as it would after a fork.
+    #[doc(hidden)]
+    pub fn pretend_forked(&self, forked: bool) {
+        self.background.pretend_forked(forked);
+    }
+}
+
+impl std::fmt::Debug for LockManager {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LockManager").field("store", &self.store()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,138 @@
+//! What the guide says of fences is so: in SQL, in Redis and over HTTP.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use fences::{Accounts, TABLE, WRITE, WRITE_REDIS};
+use leasehold::{Fence, LockManager};
+use leasehold_testkit::{Arena, Kind, RedisServer, WorkerProcess};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+const LONG: Duration = Duration::from_secs(20);
+
+/// The guide shows exactly what runs here.
+#[test]
+fn the_guide_shows_what_is_run() {
+    let guide = include_str!("../../../docs/using-a-fence.md");
+    for shown in [TABLE, WRITE, WRITE_REDIS] {
+        assert!(guide.contains(shown), "the guide does not show\n{shown}");
+    }
+}
+
+async fn told(writer: &mut WorkerProcess, what: &str) -> serde_json::Value {
+    let line = writer.wait_for_line(|line| !line[what].is_null(), LONG).await;
+    line.unwrap_or_else(|| panic!("never told: {what}"))[what].clone()
+}
+
+/// A holder is stopped in its section for longer than its lease, another one writes, and then the first
+/// goes on where it was: it writes without looking, and is refused by the table.
+async fn a_stale_writer_is_refused(kind: Kind) {
+    let arena = Arena::new(kind).await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let database = dir.path().join("accounts.db");
+    let writer = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_writer"));
+        WorkerProcess::run(command.arg(arena.url().expect("a store that processes can share")).arg(&database))
+    };
+    let mut first = writer();
+    let old = told(&mut first, "granted").await.as_u64().expect("a fence");
+    first.pause();
+    // What it is going to do when it goes on.
+    first.send_line("100");
+    let mut second = writer();
+    let new = told(&mut second, "granted").await.as_u64().expect("a fence");
+    assert!(new > old, "fences rise: {old}, then {new}");
+    second.send_line("250");
+    assert_eq!(told(&mut second, "written").await, true);
+
+    first.resume();
+    assert_eq!(told(&mut first, "written").await, false, "the old fence was let in");
+    let accounts = Accounts::open(&database).expect("a database");
+    assert_eq!(accounts.read(7).expect("a row"), (250, i64::try_from(new).expect("below 2^52")));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stale_writer_is_refused_by_the_table_with_locks_in_sqlite() {
+    a_stale_writer_is_refused(Kind::Sqlite).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stale_writer_is_refused_by_the_table_with_locks_in_redis() {
+    a_stale_writer_is_refused(Kind::Redis).await;
+}
+
+/// Two grants, one after the other.
+async fn two_fences() -> [Fence; 2] {
+    let locks = LockManager::connect("memory:").await.expect("a manager");
+    let mut fences = Vec::new();
+    for _ in 0..2 {
+        let guard = locks.lock("account:7").await.expect("free");
+        fences.push(guard.fence().expect("fenced"));
+        guard.release().await.expect("answered");
+    }
+    fences.try_into().expect("two")
+}
+
+#[tokio::test]
+async fn a_redis_key_refuses_an_old_fence() {
+    let [old, new] = two_fences().await;
+    let server = RedisServer::start().await;
+    let write = async |fence: Fence, balance: &str| {
+        let (fence, server) = (fence.get().to_string(), &server);
+        server.command(&["EVAL", WRITE_REDIS, "1", "account:7", &fence, balance]).await
+    };
+    assert_eq!(write(old, "100").await, redis::Value::Int(1));
+    assert_eq!(write(new, "250").await, redis::Value::Int(1));
+    assert_eq!(write(old, "100").await, redis::Value::Int(0), "the old fence was let in");
+    let balance = server.command(&["HGET", "account:7", "balance"]).await;
+    assert_eq!(balance, redis::Value::BulkString(b"250".to_vec()));
+}
+
+async fn put(to: SocketAddr, headers: &str, body: &str) -> String {
+    let length = body.len();
+    let request = format!(
+        "PUT /accounts/7 HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
+    );
+    ask(to, &request).await
+}
+
+async fn ask(to: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(to).await.expect("listening");
+    stream.write_all(request.as_bytes()).await.expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.expect("answered");
+    answer
+}
+
+async fn serve(database: &Path) -> SocketAddr {
+    let routes = fences::routes(database).expect("a database");
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("bound");
+    tokio::spawn(async move { axum::serve(listener, routes).await });
+    address
+}
+
+#[tokio::test]
+async fn a_service_refuses_an_old_fence() {
+    let [old, new] = two_fences().await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let service = serve(&dir.path().join("accounts.db")).await;
+    let fence = |fence: Fence| format!("Lock-Fence: {fence}\r\n");
+    assert!(put(service, &fence(old), "100").await.starts_with("HTTP/1.1 204"));
+    assert!(put(service, &fence(new), "250").await.starts_with("HTTP/1.1 204"));
+    let refused = put(service, &fence(old), "100").await;
+    assert!(refused.starts_with("HTTP/1.1 412") && refused.ends_with(r#"{"code":"stale_fence"}"#), "{refused}");
+    let without = put(service, "", "100").await;
+    assert!(without.starts_with("HTTP/1.1 428") && without.ends_with(r#"{"code":"fence_missing"}"#), "{without}");
+    for bad in ["-1", "many", "9999999999999999"] {
+        let refused = put(service, &format!("Lock-Fence: {bad}\r\n"), "100").await;
+        assert!(refused.starts_with("HTTP/1.1 400") && refused.ends_with(r#"{"code":"bad_fence"}"#), "{refused}");
+    }
+    let wrong = put(service, &fence(new), "much").await;
+    assert!(wrong.starts_with("HTTP/1.1 400"), "{wrong}");
+    let read = ask(service, "GET /accounts/7 HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").await;
+    assert!(read.ends_with(&format!(r#"{{"balance":250,"fence":{new}}}"#)), "{read}");
+}
