@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use leasehold::blocking::LockManager;
+use leasehold::blocking::{Guard, LockManager};
 use leasehold::{Error, EvictMode, Evicted, LossReason, Options, StoreErrorKind};
 use leasehold_testkit::{Arena, Kind};
 use tokio::runtime::{Builder, Runtime};
@@ -110,7 +110,7 @@ fn threads_never_meet_inside(place: &Place) {
         for _ in 0..8 {
             scope.spawn(|| {
                 for _ in 0..10 {
-                    let work = |guard: &leasehold::blocking::Guard| {
+                    let work = |guard: &Guard| {
                         assert_eq!(inside.fetch_add(1, SeqCst), 0, "two holders at once");
                         let fence = guard.fence().expect("fenced").get();
                         assert!(last_fence.swap(fence, SeqCst) < fence, "fence did not rise");
@@ -178,19 +178,18 @@ fn a_runtime_is_not_blocked(place: &Place) {
             // There one may wait.
             let blocking = tokio::task::spawn_blocking(move || {
                 assert!(in_blocking.try_lock("held").expect("answered").is_none());
-                assert!(in_blocking.with_lock("free", |guard| guard.is_valid()).expect("free"));
+                assert!(in_blocking.with_lock("free", Guard::is_valid).expect("free"));
             });
             blocking.await.expect("no panic");
         });
         // A runtime that is merely at hand stops nothing.
         let _entered = runtime.enter();
-        assert!(locks.with_lock("free", |guard| guard.is_valid()).expect("free"));
+        assert!(locks.with_lock("free", Guard::is_valid).expect("free"));
     }
     let runtime = Builder::new_multi_thread().worker_threads(1).build().expect("a runtime");
     let worker = locks.clone();
     let worked = runtime.block_on(
-        runtime
-            .spawn(async move { tokio::task::block_in_place(|| worker.with_lock("free", |guard| guard.is_valid())) }),
+        runtime.spawn(async move { tokio::task::block_in_place(|| worker.with_lock("free", Guard::is_valid)) }),
     );
     assert!(worked.expect("no panic").expect("free"));
     // A guard may be dropped there; it is given back by the manager's own thread.

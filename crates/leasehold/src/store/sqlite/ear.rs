@@ -51,7 +51,7 @@ impl Watch {
     /// Watches for these deaths and no others. `false`: one of them cannot be watched.
     pub(super) fn keep(&self, wanted: &HashSet<InboxId>, alive: &Alive) -> bool {
         self.holders.lock().unwrap_or_else(PoisonError::into_inner).retain(|id, _| wanted.contains(id));
-        wanted.iter().fold(true, |all, holder| self.add(holder.clone(), alive) && all)
+        wanted.iter().filter(|holder| !self.add((*holder).clone(), alive)).count() == 0
     }
 
     /// The last message that was told but could not be cleared away; 0: none.
