@@ -69,6 +69,17 @@ pub struct ClaimJob {
     pub url: String,
     /// Which request id.
     pub id: String,
-    /// How long the claim lasts.
+    /// How long the claim lasts; of `once`, the lease of whoever works.
     pub lease_ms: u64,
+    /// Not a claim: work that is done once.
+    pub once: Option<OnceJob>,
+}
+
+/// Work that is done once, and can be seen.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct OnceJob {
+    /// The file to which whoever works adds a line.
+    pub log: PathBuf,
+    /// How long it takes.
+    pub work_ms: u64,
 }

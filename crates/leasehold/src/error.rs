@@ -70,6 +70,12 @@ pub enum Error {
         /// What was expected, in the parser's words.
         problem: String,
     },
+    /// This id belongs to work that was asked for with another payload.
+    #[error("{name:?} belongs to a request with another payload; use a new id for a new request")]
+    OtherPayload {
+        /// The request id.
+        name: LockName,
+    },
     /// The store itself cannot be used: a bad URL, a file that cannot be opened, a wrong password.
     #[error("cannot use the store `{store}`: {source}")]
     Connect {
@@ -111,6 +117,7 @@ impl Error {
             Self::NotAcquired { .. } | Self::PoolBusy { .. } | Self::Lost { .. } => true,
             Self::Store { source, .. } | Self::Connect { source, .. } => source.is_passing(),
             Self::Unreadable { .. }
+            | Self::OtherPayload { .. }
             | Self::Invalid(_)
             | Self::NotInstalled { .. }
             | Self::InsideRuntime
@@ -126,6 +133,7 @@ impl Error {
             | Self::Lost { name, .. }
             | Self::Store { name, .. }
             | Self::Unreadable { name, .. }
+            | Self::OtherPayload { name }
             | Self::NotInstalled { name }
             | Self::ShutDown { name } => Some(name),
             Self::Connect { .. } | Self::Invalid(_) | Self::InsideRuntime => None,

@@ -9,7 +9,7 @@ use crate::engine::Alive;
 use crate::engine::lease_cell::{LeaseCell, NewLease};
 use crate::error::{Error, Operation};
 use crate::event::LossReason;
-use crate::facts::{Fence, HolderId, LockName, Token, Ttl};
+use crate::facts::{Fence, HolderId, LockName, Owner, Token, Ttl};
 use crate::lease::{self, Plan};
 use crate::store::{Grant, Renewed};
 
@@ -70,6 +70,11 @@ impl Guard {
     /// This holder's public id.
     pub fn holder_id(&self) -> HolderId {
         self.cell().token.holder_id()
+    }
+
+    /// Who holds it, for people.
+    pub fn owner(&self) -> Owner {
+        self.cell().state().owner.clone()
     }
 
     /// The fence of this grant: higher than that of every grant of this name before. `None` when it

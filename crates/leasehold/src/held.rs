@@ -79,6 +79,12 @@ impl Entered {
         Ok(Self(Arc::new(Held { guard, core, outer })))
     }
 
+    /// Enters by a guard that somebody else acquired.
+    pub(crate) fn with(core: Arc<Core>, guard: Guard) -> Self {
+        let outer = HELD.try_with(Arc::clone).ok();
+        Self(Arc::new(Held { guard: Arc::new(guard), core, outer }))
+    }
+
     pub(crate) fn guard(&self) -> &Guard {
         &self.0.guard
     }

@@ -5,7 +5,7 @@ use std::io::{BufRead, Write};
 use std::time::Duration;
 
 use leasehold::{Claimed, LockManager, Options};
-use leasehold_testkit::job::ClaimJob;
+use leasehold_testkit::job::{ClaimJob, OnceJob};
 use serde_json::{Value, json};
 
 #[tokio::main(flavor = "current_thread")]
@@ -17,7 +17,10 @@ async fn main() {
     let locks = LockManager::connect_with(&job.url, options).await.expect("a manager");
     say(&json!({ "ready": true }));
     wait_for("go");
-    claim(&locks, &job).await;
+    match &job.once {
+        Some(work) => once(&locks, &job, work).await,
+        None => claim(&locks, &job).await,
+    }
     wait_for("end");
 }
 
@@ -29,6 +32,21 @@ async fn claim(locks: &LockManager, job: &ClaimJob) {
         Ok(Claimed::Exists(found)) => {
             say(&json!({ "created": false, "value": found.value, "claim": found.claim.as_str() }));
         }
+        Err(error) => say(&json!({ "error": error.to_string() })),
+    }
+}
+
+async fn once(locks: &LockManager, job: &ClaimJob, work: &OnceJob) {
+    let done = locks.once(&job.id).ttl(Duration::from_millis(job.lease_ms)).run(async |_| {
+        let line = format!("{}\n", std::process::id());
+        let log = std::fs::OpenOptions::new().append(true).create(true).open(&work.log);
+        log.and_then(|mut log| log.write_all(line.as_bytes())).expect("the log can be written");
+        say(&json!({ "working": true }));
+        tokio::time::sleep(Duration::from_millis(work.work_ms)).await;
+        std::process::id()
+    });
+    match done.await {
+        Ok(done) => say(&json!({ "fresh": done.fresh, "stored": done.stored, "value": done.value })),
         Err(error) => say(&json!({ "error": error.to_string() })),
     }
 }

@@ -168,7 +168,7 @@ impl fmt::Display for RawPattern {
 pub enum Shelf {
     /// What [`bindings`](crate::LockManager::bindings) create.
     Bindings,
-    /// Results of work that is done once.
+    /// What [`once`](crate::LockManager::once) has stored.
     Results,
 }
 

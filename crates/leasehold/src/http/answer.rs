@@ -65,6 +65,10 @@ impl IntoResponse for Error {
                 let text = "this instance is shutting down; try another one";
                 answer(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", text, name, Some(SOON))
             }
+            Self::OtherPayload { .. } => {
+                let text = "this id was used before with another payload; use a new one for a new request";
+                answer(StatusCode::UNPROCESSABLE_ENTITY, "other_payload", text, name, None)
+            }
             // Names are made of what callers send.
             Self::Invalid(Invalid::Name { .. }) => {
                 tracing::debug!(error = %self, "answered with invalid_name");

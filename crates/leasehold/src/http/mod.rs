@@ -10,6 +10,7 @@
 //! | the lease was lost in the middle | 503 | `lease_lost` |
 //! | the store did not answer | 503 | `store_unreachable` |
 //! | the service is going down | 503 | `shutting_down` |
+//! | a request id was used with another payload | 422 | `other_payload` |
 //! | the name is no name (too long, control characters) | 400 | `invalid_name` |
 //! | a header that the key needs is missing | 400 | `missing_header` |
 //! | the program is wrong: a ttl out of bounds, no manager | 500 | `internal` |

@@ -1,0 +1,242 @@
+//! Work that is done once, on every store.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use leasehold::{Error, EvictMode, Guard, Invalid, LockManager, Outcome, Started};
+use leasehold_testkit::{Arena, Kind, on_every_store};
+use tokio::sync::Notify;
+
+const SHORT: Duration = Duration::from_secs(1);
+
+on_every_store!(
+    one_runs_and_the_others_get_its_result,
+    an_error_is_stored_as_well,
+    an_error_that_passes_is_not_stored,
+    another_payload_is_refused,
+    a_runner_that_gave_up_is_followed,
+    a_paused_runner_never_stores_over_its_successor,
+    a_lost_lease_cancels_the_work_and_stores_nothing,
+    whoever_does_not_wait_is_told,
+    a_result_is_kept_for_as_long_as_asked,
+    work_may_take_longer_than_its_result_is_kept,
+    a_result_can_be_looked_at_and_forgotten,
+    bad_input_is_refused,
+);
+
+async fn runs(locks: &LockManager, id: &str, value: u32) -> Outcome<u32> {
+    locks.once(id).run(async |_| value).await.expect("done")
+}
+
+async fn one_runs_and_the_others_get_its_result(arena: Arena) {
+    let managers = [arena.manager().await, arena.manager().await, arena.manager().await];
+    let ran = Arc::new(AtomicUsize::new(0));
+    let mut tasks = Vec::new();
+    for task in 0..24_u32 {
+        let (locks, ran) = (managers[task as usize % 3].clone(), ran.clone());
+        tasks.push(tokio::spawn(async move {
+            let work = async |guard: &Guard| {
+                assert_eq!(ran.fetch_add(1, Ordering::SeqCst), 0, "it runs more than once");
+                assert_eq!(leasehold::current_fence(), guard.fence());
+                tokio::time::sleep(Duration::from_millis(30)).await;
+                task
+            };
+            locks.once("job").payload("same").run(work).await.expect("done")
+        }));
+    }
+    let mut outcomes = Vec::new();
+    for task in tasks {
+        outcomes.push(task.await.expect("no panic"));
+    }
+    let fresh: Vec<_> = outcomes.iter().filter(|outcome| outcome.fresh).collect();
+    assert_eq!(fresh.len(), 1);
+    assert!(outcomes.iter().all(|outcome| outcome.value == fresh[0].value && outcome.stored));
+    // Nothing is held, and a latecomer gets it without a lock.
+    assert!(!managers[0].is_locked("once:job").await.expect("answered"));
+    let late = managers[1].once("job").payload("same").run(async |_| -> u32 { unreachable!("done") }).await;
+    assert!(late.is_ok_and(|late| !late.fresh && late.value == fresh[0].value));
+}
+
+async fn an_error_is_stored_as_well(arena: Arena) {
+    let locks = arena.manager().await;
+    let fails = async |_: &Guard| -> Result<u32, String> { Err("card refused".into()) };
+    let first = locks.once("pay").run(fails).await.expect("an outcome");
+    let again = locks.once("pay").run(async |_| -> Result<u32, String> { unreachable!("done") }).await;
+    let again = again.expect("an outcome");
+    assert_eq!((first.fresh, again.fresh), (true, false));
+    assert_eq!(again.value, Err("card refused".to_owned()));
+}
+
+async fn an_error_that_passes_is_not_stored(arena: Arena) {
+    let locks = arena.manager().await;
+    let failed = locks.once("pay").payload("a").run_until_ok(async |_| Err::<u32, _>("busy")).await;
+    assert_eq!(failed.expect("no error of ours"), Err("busy"));
+    // The id is as good as new, for another payload, too.
+    let paid = locks.once("pay").payload("b").run_until_ok(async |_| Ok::<_, &str>(7)).await;
+    assert!(paid.expect("no error of ours").is_ok_and(|paid| paid.fresh && paid.value == 7));
+    let again = locks.once("pay").payload("b").run_until_ok(async |_| Err::<u32, _>("busy")).await;
+    assert!(again.expect("no error of ours").is_ok_and(|paid| !paid.fresh && paid.value == 7));
+}
+
+async fn another_payload_is_refused(arena: Arena) {
+    let (locks, other) = (arena.manager().await, arena.manager().await);
+    let Ok(Started::Run(running)) = locks.once("pay").payload(&(42, 999)).start().await else { panic!("new") };
+    // While it is under way: at once, not after a wait.
+    let refused = other.once("pay").payload(&(42, 1)).wait_up_to(SHORT).run(async |_| 0).await;
+    assert!(matches!(refused, Err(Error::OtherPayload { .. })), "{refused:?}");
+    assert!(running.finish(b"999").await.expect("stored"));
+    let refused = other.once("pay").payload(&(42, 1)).run(async |_| 0).await;
+    let Err(error @ Error::OtherPayload { .. }) = refused else { panic!("{refused:?}") };
+    assert!(error.to_string().contains("\"pay\"") && !error.is_retryable(), "{error}");
+    assert_eq!(other.once("pay").payload(&(42, 999)).run(async |_| 0).await.expect("done").value, 999);
+    assert!(!other.is_locked("once:pay").await.expect("answered"));
+}
+
+async fn a_runner_that_gave_up_is_followed(arena: Arena) {
+    let (locks, other) = (arena.manager().await, arena.manager().await);
+    let begun = Arc::new(Notify::new());
+    let told = begun.clone();
+    let dropped = tokio::spawn({
+        let locks = locks.clone();
+        async move {
+            let forever = async |_: &Guard| -> u32 {
+                told.notify_one();
+                std::future::pending().await
+            };
+            locks.once("job").run(forever).await
+        }
+    });
+    begun.notified().await;
+    let next = tokio::spawn(async move { runs(&other, "job", 2).await });
+    dropped.abort();
+    assert!(dropped.await.is_err_and(|e| e.is_cancelled()));
+    let next = next.await.expect("no panic");
+    assert!(next.fresh && next.value == 2);
+    // A panic is a way out as well.
+    let panicking = tokio::spawn({
+        let locks = locks.clone();
+        async move { locks.once("other").run(async |_| -> u32 { panic!("on purpose") }).await.is_ok() }
+    });
+    assert!(panicking.await.is_err());
+    assert!(runs(&locks, "other", 3).await.fresh);
+}
+
+async fn a_paused_runner_never_stores_over_its_successor(arena: Arena) {
+    let (paused, next) = (arena.manager().await, arena.manager().await);
+    for id in ["during", "after"] {
+        let Ok(Started::Run(late)) = paused.once(id).start().await else { panic!("new") };
+        // Its lease is over, and it does not know yet: it believes in its guard.
+        arena.expire(&format!("once:{id}")).await;
+        let Ok(Started::Run(successor)) = next.once(id).start().await else { panic!("free") };
+        assert!(late.guard().is_valid());
+        if id == "during" {
+            let refused = late.finish(b"1").await;
+            assert!(matches!(refused, Err(Error::Lost { .. })), "{refused:?}");
+            assert!(next.once(id).result::<u32>().await.expect("answered").is_none(), "not done yet");
+            assert!(successor.finish(b"2").await.expect("stored"));
+        } else {
+            assert!(successor.finish(b"2").await.expect("stored"));
+            assert!(matches!(late.finish(b"1").await, Err(Error::Lost { .. })));
+        }
+        assert_eq!(paused.once(id).result::<u32>().await.expect("answered"), Some(2));
+    }
+}
+
+async fn a_lost_lease_cancels_the_work_and_stores_nothing(arena: Arena) {
+    let (locks, operator) = (arena.manager().await, arena.manager().await);
+    let begun = Arc::new(Notify::new());
+    let told = begun.clone();
+    let work = tokio::spawn(async move {
+        let forever = async |_: &Guard| -> u32 {
+            told.notify_one();
+            std::future::pending().await
+        };
+        locks.once("job").run(forever).await
+    });
+    begun.notified().await;
+    let holder = operator.holder("once:job").await.expect("answered").expect("held");
+    operator.evict("once:job", holder.id, EvictMode::Revoke, "test").await.expect("answered");
+    let lost = work.await.expect("no panic");
+    assert!(matches!(lost, Err(Error::Lost { .. })), "{lost:?}");
+    assert!(runs(&operator, "job", 2).await.fresh);
+}
+
+async fn whoever_does_not_wait_is_told(arena: Arena) {
+    let (locks, other) = (arena.manager().await, arena.manager().await);
+    let Ok(Started::Run(running)) = locks.once("job").owner("first").start().await else { panic!("new") };
+    for once in [other.once("job").no_wait(), other.once("job").wait_up_to(Duration::from_millis(50))] {
+        let told = once.run(async |_| 0).await;
+        let Err(Error::NotAcquired { holder: Some(holder), .. }) = told else { panic!("{told:?}") };
+        assert!(holder.owner.to_string().starts_with("first"), "{}", holder.owner);
+    }
+    running.finish(b"5").await.expect("stored");
+    let Ok(Started::Done(done)) = other.once("job").no_wait().start().await else { panic!("done") };
+    assert!(done.bytes() == b"5" && done.by().starts_with("first") && done.at_ms() > 0);
+}
+
+async fn a_result_is_kept_for_as_long_as_asked(arena: Arena) {
+    let locks = arena.manager().await;
+    assert!(locks.once("job").keep(SHORT).run(async |_| 1).await.expect("done").fresh);
+    assert!(!runs(&locks, "job", 2).await.fresh);
+    tokio::time::sleep(SHORT + Duration::from_millis(50)).await;
+    let anew = runs(&locks, "job", 3).await;
+    assert!(anew.fresh && anew.value == 3);
+}
+
+async fn work_may_take_longer_than_its_result_is_kept(arena: Arena) {
+    let locks = arena.manager().await;
+    let slow = async |_: &Guard| {
+        tokio::time::sleep(SHORT + Duration::from_millis(100)).await;
+        1
+    };
+    let done = locks.once("job").keep(SHORT).run(slow).await.expect("done");
+    assert!(done.fresh && done.stored);
+    assert_eq!(locks.once("job").result::<u32>().await.expect("answered"), Some(1));
+}
+
+async fn a_result_can_be_looked_at_and_forgotten(arena: Arena) {
+    let locks = arena.manager().await;
+    assert!(locks.once("job").result::<u32>().await.expect("answered").is_none());
+    assert!(!locks.once("job").forget().await.expect("answered"));
+    let Ok(Started::Run(running)) = locks.once("job").start().await else { panic!("new") };
+    assert!(locks.once("job").result::<u32>().await.expect("answered").is_none());
+    assert!(!locks.once("job").forget().await.expect("answered"), "work under way is not touched");
+    running.finish(b"1").await.expect("stored");
+    assert_eq!(locks.once("job").result::<u32>().await.expect("answered"), Some(1));
+    let wrong = locks.once("job").result::<String>().await;
+    assert!(matches!(wrong, Err(Error::Unreadable { .. })), "{wrong:?}");
+    assert!(locks.once("job").forget().await.expect("answered"));
+    assert!(runs(&locks, "job", 2).await.fresh);
+}
+
+async fn bad_input_is_refused(arena: Arena) {
+    let locks = arena.manager().await;
+    let long = "x".repeat(508);
+    for id in ["", "two\nlines", &long] {
+        let refused = locks.once(id).run(async |_| 0).await;
+        assert!(matches!(refused, Err(Error::Invalid(Invalid::Id { .. }))), "{refused:?}");
+    }
+    assert!(locks.once(&long[..507]).run(async |_| 0).await.is_ok());
+    let refused = locks.once("job").keep(Duration::ZERO).run(async |_| 0).await;
+    assert!(matches!(refused, Err(Error::Invalid(Invalid::Keep { .. }))), "{refused:?}");
+    let large = locks.once("job").run(async |_| "x".repeat(2 << 20)).await;
+    assert!(matches!(large, Err(Error::Invalid(Invalid::Value { .. }))), "{large:?}");
+    assert!(runs(&locks, "job", 2).await.fresh, "what is too large is not stored");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_went_away_costs_the_record_not_the_result() {
+    let arena = Arena::new(Kind::Redis).await;
+    let mut options = arena.options();
+    (options.answer_within, options.patience) = (Duration::from_millis(200), Duration::from_millis(500));
+    let locks = arena.manager_with(options).await;
+    let work = async |_: &Guard| {
+        arena.server().kill9();
+        7
+    };
+    let done = locks.once("job").run(work).await.expect("the work was done");
+    assert!(done.fresh && !done.stored && done.value == 7);
+    let unknown = locks.once("job").run(async |_| 0).await;
+    assert!(matches!(unknown, Err(Error::Store { .. })), "{unknown:?}");
+}
