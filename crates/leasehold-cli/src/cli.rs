@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
-use leasehold::{HolderId, LockName, Ttl};
+use leasehold::{HolderId, Keep, LockName, Ttl};
 
 use crate::duration;
 use crate::exit::{Exit, Failure};
@@ -29,6 +29,7 @@ const EXAMPLES: &str = "\
 Examples:
   leasehold run nightly-report -- ./report.sh       one copy at a time; others wait
   leasehold run --no-wait backup -- ./backup.sh     ... or end with 75 at once
+  leasehold once migrate-7 -- ./migrate.sh          one of many runs it, all get its output
   leasehold why nightly-report                      who holds it, who waits
   leasehold ls                                      every lock that is held
   leasehold doctor                                  can this store keep a promise?
@@ -54,6 +55,8 @@ pub(crate) struct Global {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Run(RunArgs),
+    Once(OnceArgs),
+    Claim(ClaimArgs),
     Acquire(AcquireArgs),
     Renew(RenewArgs),
     Release(ReleaseArgs),
@@ -126,6 +129,111 @@ pub(crate) struct RunArgs {
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
     pub(crate) command: Vec<OsString>,
+    /// Not an option of `run`: its result is stored, and CMD runs only if there is none.
+    #[arg(skip)]
+    pub(crate) once: Option<OnceWish>,
+}
+
+/// What `once` asks for beyond `run`.
+#[derive(Debug, Clone)]
+pub(crate) struct OnceWish {
+    pub(crate) id: LockName,
+    pub(crate) keep: Keep,
+    pub(crate) until_ok: bool,
+}
+
+/// Run a command once across all machines; the others wait and get its output and exit code
+///
+/// The first one runs CMD under the lock once:ID and stores what it wrote and how it ended; whoever comes
+/// meanwhile waits for that, whoever comes later gets it at once. A CMD that was killed, or whose machine
+/// died, has no result: the next one runs it. CMD's output goes through a pipe, not to a terminal.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  leasehold once migrate-7 -- ./migrate.sh            on every machine that is deployed to
+  leasehold once --keep 7d report-$(date +%F) -- ./report.sh
+  leasehold once --until-ok fetch -- curl -fsS https://example.org/data     a failure is not stored
+  leasehold once --forget migrate-7                   the next one runs it again
+
+Of each stream the first 480 KiB are stored; whoever gets less than was written is told so on stderr.
+
+Exit codes: CMD's own, the same for everybody; 75 still under way (-E changes it), 76 lease lost,
+69 store unreachable, 64 usage, 78 configuration, 126 CMD cannot be started, 127 CMD not found.")]
+pub(crate) struct OnceArgs {
+    /// How long the result is kept (30s, 5m, 1h, 7d); after that the ID is new again
+    #[arg(long, value_name = "D", value_parser = duration::parse_keep, default_value = "24h")]
+    pub(crate) keep: Keep,
+    /// Store only the result of a CMD that ends with 0; otherwise the next one runs it again
+    #[arg(long)]
+    pub(crate) until_ok: bool,
+    /// Forget the stored result, and run nothing
+    #[arg(long, conflicts_with_all = ["command", "until_ok", "wait", "no_wait"])]
+    pub(crate) forget: bool,
+    /// How long the lock outlives a crash of the machine that runs CMD [default: 30s]
+    #[arg(long, value_name = "D", value_parser = duration::parse_ttl)]
+    pub(crate) ttl: Option<Ttl>,
+    /// Wait at most so long for the one who runs it; without it, for as long as it takes
+    #[arg(long, value_name = "D", value_parser = duration::parse, conflicts_with = "no_wait")]
+    pub(crate) wait: Option<Duration>,
+    /// Do not wait: end with 75 while somebody else runs it
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+    /// What people read who ask who runs it [default: CMD's name]
+    #[arg(long, value_name = "S")]
+    pub(crate) owner: Option<String>,
+    /// Time between SIGTERM and SIGKILL for a CMD whose lease is lost; it never reaches beyond the lease
+    #[arg(long, value_name = "D", value_parser = duration::parse)]
+    pub(crate) grace: Option<Duration>,
+    /// The exit code for "somebody else runs it" [default: 75]
+    #[arg(short = 'E', long = "conflict-exit-code", value_name = "CODE")]
+    pub(crate) conflict_exit_code: Option<u8>,
+    /// What is done once
+    #[arg(value_parser = parse_once_id)]
+    pub(crate) id: LockName,
+    /// The command and its arguments
+    #[arg(last = true, required_unless_present = "forget", value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
+    pub(crate) command: Vec<OsString>,
+}
+
+impl From<OnceArgs> for RunArgs {
+    fn from(args: OnceArgs) -> Self {
+        let name = LockName::new(format!("once:{}", args.id)).expect("checked when it was read");
+        Self {
+            ttl: args.ttl,
+            wait: args.wait,
+            no_wait: args.no_wait,
+            owner: args.owner,
+            // A result is nobody's whose lease was lost.
+            on_lost: OnLost::Kill,
+            grace: args.grace,
+            hold_at_least: None,
+            conflict_exit_code: args.conflict_exit_code,
+            name,
+            command: args.command,
+            once: Some(OnceWish { id: args.id, keep: args.keep, until_ok: args.until_ok }),
+        }
+    }
+}
+
+/// Bind a value to an id unless one is bound already, and print the one that counts
+///
+/// One atomic step; nobody waits. Whoever comes first creates, everybody else gets the same value, until
+/// the lease is over. Ends with 0 either way.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  job=$(leasehold claim request-7 \"job-$$\" --lease 10m)     everybody has the same job
+  leasehold claim request-7 \"$HOSTNAME\" --lease 1m --json | jq -e .created && ./create.sh")]
+pub(crate) struct ClaimArgs {
+    /// The request
+    #[arg(value_parser = parse_request_id)]
+    pub(crate) id: LockName,
+    /// What is bound to it, if nothing is: at most 1 MiB
+    #[arg(allow_hyphen_values = true)]
+    pub(crate) value: String,
+    /// How long it stays bound (1s, 10m, 24h, 7d)
+    #[arg(long, value_name = "D", value_parser = duration::parse_keep)]
+    pub(crate) lease: Keep,
 }
 
 /// What `run` does to its command when the lease is lost.
@@ -329,6 +437,19 @@ fn parse_name(text: &str) -> Result<LockName, String> {
     LockName::new(text).map_err(|error| error.to_string())
 }
 
+fn parse_request_id(text: &str) -> Result<LockName, String> {
+    LockName::new(text).map_err(|error| error.to_string().replacen("lock name", "id", 1))
+}
+
+/// Its lock is called `once:ID`.
+fn parse_once_id(text: &str) -> Result<LockName, String> {
+    let id = parse_request_id(text)?;
+    match LockName::new(format!("once:{id}")) {
+        Ok(_) => Ok(id),
+        Err(_) => Err("the id is longer than 507 bytes".into()),
+    }
+}
+
 fn parse_holder_id(text: &str) -> Result<HolderId, String> {
     HolderId::parse(text).map_err(|error| error.to_string())
 }
@@ -357,8 +478,11 @@ fn refusal(error: &clap::Error) -> String {
         (ErrorKind::ValueValidation, Some(source)) => format!("{argument}: {source}"),
         (ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand, _) => "no command was given; see leasehold --help".into(),
         // What is meant for CMD stands behind `--`, so anything unknown before it may be CMD itself.
-        (ErrorKind::UnknownArgument, _) if !argument.starts_with('-') && is_run_without_dashes() => {
+        (ErrorKind::UnknownArgument, _) if !argument.starts_with('-') && without_dashes("run") => {
             format!("write -- before the command: leasehold run NAME -- {argument} …")
+        }
+        (ErrorKind::UnknownArgument, _) if !argument.starts_with('-') && without_dashes("once") => {
+            format!("write -- before the command: leasehold once ID -- {argument} …")
         }
         _ => {
             let text = error.render().to_string();
@@ -377,9 +501,9 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-fn is_run_without_dashes() -> bool {
+fn without_dashes(command: &str) -> bool {
     let mut args = std::env::args_os().skip(1);
-    args.any(|arg| arg == "run") && !args.any(|arg| arg == "--")
+    args.any(|arg| arg == command) && !args.any(|arg| arg == "--")
 }
 
 #[cfg(test)]

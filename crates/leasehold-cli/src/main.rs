@@ -7,8 +7,8 @@
 //! | `store` | which store is meant, and opening it |
 //! | `say` | stdout is data, stderr is talk; nothing from strangers drives the terminal |
 //! | `duration` | durations as people write and read them |
-//! | `run` | `leasehold run` |
-//! | `take` | `acquire`, `renew`, `release` |
+//! | `run` | `leasehold run` and `once` |
+//! | `take`, `claim` | `acquire`, `renew`, `release`; `claim` |
 //! | `evict` | taking a lock away |
 //! | `look` | `ls` and `why` |
 //! | `journal`, `doctor` | what could not be done; can this store keep a promise |
@@ -20,6 +20,7 @@
 // before the command is known.
 
 mod ask;
+mod claim;
 mod cli;
 mod doctor;
 mod duration;
@@ -54,6 +55,7 @@ fn dispatch(cli: cli::Cli) -> Result<Exit, Failure> {
     let store = || Choice::from_flags(&cli.global);
     match cli.command {
         Command::Run(args) => run::run(args, json, &store()?),
+        Command::Once(args) if !args.forget => run::run(args.into(), json, &store()?),
         Command::Completions { shell } => pages::completions(shell),
         Command::Man { out } => pages::man(out.as_deref()),
         Command::Serve(args) => serve::serve(args, &store()?, json),
@@ -63,6 +65,8 @@ fn dispatch(cli: cli::Cli) -> Result<Exit, Failure> {
 
 async fn talk_to_a_store(command: Command, store: &Choice, json: bool) -> Result<Exit, Failure> {
     match command {
+        Command::Once(args) => claim::forget(&args, store, json).await,
+        Command::Claim(args) => claim::claim(args, store, json).await,
         Command::Acquire(args) => take::acquire(args, store, json).await,
         Command::Renew(args) => take::renew(args, store, json).await,
         Command::Release(args) => take::release(args, store, json).await,

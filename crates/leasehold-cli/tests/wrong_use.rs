@@ -36,6 +36,22 @@ fn a_command_line_that_makes_no_sense_ends_with_64() {
         (&["run", "--on-lost", "shrug", "x", "--", "true"], "kill, warn"),
         (&["run", "-E", "300", "x", "--", "true"], "300"),
         (&["run", "two\nlines", "--", "true"], "control characters"),
+        (&["once"], "<ID>"),
+        (&["once", "x"], "<CMD>"),
+        (&["once", "x", "sleep", "5"], "leasehold once ID --"),
+        (&["once", "--forget", "x", "--", "true"], "cannot be used with"),
+        (&["once", "--keep", "999ms", "x", "--", "true"], "shorter than 1 s"),
+        (&["once", "--keep", "401d", "x", "--", "true"], "longer than 400 days"),
+        (&["once", "--keep", "7", "x", "--", "true"], "7 what?"),
+        (&["once", &long[..508], "--", "true"], "longer than 507 bytes"),
+        (&["once", "", "--", "true"], "is empty"),
+        (&["once", "--grace", "20s", "x", "--", "true"], "--grace 20s is too long"),
+        (&["claim"], "<ID>"),
+        (&["claim", "x"], "<VALUE>"),
+        (&["claim", "x", "v"], "--lease"),
+        (&["claim", "x", "v", "--lease", "0s"], "shorter than 1 s"),
+        (&["claim", "two\nlines", "v", "--lease", "1m"], "control characters"),
+        (&["claim", &long, "v", "--lease", "1m"], "longer than 512 bytes"),
         (&["acquire"], "<NAME>"),
         (&["acquire", "x"], "--ttl"),
         (&["acquire", "x", "--ttl", "0s"], "shorter than 50 ms"),
@@ -89,7 +105,9 @@ fn a_store_that_cannot_be_used_ends_with_78() {
         ("redis://:hunter2@".to_owned(), ""),
     ];
     for (store, says) in cases {
-        for args in [&["ls"][..], &["why", "x"], &["acquire", "x", "--ttl", "5s"]] {
+        for args in
+            [&["ls"][..], &["why", "x"], &["acquire", "x", "--ttl", "5s"], &["claim", "x", "v", "--lease", "5s"]]
+        {
             let ran = place.run(&[args, &["--store", &store]].concat());
             refused(&format!("{args:?} on {store}"), &ran, 78, says);
             assert!(!ran.err.contains("hunter2"), "{:?}", ran.err);
@@ -179,7 +197,14 @@ async fn a_server_that_is_not_there_ends_with_69_and_a_wrong_password_with_78() 
     refused("a wrong password", &ran, 78, "password");
     assert!(!ran.err.contains("hunter2"), "{ran:?}");
     server.kill9();
-    for args in [&["ls"][..], &["why", "x"], &["acquire", "x", "--ttl", "5s"], &["evict", "x", "--yes"]] {
+    for args in [
+        &["ls"][..],
+        &["why", "x"],
+        &["acquire", "x", "--ttl", "5s"],
+        &["evict", "x", "--yes"],
+        &["claim", "x", "v", "--lease", "5s"],
+        &["once", "x", "--", "true"],
+    ] {
         refused(&format!("{args:?}"), &place.run(args), 69, "cannot be reached");
     }
 }

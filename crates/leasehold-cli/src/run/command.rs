@@ -20,6 +20,8 @@ pub(super) struct Start<'a> {
     pub(super) name: &'a LockName,
     pub(super) fence: Option<Fence>,
     pub(super) stdin: OwnedFd,
+    /// Its stdout and stderr, where they are not ours.
+    pub(super) output: Option<(OwnedFd, OwnedFd)>,
     /// Inherited, so that the lease counts as a living process's while CMD lives.
     pub(super) lifeline: Option<OwnedFd>,
     pub(super) blocked: Blocked,
@@ -48,6 +50,9 @@ pub(super) fn start(start: &Start<'_>) -> Result<Pid, Failure> {
 fn spawn(start: &Start<'_>, program: &OsStr, arguments: &[OsString]) -> io::Result<Pid> {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::from(start.stdin.try_clone()?));
+    if let Some((stdout, stderr)) = &start.output {
+        command.stdout(Stdio::from(stdout.try_clone()?)).stderr(Stdio::from(stderr.try_clone()?));
+    }
     command.env("LEASEHOLD_NAME", start.name.as_str());
     if let Some(fence) = start.fence {
         command.env("LEASEHOLD_FENCE", fence.to_string());

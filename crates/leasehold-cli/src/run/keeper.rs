@@ -1,11 +1,12 @@
 //! The process that holds the lease: it takes it, starts CMD, watches both, and gives it back.
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
 use leasehold::clock::Moment;
-use leasehold::{Guard, LockManager, LossReason, Owner, Ttl};
+use leasehold::{Done, Guard, LockManager, LossReason, Owner, ResultSlot, Started, Ttl};
 use nix::sys::signal::Signal;
 use rustix::process::{Pid, WaitStatus, getppid, kill_process};
 use tokio::signal::unix::SignalKind;
@@ -14,8 +15,9 @@ use super::command::{self, Start};
 use super::deadline::Deadlines;
 use super::link::{Ear, Link, Read, ToFront, ToKeeper};
 use super::signals::{Blocked, Came, Caught, ends, stops};
+use super::tee::Tee;
 use super::tree::{self, Reaped};
-use super::{KEEPER, held, let_go_of_stdio, refused, waiting};
+use super::{KEEPER, held, let_go_of_stdio, refused, result, waiting};
 use crate::cli::{OnLost, RunArgs};
 use crate::exit::{Exit, Failure};
 use crate::say;
@@ -133,16 +135,28 @@ impl Keeper {
     }
 
     async fn run(&mut self, store: &Choice, stdin: OwnedFd) -> Result<End, Failure> {
-        let guard = match self.acquire(store).await {
-            Ok(Ok(guard)) => guard,
+        let (guard, slot) = match self.acquire(store).await {
+            Ok(Ok(got)) => got,
             Ok(Err(end)) => return Ok(end),
             Err(failure) => return Err(failure),
         };
+        let mut streams = None;
+        let mut output = None;
+        if slot.is_some() {
+            match Self::tap() {
+                Ok((tees, ends)) => (streams, output) = (Some(tees), Some(ends)),
+                Err(error) => {
+                    self.release(guard).await;
+                    return Err(refused("read the command's output", &error));
+                }
+            }
+        }
         let start = Start {
             words: &self.args.command,
             name: guard.name(),
             fence: guard.fence(),
             stdin,
+            output,
             lifeline: self.locks.as_ref().and_then(LockManager::lifeline),
             blocked: self.blocked,
         };
@@ -153,6 +167,7 @@ impl Keeper {
         let pid = match started {
             Ok(pid) => pid,
             Err(failure) => {
+                Self::forget(slot.as_ref()).await;
                 self.release(guard).await;
                 return Err(failure);
             }
@@ -163,6 +178,12 @@ impl Keeper {
                 let end = Self::end_of(status);
                 if let Some(hold) = self.args.hold_at_least {
                     self.hold(&guard, started_at + hold).await;
+                }
+                if let (Some(slot), Some(streams)) = (slot, streams)
+                    && let Err(exit) = self.store(&guard, &slot, streams, &end, status).await
+                {
+                    self.release(guard).await;
+                    return Ok(exit.into());
                 }
                 let kept = self.release(guard).await;
                 Ok(if kept || self.warned { end } else { Exit::Lost.into() })
@@ -180,8 +201,62 @@ impl Keeper {
         }
     }
 
+    /// Puts a pipe between the command and our own stdout and stderr.
+    fn tap() -> io::Result<((Tee, Tee), (OwnedFd, OwnedFd))> {
+        let (out, commands_out) = Tee::start(io::stdout().as_fd().try_clone_to_owned()?)?;
+        let (err, commands_err) = Tee::start(io::stderr().as_fd().try_clone_to_owned()?)?;
+        Ok(((out, err), (commands_out, commands_err)))
+    }
+
+    /// Stores what the command wrote and how it ended, while the lock is still ours.
+    async fn store(
+        &mut self,
+        guard: &Guard,
+        slot: &ResultSlot,
+        (out, err): (Tee, Tee),
+        end: &End,
+        status: WaitStatus,
+    ) -> Result<(), Exit> {
+        let until_ok = self.args.once.as_ref().is_some_and(|once| once.until_ok);
+        let written = async { (out.finish().await, err.finish().await) };
+        let (out, err) = tokio::select! {
+            written = written => written,
+            // Whoever reads our output does not keep up with it.
+            why = guard.lost() => {
+                say::failure(&Failure::new(Exit::Lost, lost_text(guard, Some(why))));
+                return Err(Exit::Lost);
+            }
+        };
+        if status.terminating_signal().is_some() || (until_ok && end.code != 0) {
+            Self::forget(Some(slot)).await;
+            return Ok(());
+        }
+        let id = &guard.name();
+        match slot.store(guard, &result::written(end.code, &out, &err)).await {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                let text = format!("{id} is done, but its result could not be stored: the next one runs it again");
+                say::failure(&Failure::new(Exit::Unreachable, text));
+                Ok(())
+            }
+            Err(error) => {
+                let failure = Failure::from(error);
+                say::failure(&failure);
+                Err(failure.exit)
+            }
+        }
+    }
+
+    /// Nothing came of it: the next one begins as if nobody had been here.
+    async fn forget(slot: Option<&ResultSlot>) {
+        if let Some(slot) = slot {
+            // What is left would be found to be a dead one's.
+            let _ = slot.forget().await;
+        }
+    }
+
     /// The lock, confirmed; or how the run ends without it.
-    async fn acquire(&mut self, store: &Choice) -> Result<Result<Guard, End>, Failure> {
+    async fn acquire(&mut self, store: &Choice) -> Result<Result<(Guard, Option<ResultSlot>), End>, Failure> {
         let asked = Self::ask(&self.args, &self.owner, store, &self.link, &mut self.locks, &self.deadlines);
         let cancelled = Self::cancelled(&self.link, &mut self.stops);
         let outcome = tokio::select! {
@@ -189,7 +264,7 @@ impl Keeper {
             cancelled = cancelled => Err(cancelled),
             outcome = asked => Ok(outcome),
         };
-        let guard = match outcome {
+        let (guard, slot) = match outcome {
             Err(by) => {
                 let code = by.map_or(128 + 9, |signal| 128 + number(signal));
                 // What was asked for is given back before we are gone.
@@ -199,7 +274,8 @@ impl Keeper {
                 return Ok(Err(End { code, by }));
             }
             Ok(Err(error)) => return Err(self.not_acquired(error).await),
-            Ok(Ok(guard)) => guard,
+            Ok(Ok(Got::Done(done))) => return self.replay(done).await.map(Err),
+            Ok(Ok(Got::Lock(guard, slot))) => (guard, slot),
         };
         // Stopped while waiting: the job goes on when the shell says so.
         while self.stops > 0 {
@@ -216,7 +292,25 @@ impl Keeper {
                 }
             }
         }
-        Ok(Ok(guard))
+        Ok(Ok((guard, slot)))
+    }
+
+    /// Another one ran it: its output is ours, and its exit code.
+    async fn replay(&mut self, done: Done) -> Result<End, Failure> {
+        let (told, written) = tokio::sync::oneshot::channel();
+        // On a thread of its own: whoever reads slowly must not keep us from being interrupted.
+        std::thread::spawn(move || told.send(result::replay(&done)));
+        let cancelled = Self::cancelled(&self.link, &mut self.stops);
+        tokio::select! {
+            written = written => {
+                let ended = || Failure::new(Exit::Output, "the stored output could not be written");
+                written.map_err(|_| ended())?.map(|code| Exit::Code(code).into())
+            }
+            by = cancelled => {
+                let code = by.map_or(128 + 9, |signal| 128 + number(signal));
+                Ok(End { code, by })
+            }
+        }
     }
 
     /// Opens the store and waits for the lock.
@@ -227,7 +321,7 @@ impl Keeper {
         link: &Ear,
         locks: &mut Option<LockManager>,
         deadlines: &Deadlines,
-    ) -> Result<Guard, NotGot> {
+    ) -> Result<Got, NotGot> {
         let mut options = store.options().map_err(NotGot::Failed)?;
         options.owner = owner.clone();
         options.ttl = ttl(args);
@@ -236,27 +330,43 @@ impl Keeper {
             // Before there is anything to lose: it holds even while it is on its way.
             link.send(&ToFront::Lifeline, Some(lifeline.as_fd()));
         }
-        let mut request = locks.lock(&args.name);
-        if args.no_wait {
-            request = request.no_wait();
-        } else if let Some(wait) = args.wait {
-            request = request.wait_up_to(wait);
-        }
-        let guard = if args.no_wait {
-            request.await
+        let asked = Self::wait_for(args, locks);
+        let got = if args.no_wait {
+            asked.await
         } else {
             tokio::select! {
                 biased;
-                guard = request => guard,
+                got = asked => got,
                 () = waiting::show(locks, &args.name, owner) => unreachable!("it never ends"),
             }
         };
-        let guard = guard.map_err(NotGot::Error)?;
+        let (guard, slot) = match got.map_err(NotGot::Error)? {
+            Got::Lock(guard, slot) => (guard, slot),
+            done @ Got::Done(_) => return Ok(done),
+        };
         // A lease that was handed over is short until it is confirmed: too short to begin with.
         if Moment::now() >= deadlines.give_up_at(guard.valid_until()) {
             guard.extend(ttl(args).duration()).await.map_err(NotGot::Error)?;
         }
-        Ok(guard)
+        Ok(Got::Lock(guard, slot))
+    }
+
+    async fn wait_for(args: &RunArgs, locks: &LockManager) -> Result<Got, leasehold::Error> {
+        let wait = if args.no_wait { Some(Duration::ZERO) } else { args.wait };
+        let Some(wish) = &args.once else {
+            let request = locks.lock(&args.name);
+            let request = if let Some(wait) = wait { request.wait_up_to(wait) } else { request };
+            return request.await.map(|guard| Got::Lock(guard, None));
+        };
+        let once = locks.once(wish.id.as_str()).keep(wish.keep.duration());
+        let once = if let Some(wait) = wait { once.wait_up_to(wait) } else { once };
+        Ok(match once.start().await? {
+            Started::Done(done) => Got::Done(done),
+            Started::Run(running) => {
+                let (guard, slot) = running.split();
+                Got::Lock(guard, Some(slot))
+            }
+        })
     }
 
     /// Waits until the front wants no lock any more: the signal that ends it, or none when it was killed.
@@ -492,7 +602,15 @@ impl Keeper {
     }
 }
 
-/// Why there is no guard.
+/// What was asked for.
+enum Got {
+    /// The lock; of `once`, with the place for the result.
+    Lock(Guard, Option<ResultSlot>),
+    /// Somebody has done it.
+    Done(Done),
+}
+
+/// Why there is neither.
 enum NotGot {
     Error(leasehold::Error),
     Failed(Failure),

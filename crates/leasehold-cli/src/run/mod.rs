@@ -33,6 +33,10 @@
 //! - What runs as another user (a `sudo` inside CMD) cannot be killed; `run` says so and ends with 76.
 //! - What another service starts for CMD (`docker run`, `systemd-run`, `at`) is not CMD's own and is not ended.
 //! - CMD sees `LEASEHOLD_NAME` and `LEASEHOLD_FENCE`.
+//!
+//! `leasehold once ID -- CMD` is the same with two things more: what CMD writes goes through pipes and is kept
+//! (`tee`), and its result is stored before the lock is released (`result`). A CMD that was ended by a signal has
+//! no result, and the next one runs it.
 
 mod command;
 mod deadline;
@@ -40,7 +44,9 @@ mod front;
 mod held;
 mod keeper;
 mod link;
+mod result;
 mod signals;
+mod tee;
 mod tree;
 mod waiting;
 
