@@ -160,7 +160,9 @@ fn board(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
 
     let file = workspace.target.join("board.txt");
     board::start_afresh(&file)?;
-    let mut command = workspace.cargo(&["test", "--release", "-p", "leasehold-testkit", "-p", "leasehold-cli", "--"]);
+    let packages = ["-p", "leasehold-testkit", "-p", "leasehold-cli"];
+    let mut command = workspace.cargo(&["test", "--profile", "board"]);
+    command.args(packages).arg("--");
     command.args(["--nocapture", "--test-threads=1"]);
     command.args(rows.iter().map(|row| board::test_filter(row)));
     command.env("LEASEHOLD_BOARD", "full").env("LEASEHOLD_BOARD_FILE", &file);
@@ -219,7 +221,7 @@ fn coverage(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> 
 
 fn explore(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     none(arguments)?;
-    let mut command = workspace.cargo(&["test", "--release", "-p", "leasehold", "--lib"]);
+    let mut command = workspace.cargo(&["test", "--profile", "board", "-p", "leasehold", "--lib"]);
     // The largest worlds too, one after the other: they need memory.
     command.args(["explore", "--", "--nocapture", "--test-threads=1"]).env("LEASEHOLD_BOARD", "full");
     steps::run_one(workspace, command)
