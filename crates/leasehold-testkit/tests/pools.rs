@@ -1,7 +1,7 @@
 //! What a user of `Pool` can rely on, on every store. The tests with several processes are in
 //! `pools_processes`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::future::{IntoFuture, poll_fn};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -28,6 +28,7 @@ on_every_store!(
     three_of_four_are_served_while_singles_keep_coming,
     those_who_want_many_never_hold_a_part_each,
     those_who_want_many_are_served_in_the_order_of_asking,
+    those_who_want_other_members_need_not_wait_for_a_turn,
     a_dropped_request_keeps_nothing,
     a_dropped_wait_keeps_nothing,
     a_wait_ends_at_its_deadline_and_leaves_no_trace,
@@ -345,6 +346,29 @@ async fn those_who_want_many_are_served_in_the_order_of_asking(arena: Arena) {
     }
     assert_eq!(order, ["two more", "one"]);
     nothing_left(&manager, &full).await;
+}
+
+async fn those_who_want_other_members_need_not_wait_for_a_turn(arena: Arena) {
+    let (manager, other) = (arena.manager().await, arena.manager().await);
+    let (low, high) = (manager.pool("gpu_lock", [0, 1]), other.pool("gpu_lock", [2, 3]));
+    let (low, high) = (low.expect("a pool"), high.expect("a pool"));
+    let zero = manager.lock("gpu_lock:0").await.expect("free");
+    let mut line = Line::new();
+    line.ask("low", &pool(&arena, 2).await, 2);
+    in_line(&low, 0, 1).await;
+    assert!(manager.is_locked("gpu_lock:collecting").await.expect("answered"), "somebody collects");
+    let both = high.any(2).no_wait().await.expect("both are free");
+    assert_eq!(both.indices(), [2, 3]);
+    both.release().await.expect("answered");
+    let both = timeout(LONG, high.any(2).ttl(ms(60_000)).into_future()).await.expect("in time").expect("free");
+    line.nobody_else();
+    tokio::time::sleep(ms(100)).await;
+    let holder = manager.holder("gpu_lock:2").await.expect("answered").expect("held");
+    assert_eq!(holder.ttl, Some(ms(60_000)), "on the terms that were asked for");
+    zero.release().await.expect("answered");
+    let (_, got) = line.next().await;
+    drop((both, got));
+    nothing_left(&manager, &pool(&arena, 4).await).await;
 }
 
 /// Polls a request some times and drops it, once more each time, until it is answered.
@@ -679,13 +703,15 @@ async fn tasks_of_several_processes_are_served_in_the_order_of_asking() {
     for index in [0, 1] {
         in_line(&full, index, 2).await;
     }
-    held[1].take().expect("held").release().await.expect("answered");
-    for task in tasks {
-        let permit = timeout(LONG, task).await.expect("in time").expect("no panic");
-        permit.release().await.expect("answered");
+    // Whichever was taken longest ago is given back: now one member, now the other.
+    let mut inside: VecDeque<Permit> = held.drain(..).flatten().collect();
+    for (number, task) in tasks.into_iter().enumerate() {
+        inside.pop_front().expect("held").release().await.expect("answered");
+        inside
+            .push_back(timeout(LONG, task).await.unwrap_or_else(|_| panic!("{number} is not next")).expect("no panic"));
     }
     assert_eq!(*order.lock().expect("no panic"), (0..20).collect::<Vec<_>>());
-    drop(held);
+    drop(inside);
     nothing_left(&arena.manager().await, &full).await;
 }
 
@@ -713,4 +739,34 @@ async fn a_lost_connection_does_not_lose_a_waiter() {
         far.shutdown().await;
         nothing_left(&arena.manager().await, &full).await;
     }
+}
+
+/// Asked while the store is away: a request waits for it, or says in time that nobody knows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_is_away_is_waited_for_or_told() {
+    let arena = Arena::new(Kind::Redis).await;
+    let proxy = FaultProxy::in_front_of(arena.server());
+    let far = LockManager::connect_with(&proxy.url(), arena.options()).await.expect("a manager");
+    let far = far.pool("gpu_lock", 0..2).expect("a pool");
+    let full = pool(&arena, 2).await;
+    let held = fill(&full).await;
+    proxy.refuse(true);
+    assert!(proxy.reset_all() > 0);
+    for count in [1, 2] {
+        let began = Instant::now();
+        let answer = match count {
+            1 => far.acquire().wait_up_to(ms(300)).await.map(drop),
+            _ => far.any(count).wait_up_to(ms(300)).await.map(drop),
+        };
+        assert!(matches!(&answer, Err(Error::Store { name, .. }) if name == far.name()), "{answer:?}");
+        assert!(began.elapsed() < ms(550), "{:?}", began.elapsed());
+    }
+    let mut line = Line::new();
+    line.ask("far", &far, 1);
+    proxy.refuse(false);
+    in_line(&full, 1, 1).await;
+    drop(held);
+    let (_, got) = line.next().await;
+    drop(got);
+    nothing_left(&arena.manager().await, &full).await;
 }

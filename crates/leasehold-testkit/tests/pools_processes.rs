@@ -171,7 +171,10 @@ async fn a_killed_collector(kind: Kind) {
     let pool = world.pool(3);
     let held =
         [pool.acquire().await.expect("free"), pool.acquire().await.expect("free"), pool.acquire().await.expect("free")];
-    let mut collector = world.worker(3, 2);
+    // However long its leases would be: what is collected is kept on short ones.
+    let mut job = world.job(3, 2);
+    (job.hold, job.ttl_ms) = (true, 60_000);
+    let mut collector = WorkerProcess::spawn(WORKER, &job);
     world.in_line(&pool, 2, 1).await;
     let mut next = world.worker(3, 2);
     let stands_next = async {

@@ -6,7 +6,8 @@
 //!
 //! A request for several must never hold a part while another one holds the rest. So they collect one at a
 //! time, under a lock of the pool's own, the *turn*; it is asked for with the same ticket. Requests for one
-//! hold nothing while they wait and need no turn.
+//! hold nothing while they wait and need no turn; nor does a request for several that takes what is free at
+//! once, or gives it back.
 
 use std::future::pending;
 use std::pin::pin;
@@ -30,8 +31,6 @@ use crate::view::{LockInfo, PoolMember};
 /// The lease of the turn, and of what is collected under it, until the set is whole: so long a collector
 /// that died keeps others from collecting.
 const COLLECTING: Duration = Duration::from_secs(5);
-/// A request that does not wait lets one that is collecting finish, where enough is free for both.
-const LET_FINISH: Duration = Duration::from_millis(100);
 
 /// What requests for one pool share.
 pub(crate) struct PoolParts {
@@ -111,7 +110,18 @@ impl<'a> Hunt<'a> {
     async fn obtain(&self) -> Result<(Vec<Taken>, bool), Ended> {
         let mut ticket = None;
         loop {
-            let turn = if self.count == 1 { None } else { Some(self.take_turn(&mut ticket).await?) };
+            let mut turn = None;
+            if self.count > 1 {
+                turn = self.try_turn().await?;
+                if turn.is_none()
+                    && let Some(taken) = self.take_at_once().await?
+                {
+                    return Ok((taken, false));
+                }
+                if turn.is_none() {
+                    turn = Some(self.wait_for_turn(&mut ticket).await?);
+                }
+            }
             if let Some(found) = self.collect(turn, &mut ticket).await? {
                 return Ok(found);
             }
@@ -119,26 +129,43 @@ impl<'a> Hunt<'a> {
         }
     }
 
-    /// The right to hold a part.
-    async fn take_turn(&self, ticket: &mut Option<Ticket>) -> Result<Guard, Ended> {
-        let mut wish = self.terms(&self.pool.turn);
-        let patient = self.wish.wait != Wait::Not;
-        if (!patient || !self.core().rooms.is_open(&wish.name))
-            && let Some(turn) = try_once(self.alive, &wish, self.began, &self.seen_of_turn).await?
-        {
-            return Ok(turn);
+    /// The right to hold a part, if nobody has it.
+    async fn try_turn(&self) -> Result<Option<Guard>, Ended> {
+        if !self.may_try(&self.pool.turn) {
+            return Ok(None);
         }
-        let free = self.look().await?;
-        if !patient {
-            // Whoever has the turn waits for members, and came before us; or it is just taking some.
-            if free.len() < self.count {
-                return Err(Ended::Late);
-            }
-            wish.wait = Wait::UpTo(LET_FINISH);
-            return wait(self.alive, &wish, None, Moment::now(), &self.seen_of_turn).await;
+        try_once(self.alive, &self.terms(&self.pool.turn), self.began, &self.seen_of_turn).await
+    }
+
+    async fn wait_for_turn(&self, ticket: &mut Option<Ticket>) -> Result<Guard, Ended> {
+        if self.wish.wait == Wait::Not {
+            return Err(Ended::Late);
         }
         let ticket = self.draw(ticket).await?;
-        wait(self.alive, &wish, Some(ticket), self.began, &self.seen_of_turn).await
+        wait(self.alive, &self.terms(&self.pool.turn), Some(ticket), self.began, &self.seen_of_turn).await
+    }
+
+    /// Somebody else collects. It may want other members than we do, or be about to finish: all that we want
+    /// is taken if it is free now and nobody came before us.
+    async fn take_at_once(&self) -> Result<Option<Vec<Taken>>, Ended> {
+        let free = self.look().await?;
+        if free.len() < self.count || (self.wish.wait != Wait::Not && self.others_wait_for_turn().await) {
+            return Ok(None);
+        }
+        let mut taken = Vec::with_capacity(self.count);
+        self.take_of(free, &mut taken).await?;
+        if taken.len() < self.count {
+            // Given back: nobody waits with a part in hand and no turn.
+            return Ok(None);
+        }
+        self.settle(&taken);
+        Ok(Some(taken))
+    }
+
+    /// Whether somebody stands in line for the turn, as far as is known.
+    async fn others_wait_for_turn(&self) -> bool {
+        let (core, turn) = (self.core(), &self.pool.turn);
+        core.rooms.is_open(turn) || core.within(core.store.queue(turn)).await.is_ok_and(|line| !line.is_empty())
     }
 
     /// `None`: the turn was lost, and everything is given back.
@@ -162,9 +189,7 @@ impl<'a> Hunt<'a> {
             }
         }
         if let Some(turn) = turn {
-            for (_, guard) in &taken {
-                guard.settle(self.wish.ttl, self.wish.renew_every, self.wish.max_hold);
-            }
+            self.settle(&taken);
             // The next who collects stands in line, by its older ticket, about when we have left it:
             // otherwise those who came after it would be served in between.
             self.core().spawn(async move {
@@ -180,16 +205,19 @@ impl<'a> Hunt<'a> {
     /// Takes what is free: at first, in one round trip, those a free pool would give; then those that a
     /// look at all of them finds.
     async fn take_free(&self, taken: &mut Vec<Taken>) -> Result<(), Ended> {
-        let rooms = &self.core().rooms;
-        // Whoever can wait does not overtake tasks of its own process that wait already.
-        let may_try = |which: &usize| self.wish.wait == Wait::Not || !rooms.is_open(&self.pool.members[*which].name);
+        let may_try = |which: &usize| self.may_try(&self.pool.members[*which].name);
         let first: Vec<usize> = (0..self.pool.members.len()).filter(may_try).take(self.count).collect();
         self.try_these(&first, taken).await?;
         if taken.len() == self.count || first.is_empty() {
             return Ok(());
         }
         let free = self.look().await?;
-        let mut free = free.into_iter().filter(|which| !first.contains(which)).filter(may_try);
+        self.take_of(free.into_iter().filter(|which| !first.contains(which)), taken).await
+    }
+
+    /// Takes as many as are missing of those that were seen free.
+    async fn take_of(&self, free: impl IntoIterator<Item = usize>, taken: &mut Vec<Taken>) -> Result<(), Ended> {
+        let mut free = free.into_iter().filter(|which| self.may_try(&self.pool.members[*which].name));
         while taken.len() < self.count {
             let next: Vec<usize> = free.by_ref().take(self.count - taken.len()).collect();
             if next.is_empty() {
@@ -198,6 +226,11 @@ impl<'a> Hunt<'a> {
             self.try_these(&next, taken).await?;
         }
         Ok(())
+    }
+
+    /// Whoever can wait does not overtake tasks of its own process that wait already.
+    fn may_try(&self, name: &LockName) -> bool {
+        self.wish.wait == Wait::Not || !self.core().rooms.is_open(name)
     }
 
     async fn try_these(&self, which: &[usize], taken: &mut Vec<Taken>) -> Result<(), Ended> {
@@ -374,6 +407,13 @@ impl<'a> Hunt<'a> {
             wish.max_hold = None;
         }
         wish
+    }
+
+    /// A set that is whole is held on the terms that were asked for.
+    fn settle(&self, taken: &[Taken]) {
+        for (_, guard) in taken {
+            guard.settle(self.wish.ttl, self.wish.renew_every, self.wish.max_hold);
+        }
     }
 
     fn core(&self) -> &'a Arc<Core> {
