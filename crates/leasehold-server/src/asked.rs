@@ -1,12 +1,21 @@
 //! What was asked, read from a request, or what is wrong with it.
 
+use std::time::Duration;
+
+use axum::body::Body;
 use axum::extract::rejection::PathRejection;
-use axum::extract::{FromRequestParts, Path, Query};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
+use axum::http::{HeaderMap, StatusCode, header};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use leasehold::LockName;
 use serde::de::DeserializeOwned;
 
 use crate::answer::Problem;
+
+/// The longest body, and how long a client may take to send it.
+const BODY_BYTES: usize = 64 * 1024;
+const BODY_WITHIN: Duration = Duration::from_secs(15);
 
 /// The `{name}` of a route: percent-encoded, so that a name may have any character.
 pub(crate) struct Name(pub(crate) LockName);
@@ -41,6 +50,49 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
         match Query::try_from_uri(&uri) {
             Ok(Query(asked)) => Ok(Self(asked)),
             Err(refused) => Err(Problem::bad_request("invalid_query", refused.body_text())),
+        }
+    }
+}
+
+/// The body of a request: JSON.
+pub(crate) struct Sent<T>(pub(crate) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Sent<T> {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Problem> {
+        // Asked for, so that no form of a web page can send it.
+        if !is_json(request.headers()) {
+            let text = "send JSON, and say so: Content-Type: application/json";
+            return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", text));
+        }
+        let bytes = read(request.into_body()).await?;
+        match serde_json::from_slice(&bytes) {
+            Ok(sent) => Ok(Self(sent)),
+            Err(error) => {
+                Err(Problem::bad_request("invalid_body", format!("the body is not what is asked for: {error}")))
+            }
+        }
+    }
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or("");
+    kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
+}
+
+async fn read(body: Body) -> Result<axum::body::Bytes, Problem> {
+    let whole = tokio::time::timeout(BODY_WITHIN, Limited::new(body, BODY_BYTES).collect());
+    match whole.await {
+        Ok(Ok(whole)) => Ok(whole.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => {
+            let text = format!("the body is longer than {BODY_BYTES} bytes");
+            Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", text))
+        }
+        Ok(Err(_)) => Err(Problem::bad_request("invalid_body", "the body broke off")),
+        Err(_) => {
+            let text = format!("the body did not come within {BODY_WITHIN:?}");
+            Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "too_slow", text))
         }
     }
 }

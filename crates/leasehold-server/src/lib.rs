@@ -9,6 +9,8 @@
 //! | `doors` | who may come in: the checks before any route |
 //! | `routes` | every route in one list, which is also the OpenAPI document |
 //! | `locks` | looking at locks |
+//! | `taking` | a lock service: acquire, renew, release |
+//! | `evict` | taking a lock away from the holder that was looked at |
 //! | `alive` | `/healthz`, `/readyz` |
 //! | `asked` | names, queries and bodies as they were sent, or what is wrong with them |
 //! | `answer` | errors: a stable code and a sentence |
@@ -18,8 +20,10 @@ mod answer;
 mod asked;
 mod connection;
 mod doors;
+mod evict;
 mod locks;
 mod routes;
+mod taking;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -80,6 +84,8 @@ struct App(Arc<Shared>);
 struct Shared {
     locks: LockManager,
     settings: Settings,
+    /// Set when the server is to end: whoever waits is told.
+    stopping: CancellationToken,
 }
 
 impl std::ops::Deref for App {
@@ -110,8 +116,8 @@ impl Server {
     /// [`ServeError`] before anything is served.
     pub async fn run(self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
         self.may_listen_on(listener.local_addr()?)?;
-        let app = App(Arc::new(Shared { locks: self.locks, settings: self.settings }));
         let stopping = CancellationToken::new();
+        let app = App(Arc::new(Shared { locks: self.locks, settings: self.settings, stopping: stopping.clone() }));
         let routes = routes::routes(app);
         let serving = connection::serve(&listener, routes, stopping.clone());
         tokio::pin!(serving);

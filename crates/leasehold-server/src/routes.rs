@@ -7,7 +7,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::answer::Problem;
-use crate::{App, alive, doors, locks};
+use crate::{App, alive, doors, evict, locks, taking};
 
 #[derive(OpenApi)]
 #[openapi(info(
@@ -21,6 +21,10 @@ pub(crate) fn routes(app: App) -> Router {
     let (routes, _document) = OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(locks::list))
         .routes(routes!(locks::show))
+        .routes(routes!(taking::acquire))
+        .routes(routes!(taking::renew))
+        .routes(routes!(taking::release))
+        .routes(routes!(evict::evict))
         .routes(routes!(alive::healthz))
         .routes(routes!(alive::readyz))
         .split_for_parts();

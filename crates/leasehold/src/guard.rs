@@ -214,6 +214,12 @@ impl Guard {
         self.extend(ttl.duration()).await?;
         let Tended { alive, cell } = self.held.take().expect("a guard holds until it is released");
         alive.0.leases.remove(&cell);
+        // From here on nobody tends it, so nobody would tell of it later.
+        let state = cell.state();
+        if !state.noted && cell.protected {
+            alive.0.tell_granted(&cell.name, &cell.token, &state.owner, cell.fence, ttl);
+        }
+        drop(state);
         Ok(cell.token.clone())
     }
 

@@ -197,11 +197,22 @@ impl LockManager {
         N: TryInto<LockName, Error = Invalid>,
     {
         let (core, name) = (self.core(), name.try_into()?);
-        let answer = core.within(core.store.release(&name, token)).await;
-        let answer = answer.map_err(|e| core.store_error(Operation::Release, &name, e))?;
+        // Who it was, for those who watch: nothing depends on it.
+        let both = async { tokio::join!(core.store.holder(&name), core.store.release(&name, token)) };
+        let answer = core
+            .within(async {
+                let (holder, answer) = both.await;
+                Ok((holder, answer?))
+            })
+            .await;
+        let (holder, answer) = answer.map_err(|e| core.store_error(Operation::Release, &name, e))?;
         if answer == Release::NotOwner {
             core.stats.ownership_violations.add_one();
             tracing::warn!(%name, holder = %token.holder_id(), "released a lock that was not ours; nothing was touched");
+        } else {
+            let holder = holder.ok().flatten().filter(|holder| holder.id == token.holder_id());
+            let owner = holder.as_ref().map_or_else(String::new, |holder| holder.owner.to_string());
+            core.tell_released(&name, token, &owner, holder.and_then(|holder| holder.fence));
         }
         Ok(answer == Release::Released)
     }
@@ -231,7 +242,10 @@ impl LockManager {
         let asked_at = Moment::now();
         let answer = core.within(async { Ok(core.store.renew(&[renewal]).await.pop()) }).await;
         match answer {
-            Ok(Some(Renewed::Renewed)) => Ok(Belief::new(asked_at, ttl.duration()).valid_until()),
+            Ok(Some(Renewed::Renewed)) => {
+                core.note(Note::Enter { name, holder: token.holder_id(), lasts: ttl.duration() });
+                Ok(Belief::new(asked_at, ttl.duration()).valid_until())
+            }
             Ok(Some(Renewed::Lost)) => Err(Error::Lost { name, why: LossReason::Gone }),
             Ok(Some(Renewed::Revoked)) => Err(Error::Lost { name, why: LossReason::Revoked }),
             Ok(Some(Renewed::Unknown(error))) | Err(error) => Err(core.store_error(Operation::Renew, &name, error)),

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::acquiring::{self, Wait, Wish};
-use crate::engine::{Alive, Core};
+use crate::engine::{Alive, Core, by_token};
 use crate::error::Error;
-use crate::facts::{Invalid, LockName, Owner, Ttl};
+use crate::facts::{Fence, Invalid, LockName, Owner, Token, Ttl};
 use crate::guard::Guard;
 use crate::held::{Entered, Entry, OnLoss};
 use crate::options::OnUnavailable;
@@ -79,6 +79,14 @@ impl LockRequest {
         })
     }
 
+    /// The same for somebody else than this process: whom it asks for.
+    pub fn owned_by(self, owner: Owner) -> Self {
+        self.with(|wish| {
+            wish.owner = owner;
+            Ok(())
+        })
+    }
+
     /// Whether the lease is renewed for as long as the guard lives (the default), or ends after its
     /// ttl.
     pub fn renew(mut self, renew: bool) -> Self {
@@ -126,6 +134,34 @@ impl LockRequest {
             wish.ownerless = true;
             Ok(())
         })
+    }
+
+    /// Takes the lock under a token of the caller's choice, without a guard: a lease that belongs to no process,
+    /// which its token alone renews and releases
+    /// ([`renew_token`](crate::LockManager::renew_token), [`release_token`](crate::LockManager::release_token)).
+    ///
+    /// Asked again with the same token, it answers with the same lease and fence, counted anew: so whoever
+    /// lost the answer asks again, and does not block itself. For the same reason nothing is undone when the
+    /// call fails or is dropped: what it may have taken is had by asking again, or ends by its ttl. It waits
+    /// by polling, in no line.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+    /// # let locks = leasehold::LockManager::connect("memory:").await?;
+    /// let token = leasehold::Token::random();
+    /// let fence = locks.lock("deploy").no_wait().under_token(&token).await?;
+    /// assert_eq!(locks.lock("deploy").no_wait().under_token(&token).await?, fence, "the same lease");
+    /// assert!(locks.release_token("deploy", &token).await?);
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As awaiting the request; [`Error::Lost`] when the lease of this token was revoked.
+    ///
+    /// # Cancel safety
+    /// Dropped before the answer, the lock may have been taken or not.
+    pub async fn under_token(self, token: &Token) -> Result<Option<Fence>, Error> {
+        by_token::acquire(&self.alive.0, self.wish?, token).await
     }
 
     /// The guard, or `None` when somebody else holds the lock (and the time to wait is over).

@@ -21,7 +21,7 @@ pub(crate) struct Place {
     pub(crate) kind: &'static str,
     pub(crate) redis: Option<RedisServer>,
     stop: CancellationToken,
-    served: JoinHandle<Result<(), ServeError>>,
+    served: Option<JoinHandle<Result<(), ServeError>>>,
     /// Sent with every request.
     pub(crate) headers: String,
     dir: tempfile::TempDir,
@@ -73,14 +73,20 @@ impl Place {
             ended
         });
         let dir = tempfile::tempdir().expect("a directory");
-        Self { locks, at, kind, redis, stop, served, headers: String::new(), dir }
+        Self { locks, at, kind, redis, stop, served: Some(served), headers: String::new(), dir }
     }
 
     /// Tells the server to stop and waits for its end.
-    pub(crate) async fn end(self) {
+    pub(crate) async fn end(mut self) {
         self.stop.cancel();
-        self.served.await.expect("no panic").expect("served");
+        self.ended().await;
         self.locks.shutdown().await;
+    }
+
+    /// Waits for the end of a server that was told to stop.
+    pub(crate) async fn ended(&mut self) {
+        let served = self.served.take().expect("it runs");
+        served.await.expect("no panic").expect("served");
     }
 
     /// Tells the server to stop.

@@ -21,7 +21,7 @@ use crate::options::OnUnavailable;
 use crate::store::{Claim, StoreError, StoreErrorKind, Ticket, Try};
 
 /// A call may overrun its deadline by this much to hear the answer to a question already asked.
-const GRACE: Duration = Duration::from_millis(150);
+pub(super) const GRACE: Duration = Duration::from_millis(150);
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(5);
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
@@ -360,7 +360,7 @@ pub(super) fn worth_asking_again(error: &StoreError) -> bool {
     error.is_passing() && !matches!(error.kind(), StoreErrorKind::OutOfMemory | StoreErrorKind::DiskFull)
 }
 
-fn not_acquired(core: &Core, wish: &Wish, waited: Duration, seen: Seen) -> Error {
+pub(super) fn not_acquired(core: &Core, wish: &Wish, waited: Duration, seen: Seen) -> Error {
     Error::NotAcquired {
         name: wish.name.clone(),
         waited: if wish.wait == Wait::Not { Duration::ZERO } else { waited },

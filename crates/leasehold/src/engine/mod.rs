@@ -1,6 +1,6 @@
-//! The engines: waiting ([`rooms`]), any of several ([`pooling`]), renewing ([`tending`]), releasing
-//! ([`releasing`]). Policy is pure ([`lease`](crate::lease)), awaiting is thin, and [`Core::spawn`] is
-//! the one place that spawns tasks.
+//! The engines: acquiring ([`acquiring`], and [`by_token`] without a guard), waiting ([`rooms`]), any of
+//! several ([`pooling`]), renewing ([`tending`]), releasing ([`releasing`]). Policy is pure
+//! ([`lease`](crate::lease)), awaiting is thin, and [`Core::spawn`] is the one place that spawns tasks.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,6 +20,7 @@ use crate::stats::Stats;
 use crate::store::{Note, Push, SharedStore, StoreError};
 
 pub(crate) mod acquiring;
+pub(crate) mod by_token;
 pub(crate) mod lease_cell;
 pub(crate) mod pooling;
 pub(crate) mod releasing;

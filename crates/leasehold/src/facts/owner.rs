@@ -45,6 +45,14 @@ impl Owner {
         Err(Invalid::Owner { owner: beginning(task), problem })
     }
 
+    /// Somebody whose host and process are not known here: who asks through a server.
+    ///
+    /// # Errors
+    /// As [`Owner::named`].
+    pub fn elsewhere(task: impl AsRef<str>) -> Result<Self, Invalid> {
+        Ok(Self { host: "".into(), pid: 0, ..Self::named(task)? })
+    }
+
     /// The same under another process id of this host: the process that people know, where that is not
     /// the one that talks to the store.
     #[must_use]
@@ -129,6 +137,8 @@ mod tests {
             let owner = Owner::named(task).expect("valid");
             assert_eq!(Owner::from_wire(&owner.wire()), owner);
         }
+        let elsewhere = Owner::elsewhere("ruby@worker").expect("valid");
+        assert_eq!((Owner::from_wire(&elsewhere.wire()), elsewhere.to_string()), (elsewhere, "ruby@worker".into()));
         let plain = Owner::from_wire("locked_by_tts");
         assert_eq!((plain.task(), plain.host(), plain.pid()), ("locked_by_tts", "", 0));
     }

@@ -1,0 +1,94 @@
+//! Taking a lock away, from the holder that was looked at and from nobody else.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use leasehold::{EvictMode, Evicted, EvictedView, HolderId, LockName};
+use serde::Deserialize;
+
+use crate::App;
+use crate::answer::{Problem, Said};
+use crate::asked::{Name, Sent};
+
+/// The longest reason, in bytes.
+const REASON_BYTES: usize = 500;
+
+/// Takes a lock away.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Evict {
+    /// The holder that was looked at: from `holder_id` of the lock.
+    #[schema(example = "7f3a91c2b04d")]
+    holder_id: String,
+    /// How.
+    #[serde(default)]
+    mode: Mode,
+    /// Why, for those who read the events: 1 to 500 bytes.
+    reason: String,
+}
+
+/// How a lock is taken away.
+#[derive(Debug, Clone, Copy, Default, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Mode {
+    /// The holder is told to stop and its renewals are refused; the lock passes on when it releases or its lease
+    /// ends. Never makes two holders.
+    #[default]
+    Revoke,
+    /// The lock is free at once. A holder that is still at work does not know: only fences protect what it
+    /// writes.
+    Force,
+}
+
+/// Take a lock away from its holder
+///
+/// Only the holder that is named is meant: when the lock has changed hands meanwhile, nothing is done. A lock
+/// that is free already is no error: `released` is false then.
+#[utoipa::path(post, path = "/api/v1/locks/{name}/evict", tag = "locks", request_body = Evict,
+    params(("name" = String, Path, description = "the lock; percent-encoded, `/` as `%2F`")),
+    responses((status = 200, body = EvictedView), (status = 400, body = Said),
+        (status = 409, description = "`changed_hands`: somebody else holds it; `foreign_holder`: it can only be forced", body = Said)))]
+pub(crate) async fn evict(
+    State(app): State<App>,
+    Name(name): Name,
+    Sent(asked): Sent<Evict>,
+) -> Result<Json<EvictedView>, Problem> {
+    let holder = HolderId::parse(&asked.holder_id)?;
+    let reason = asked.reason.trim();
+    if reason.is_empty() || reason.len() > REASON_BYTES || reason.chars().any(char::is_control) {
+        let text = format!("reason must say why: 1 to {REASON_BYTES} bytes without control characters");
+        return Err(Problem::bad_request("invalid_reason", text));
+    }
+    let mode = match asked.mode {
+        Mode::Revoke => EvictMode::Revoke,
+        Mode::Force => EvictMode::Force,
+    };
+    Ok(Json(take_away(&app, &name, holder, mode, reason).await?))
+}
+
+/// Does it, and says what became of it.
+pub(crate) async fn take_away(
+    app: &App,
+    name: &LockName,
+    holder: HolderId,
+    mode: EvictMode,
+    reason: &str,
+) -> Result<EvictedView, Problem> {
+    let conflict = |code, text| Problem::new(StatusCode::CONFLICT, code, text).about(name);
+    match app.locks.evict(name, holder, mode, reason).await? {
+        Evicted::Done(old) => Ok(EvictedView::done(name, mode, old)),
+        Evicted::Free => Ok(EvictedView::free(name)),
+        Evicted::ChangedHands(now) => {
+            let text =
+                format!("{name} has changed hands: {} (id {}) holds it now; nothing was done", now.owner, now.id);
+            Err(conflict("changed_hands", text).held_by(&now))
+        }
+        Evicted::Foreign(now) => {
+            let text = format!(
+                "{name} is held by another kind of client ({}), which cannot be asked to stop: wait for it, or use force",
+                now.owner
+            );
+            Err(conflict("foreign_holder", text).held_by(&now))
+        }
+    }
+}
