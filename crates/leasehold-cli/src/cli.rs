@@ -65,6 +65,7 @@ pub(crate) enum Command {
     Why(WhyArgs),
     Journal(JournalArgs),
     Serve(ServeArgs),
+    Keys(KeysArgs),
     /// Can this store keep a promise? One line per check: ok, warn or bad, and what to do
     ///
     /// Ends with 0 when nothing is bad, else with 1.
@@ -431,6 +432,68 @@ pub(crate) struct ServeArgs {
     /// A name this server is known by, besides localhost and plain addresses; may be given several times
     #[arg(long = "allow-host", value_name = "NAME")]
     pub(crate) hosts: Vec<String>,
+    /// The keys that are needed to come in [default: $LEASEHOLD_KEYS, else keys.json beside the default store, if it exists]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) keys: Option<PathBuf>,
+    /// Where it is written down who took which lock away [default: $LEASEHOLD_AUDIT, else audit.jsonl beside the default store]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) audit: Option<PathBuf>,
+}
+
+/// Make, list and revoke the keys of `serve`
+///
+/// A viewer's key may look, an operator's also take locks and take them away. The file keeps only hashes; a
+/// server that runs knows of a change within a second.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  leasehold keys create dashboard
+  leasehold keys create deploy-bot --role operator > key && chmod 600 key
+  leasehold keys list
+  leasehold keys revoke 3f9a01c27be4")]
+pub(crate) struct KeysArgs {
+    /// The file of the keys [default: $LEASEHOLD_KEYS, else keys.json beside the default store]
+    #[arg(long = "keys", value_name = "FILE", global = true, value_hint = ValueHint::FilePath)]
+    pub(crate) file: Option<PathBuf>,
+    #[command(subcommand)]
+    pub(crate) command: KeysCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum KeysCommand {
+    /// Make a key, and print it: this is the only time it is shown
+    Create {
+        /// Whose it is, for people
+        name: String,
+        /// What it allows
+        #[arg(long, value_enum, value_name = "viewer|operator", default_value = "viewer", hide_possible_values = true)]
+        role: KeyRole,
+    },
+    /// Every key, without the keys themselves
+    List,
+    /// Take a key back
+    Revoke {
+        /// The id that `list` shows
+        id: String,
+    },
+}
+
+/// What a key allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KeyRole {
+    /// Looking.
+    Viewer,
+    /// Looking, taking locks, and taking them away.
+    Operator,
+}
+
+impl From<KeyRole> for leasehold_server::Role {
+    fn from(role: KeyRole) -> Self {
+        match role {
+            KeyRole::Viewer => Self::Viewer,
+            KeyRole::Operator => Self::Operator,
+        }
+    }
 }
 
 fn parse_name(text: &str) -> Result<LockName, String> {

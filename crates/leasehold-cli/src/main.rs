@@ -12,7 +12,7 @@
 //! | `evict` | taking a lock away |
 //! | `look` | `ls` and `why` |
 //! | `journal`, `doctor` | what could not be done; can this store keep a promise |
-//! | `serve` | the locks over HTTP |
+//! | `serve`, `keys` | the locks over HTTP, and who may use that |
 //! | `pages` | completions and manual pages |
 //! | `ask` | asking a person first |
 
@@ -27,6 +27,7 @@ mod duration;
 mod evict;
 mod exit;
 mod journal;
+mod keys;
 mod look;
 mod pages;
 mod run;
@@ -58,6 +59,7 @@ fn dispatch(cli: cli::Cli) -> Result<Exit, Failure> {
         Command::Once(args) if !args.forget => run::run(args.into(), json, &store()?),
         Command::Completions { shell } => pages::completions(shell),
         Command::Man { out } => pages::man(out.as_deref()),
+        Command::Keys(args) => keys::keys(args, json),
         Command::Serve(args) => serve::serve(args, &store()?, json),
         command => block_on(talk_to_a_store(command, &store()?, json)),
     }
@@ -75,7 +77,7 @@ async fn talk_to_a_store(command: Command, store: &Choice, json: bool) -> Result
         Command::Why(args) => look::why(args, store, json).await,
         Command::Journal(args) => journal::journal(args, store, json).await,
         Command::Doctor => doctor::doctor(store, json).await,
-        Command::Run(_) | Command::Serve(_) | Command::Completions { .. } | Command::Man { .. } => {
+        Command::Run(_) | Command::Serve(_) | Command::Keys(_) | Command::Completions { .. } | Command::Man { .. } => {
             unreachable!("they are done before")
         }
     }

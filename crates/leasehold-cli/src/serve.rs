@@ -2,8 +2,9 @@
 //! what to do, and its failures become exit codes.
 
 use std::io::{self, ErrorKind};
+use std::path::PathBuf;
 
-use leasehold_server::{ServeError, Server, Settings};
+use leasehold_server::{KeyFile, ServeError, Server, Settings};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -13,6 +14,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::cli::ServeArgs;
 use crate::exit::{Exit, Failure};
+use crate::keys;
 use crate::say;
 use crate::store::{Choice, from_env};
 
@@ -24,6 +26,11 @@ pub(crate) fn serve(args: ServeArgs, store: &Choice, json: bool) -> Result<Exit,
         Some(listen) => (listen, Exit::Usage),
         None => (from_env("LEASEHOLD_LISTEN")?.unwrap_or_else(|| LISTEN.into()), Exit::Config),
     };
+    let mut settings = Settings::default();
+    settings.hosts = args.hosts;
+    settings.keys = key_file(args.keys)?;
+    let audit = args.audit.or(from_env("LEASEHOLD_AUDIT")?.map(Into::into));
+    settings.audit = audit.or_else(|| keys::beside_the_store("audit.jsonl"));
     log_to_stderr()?;
     // More than one thread: somebody who asks for a long list keeps nobody else waiting.
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
@@ -33,8 +40,6 @@ pub(crate) fn serve(args: ServeArgs, store: &Choice, json: bool) -> Result<Exit,
         let Some(address) = address else {
             return Err(Failure::new(exit, format!("{listen} is no address to listen on; write 127.0.0.1:8847")));
         };
-        let mut settings = Settings::default();
-        settings.hosts = args.hosts;
         let locks = store.connect().await?;
         let server = Server::new(locks.clone(), settings);
         server.may_listen_on(address).map_err(refused)?;
@@ -51,6 +56,20 @@ pub(crate) fn serve(args: ServeArgs, store: &Choice, json: bool) -> Result<Exit,
         served.map_err(refused)?;
         Ok(Exit::Done)
     })
+}
+
+/// The keys that are in force: those somebody named, or the default file if it exists.
+fn key_file(flag: Option<PathBuf>) -> Result<Option<KeyFile>, Failure> {
+    let Some((file, named)) = keys::file(flag)? else { return Ok(None) };
+    match file.entries().map_err(keys::refused)? {
+        Some(entries) if !entries.is_empty() => Ok(Some(file)),
+        None if !named => Ok(None),
+        // Revoking the last key must not open the door to everybody.
+        _ => {
+            let line = format!("there are no keys in {}: make one with leasehold keys create", file.path().display());
+            Err(Failure::new(Exit::Config, line))
+        }
+    }
 }
 
 /// Done at the first SIGTERM or SIGINT.

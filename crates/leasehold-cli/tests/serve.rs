@@ -4,7 +4,7 @@ mod common;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{Place, bare, ran};
@@ -20,7 +20,11 @@ struct Serving {
 impl Serving {
     fn start(place: &Place, args: &[&str]) -> Self {
         let mut command = place.command(&[&["serve", "--json", "--listen", "127.0.0.1:0"], args].concat());
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+        Self::spawn(command.stderr(Stdio::piped()))
+    }
+
+    fn spawn(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().expect("a pipe")).read_line(&mut line).expect("a line");
         let said: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{line:?}: {error}"));
@@ -29,8 +33,18 @@ impl Serving {
     }
 
     fn get(&self, path: &str) -> (String, Value) {
+        self.ask("GET", path, "")
+    }
+
+    fn post(&self, path: &str, body: &str) -> (String, Value) {
+        self.ask("POST", path, body)
+    }
+
+    fn ask(&self, method: &str, path: &str, body: &str) -> (String, Value) {
         let mut stream = TcpStream::connect(self.at).expect("listening");
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.at).expect("sent");
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", self.at);
+        let kind = format!("Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        stream.write_all((head + &kind).as_bytes()).expect("sent");
         let mut text = String::new();
         stream.read_to_string(&mut text).expect("an answer");
         let (head, body) = text.split_once("\r\n\r\n").expect("a head");
@@ -99,4 +113,72 @@ fn it_says_where_and_why_not() {
     command.env("LEASEHOLD_STORE", "redis://127.0.0.1:1");
     let ran = ran(command);
     assert_eq!((ran.code, ran.err.contains("redis://127.0.0.1:1")), (69, true), "{ran:?}");
+}
+
+#[test]
+fn keys_are_made_listed_and_revoked_and_open_the_door() {
+    let place = Place::sqlite();
+    let made = place.run(&["keys", "create", "ops", "--role", "operator"]);
+    assert_eq!((made.code, made.out.lines().count()), (0, 1), "{made:?}");
+    let key = made.out.trim();
+    assert!(key.starts_with("lhk_") && key.len() >= 56 && !made.err.contains(key), "{made:?}");
+    let viewer = place.json(&["keys", "create", "page"]);
+    assert_eq!(viewer["role"], "viewer");
+    let listed = place.json(&["keys", "list"]);
+    let names: Vec<&Value> = listed.as_array().expect("a list").iter().map(|entry| &entry["name"]).collect();
+    assert_eq!(names, ["ops", "page"]);
+    for said in [listed.to_string(), place.ok(&["keys", "list"])] {
+        assert!(!said.contains(key) && !said.contains("sha256"), "{said}");
+    }
+
+    let serving = Serving::start(&place, &[]);
+    let status = |path: &str| serving.get(path).0.split(' ').nth(1).expect("a status").to_owned();
+    assert_eq!(status("/api/v1/locks"), "401", "the default file is used where it exists");
+    assert_eq!(status(&format!("/api/v1/locks?api_key={key}")), "200");
+    let (code, said) = serving.end(Signal::TERM);
+    assert_eq!((code, said.contains(key)), (Some(0), false), "a key is never logged");
+
+    let mut command = place.command(&["serve", "--json", "--listen", "0.0.0.0:0"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("it starts");
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().expect("a pipe")).read_line(&mut line).expect("a line");
+    child.kill().and_then(|()| child.wait()).expect("ended");
+    assert!(line.contains("http://0.0.0.0:"), "with keys it may listen anywhere: {line:?}");
+
+    for entry in listed.as_array().expect("a list") {
+        place.ok(&["keys", "revoke", entry["id"].as_str().expect("an id")]);
+    }
+    let ran = place.run(&["serve", "--listen", "127.0.0.1:0"]);
+    assert_eq!((ran.code, ran.err.contains("no keys")), (78, true), "no keys left is not open to all: {ran:?}");
+    let gone = place.run(&["keys", "revoke", "000000000000"]);
+    assert_eq!((gone.code, gone.err.contains("has no key")), (64, true), "{gone:?}");
+    assert_eq!(place.run(&["keys", "create", ""]).code, 64);
+    let ran = place.run(&["serve", "--keys", "/nowhere/keys.json"]);
+    assert_eq!((ran.code, ran.err.contains("/nowhere/keys.json")), (78, true), "{ran:?}");
+    let bad = place.home.path().join("bad.json");
+    std::fs::write(&bad, "{").expect("written");
+    let ran = place.run(&["serve", "--keys", bad.to_str().expect("text")]);
+    assert_eq!((ran.code, ran.err.contains("is no key file"), ran.err.lines().count()), (78, true, 1), "{ran:?}");
+}
+
+#[test]
+fn no_log_shows_a_key_or_a_token() {
+    let place = Place::sqlite();
+    let key = place.ok(&["keys", "create", "ops", "--role", "operator"]).trim().to_owned();
+    let mut command = place.command(&["serve", "--json", "--listen", "127.0.0.1:0"]);
+    // Into a file: a pipe that nobody reads would stop it.
+    let log = place.home.path().join("log");
+    let serving = Serving::spawn(command.env("RUST_LOG", "trace").stderr(std::fs::File::create(&log).expect("a file")));
+    let body = "{\"ttl_ms\": 60000, \"request_id\": \"a-canary-that-nobody-may-see\"}";
+    let (_, taken) = serving.post(&format!("/api/v1/locks/a/acquire?api_key={key}"), body);
+    let token = taken["token"].as_str().unwrap_or_else(|| panic!("{taken}")).to_owned();
+    serving.post(&format!("/api/v1/locks/a/renew?api_key={key}"), &format!("{{\"token\": \"{token}\"}}"));
+    serving.get(&format!("/api/v1/locks?api_key={key}x"));
+    let cmdline = std::fs::read_to_string(format!("/proc/{}/cmdline", serving.child.id())).expect("it runs");
+    drop(serving);
+    let said = std::fs::read_to_string(&log).expect("written");
+    assert!(said.contains("acquired") && said.contains("answered"), "trace says much: {said}");
+    for secret in [key.as_str(), token.as_str(), "a-canary-that-nobody-may-see"] {
+        assert!(!said.contains(secret) && !cmdline.contains(secret), "{said}");
+    }
 }

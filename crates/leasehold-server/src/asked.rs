@@ -42,12 +42,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Asked<T> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        let query = parts.uri.query().unwrap_or("");
-        // How a key may be sent; it is read, and answered for, before any route.
-        let others = query.split('&').filter(|pair| *pair != "api_key" && !pair.starts_with("api_key="));
-        let others = format!("/?{}", others.collect::<Vec<_>>().join("&"));
-        let uri = others.parse().map_err(|_| Problem::bad_request("invalid_query", "the query cannot be read"))?;
-        match Query::try_from_uri(&uri) {
+        match Query::try_from_uri(&parts.uri) {
             Ok(Query(asked)) => Ok(Self(asked)),
             Err(refused) => Err(Problem::bad_request("invalid_query", refused.body_text())),
         }

@@ -1,14 +1,16 @@
 //! Taking a lock away, from the holder that was looked at and from nobody else.
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use leasehold::{EvictMode, Evicted, EvictedView, HolderId, LockName};
+use axum::{Extension, Json};
+use leasehold::{EvictMode, EvictOutcome, Evicted, EvictedView, Holder, HolderId, LockName};
 use serde::Deserialize;
 
 use crate::App;
 use crate::answer::{Problem, Said};
 use crate::asked::{Name, Sent};
+use crate::audit::Line;
+use crate::keys::Caller;
 
 /// The longest reason, in bytes.
 const REASON_BYTES: usize = 500;
@@ -50,6 +52,7 @@ pub(crate) enum Mode {
         (status = 409, description = "`changed_hands`: somebody else holds it; `foreign_holder`: it can only be forced", body = Said)))]
 pub(crate) async fn evict(
     State(app): State<App>,
+    Extension(caller): Extension<Caller>,
     Name(name): Name,
     Sent(asked): Sent<Evict>,
 ) -> Result<Json<EvictedView>, Problem> {
@@ -63,32 +66,60 @@ pub(crate) async fn evict(
         Mode::Revoke => EvictMode::Revoke,
         Mode::Force => EvictMode::Force,
     };
-    Ok(Json(take_away(&app, &name, holder, mode, reason).await?))
+    Ok(Json(take_away(&app, &caller, &name, holder, mode, reason).await?))
 }
 
-/// Does it, and says what became of it.
+/// Does it, writes down who did it, and says what became of it.
 pub(crate) async fn take_away(
     app: &App,
+    caller: &Caller,
     name: &LockName,
     holder: HolderId,
     mode: EvictMode,
     reason: &str,
 ) -> Result<EvictedView, Problem> {
+    let write = |outcome: &str, of: Option<&Holder>| {
+        let owner = of.map(|holder| holder.owner.to_string());
+        let line = Line {
+            outcome,
+            action: if mode == EvictMode::Force { "force" } else { "revoke" },
+            name: name.as_str(),
+            reason,
+            who: caller.who(),
+            key_id: caller.key.as_ref().map(|key| key.id.as_str()),
+            holder_id: holder.as_str(),
+            owner: owner.as_deref(),
+            fence: of.and_then(|holder| holder.fence).map(leasehold::Fence::get),
+        };
+        tracing::info!(target: "leasehold_server::audit", ?line, "eviction");
+        app.audit.as_ref().map_or(Ok(()), |audit| audit.write(&line))
+    };
+    // First: what cannot be written down is not done.
+    if write("asked", None).is_err() {
+        let text = "the audit cannot be written, so nothing was done; see the server's log";
+        return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "not_audited", text).about(name));
+    }
     let conflict = |code, text| Problem::new(StatusCode::CONFLICT, code, text).about(name);
-    match app.locks.evict(name, holder, mode, reason).await? {
-        Evicted::Done(old) => Ok(EvictedView::done(name, mode, old)),
-        Evicted::Free => Ok(EvictedView::free(name)),
+    let (outcome, of, answer) = match app.locks.evict(name, holder, mode, reason).await? {
+        Evicted::Done(old) => {
+            let view = EvictedView::done(name, mode, old.clone());
+            (if view.outcome == EvictOutcome::Forced { "forced" } else { "revoked" }, Some(old), Ok(view))
+        }
+        Evicted::Free => ("free", None, Ok(EvictedView::free(name))),
         Evicted::ChangedHands(now) => {
             let text =
                 format!("{name} has changed hands: {} (id {}) holds it now; nothing was done", now.owner, now.id);
-            Err(conflict("changed_hands", text).held_by(&now))
+            ("changed_hands", None, Err(conflict("changed_hands", text).held_by(&now)))
         }
         Evicted::Foreign(now) => {
             let text = format!(
                 "{name} is held by another kind of client ({}), which cannot be asked to stop: wait for it, or use force",
                 now.owner
             );
-            Err(conflict("foreign_holder", text).held_by(&now))
+            ("foreign_holder", None, Err(conflict("foreign_holder", text).held_by(&now)))
         }
-    }
+    };
+    // It is done, and that it was to be done stands there already.
+    let _ = write(outcome, of.as_ref());
+    answer
 }

@@ -7,6 +7,8 @@
 //! |---|---|
 //! | `connection` | accepting, limits, timeouts, going down without cutting anybody off |
 //! | `doors` | who may come in: the checks before any route |
+//! | `keys`, `failures` | keys and what they allow; whoever tries too many is told to wait |
+//! | `audit` | who took which lock away, and why |
 //! | `routes` | every route in one list, which is also the OpenAPI document |
 //! | `locks` | looking at locks |
 //! | `taking` | a lock service: acquire, renew, release |
@@ -18,19 +20,28 @@
 mod alive;
 mod answer;
 mod asked;
+mod audit;
 mod connection;
 mod doors;
 mod evict;
+mod failures;
+mod keys;
 mod locks;
 mod routes;
 mod taking;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use leasehold::LockManager;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+
+use audit::Audit;
+use failures::Failures;
+use keys::Keys;
+pub use keys::{KeyEntry, KeyError, KeyFile, Role};
 
 /// A server of one store's locks.
 ///
@@ -60,6 +71,11 @@ pub struct Settings {
     /// Host names that requests may be addressed to, besides `localhost` and plain addresses. A page of
     /// somebody else's whose name leads here (DNS rebinding) is refused.
     pub hosts: Vec<String>,
+    /// The keys that are needed to come in. Without them everybody who can reach the server may do everything,
+    /// so it listens on loopback only.
+    pub keys: Option<KeyFile>,
+    /// Where it is written down who took which lock away; only in the log when not set.
+    pub audit: Option<PathBuf>,
 }
 
 /// Why a server did not begin, or ended.
@@ -67,10 +83,23 @@ pub struct Settings {
 #[non_exhaustive]
 pub enum ServeError {
     /// Whoever can reach it could take every lock away.
-    #[error("{address} can be reached by others, and there are no keys: listen on 127.0.0.1")]
+    #[error(
+        "{address} can be reached by others, and there are no keys: make one with leasehold keys create, or listen on 127.0.0.1"
+    )]
     NeedsKeys {
         /// Where it was to listen.
         address: SocketAddr,
+    },
+    /// The keys cannot be used.
+    #[error(transparent)]
+    Keys(#[from] KeyError),
+    /// The audit cannot be written.
+    #[error("the audit {} cannot be written: {source}", path.display())]
+    Audit {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
     },
     /// The listener cannot be used.
     #[error("the listener cannot be used: {0}")]
@@ -84,6 +113,10 @@ struct App(Arc<Shared>);
 struct Shared {
     locks: LockManager,
     settings: Settings,
+    /// `None`: nobody needs one.
+    keys: Option<Keys>,
+    failures: Failures,
+    audit: Option<Audit>,
     /// Set when the server is to end: whoever waits is told.
     stopping: CancellationToken,
 }
@@ -104,9 +137,13 @@ impl Server {
     /// Whether it may listen there.
     ///
     /// # Errors
-    /// [`ServeError::NeedsKeys`] for an address that others can reach.
+    /// [`ServeError::NeedsKeys`] for an address that others can reach, when there are no keys.
     pub fn may_listen_on(&self, address: SocketAddr) -> Result<(), ServeError> {
-        if address.ip().is_loopback() { Ok(()) } else { Err(ServeError::NeedsKeys { address }) }
+        if address.ip().is_loopback() || self.settings.keys.is_some() {
+            Ok(())
+        } else {
+            Err(ServeError::NeedsKeys { address })
+        }
     }
 
     /// Serves until `shutdown` is done; then answers what was asked before and ends, at most ten seconds
@@ -117,7 +154,14 @@ impl Server {
     pub async fn run(self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
         self.may_listen_on(listener.local_addr()?)?;
         let stopping = CancellationToken::new();
-        let app = App(Arc::new(Shared { locks: self.locks, settings: self.settings, stopping: stopping.clone() }));
+        let app = App(Arc::new(Shared {
+            keys: self.settings.keys.clone().map(Keys::open).transpose()?,
+            failures: Failures::default(),
+            audit: self.settings.audit.as_deref().map(open_audit).transpose()?,
+            locks: self.locks,
+            settings: self.settings,
+            stopping: stopping.clone(),
+        }));
         let routes = routes::routes(app);
         let serving = connection::serve(&listener, routes, stopping.clone());
         tokio::pin!(serving);
@@ -131,4 +175,8 @@ impl Server {
         }
         Ok(())
     }
+}
+
+fn open_audit(path: &std::path::Path) -> Result<Audit, ServeError> {
+    Audit::open(path).map_err(|source| ServeError::Audit { path: path.to_owned(), source })
 }

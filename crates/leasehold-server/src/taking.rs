@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use axum::Extension;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -12,11 +13,11 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use leasehold::{AcquiredView, Error, Fence, LockName, LockView, LossReason, Owner, ReleasedView, Token, Ttl};
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
 
 use crate::App;
 use crate::answer::{Problem, Said, shutting_down};
 use crate::asked::{Name, Sent};
+use crate::keys::Caller;
 
 /// The longest wait of one request. A client that wants to wait longer asks again.
 const LONGEST_WAIT: Duration = Duration::from_secs(600);
@@ -71,6 +72,7 @@ pub(crate) struct Release {
         (status = 409, description = "`held` by somebody else, or `revoked`: this request's own lease was taken away", body = Said)))]
 pub(crate) async fn acquire(
     State(app): State<App>,
+    Extension(caller): Extension<Caller>,
     Name(name): Name,
     Sent(asked): Sent<Acquire>,
 ) -> Result<Json<AcquiredView>, Problem> {
@@ -80,8 +82,10 @@ pub(crate) async fn acquire(
         let text = format!("wait_ms is {}; it must be at most {}", asked.wait_ms, LONGEST_WAIT.as_millis());
         return Err(Problem::bad_request("invalid_wait", text));
     }
-    let owner = Owner::elsewhere(asked.owner.as_deref().unwrap_or(NOBODY))?;
-    let token = asked.request_id.as_deref().map(|id| token_of(&name, id)).transpose()?;
+    let owner = Owner::elsewhere(
+        asked.owner.as_deref().or(caller.key.as_ref().map(|key| key.name.as_str())).unwrap_or(NOBODY),
+    )?;
+    let token = asked.request_id.as_deref().map(|id| token_of(&caller, &name, id)).transpose()?;
     let request = app.locks.lock(&name).ttl(ttl.duration()).owned_by(owner).wait_up_to(wait);
     let taking = async {
         match &token {
@@ -147,19 +151,15 @@ pub(crate) async fn release(
     Ok(Json(ReleasedView { name: name.to_string(), released: true }))
 }
 
-/// The token of a repeatable request: the same on every server, without anything kept.
-fn token_of(name: &LockName, request_id: &str) -> Result<Token, Problem> {
+/// The token of a repeatable request: the same on every server, without anything kept. Where keys are needed,
+/// nobody who only knows the id can make it.
+fn token_of(caller: &Caller, name: &LockName, request_id: &str) -> Result<Token, Problem> {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._:-".contains(&b);
     if !REQUEST_ID_CHARS.contains(&request_id.len()) || !request_id.bytes().all(allowed) {
         let text = "request_id must be 16 to 128 of A-Z a-z 0-9 . _ : - and fresh for each lock, such as a random UUID";
         return Err(Problem::new(StatusCode::BAD_REQUEST, "invalid_request_id", text));
     }
-    let mut hash = Sha256::new();
-    // None of the parts can be taken for the end of another: an id has no NUL, a name neither.
-    for part in ["leasehold request", request_id, name.as_str()] {
-        hash.update(part.as_bytes());
-        hash.update([0]);
-    }
-    let text = URL_SAFE_NO_PAD.encode(&hash.finalize()[..Token::LEN / 4 * 3]);
+    let bytes = caller.derive(&[request_id, name.as_str()]);
+    let text = URL_SAFE_NO_PAD.encode(&bytes[..Token::LEN / 4 * 3]);
     Ok(Token::parse(&text)?)
 }

@@ -1,0 +1,92 @@
+//! `keys`: who may use `serve`.
+
+use std::path::PathBuf;
+
+use leasehold::store::sqlite;
+use leasehold_server::{KeyEntry, KeyError, KeyFile};
+use serde_json::json;
+
+use crate::cli::{KeysArgs, KeysCommand};
+use crate::duration;
+use crate::exit::{Exit, Failure};
+use crate::say;
+use crate::store::from_env;
+
+/// Makes, lists and revokes keys.
+pub(crate) fn keys(args: KeysArgs, json: bool) -> Result<Exit, Failure> {
+    let Some((file, _)) = file(args.file)? else {
+        return Err(Failure::new(
+            Exit::Config,
+            "there is no place for keys: set HOME or XDG_STATE_HOME, or say --keys FILE",
+        ));
+    };
+    match args.command {
+        KeysCommand::Create { name, role } => {
+            let (entry, key) = file.create(&name, role.into()).map_err(refused)?;
+            let told = if json {
+                let mut object = object(&entry);
+                object["key"] = json!(key);
+                say::json(&object)?
+            } else {
+                say::talk(&format!("{} of {}: this is the only time it is shown", entry.role, entry.name));
+                say::data(&format!("{key}\n"))?
+            };
+            if !told {
+                // Nobody has it, so nobody needs it.
+                file.revoke(&entry.id).map_err(refused)?;
+                return Err(Failure::new(Exit::Output, "nobody read the key, so it was revoked"));
+            }
+        }
+        KeysCommand::List => {
+            let entries = file.entries().map_err(refused)?.unwrap_or_default();
+            if json {
+                say::json(&entries.iter().map(object).collect::<Vec<_>>())?;
+            } else if entries.is_empty() {
+                say::talk(&format!("there are no keys in {}", file.path().display()));
+            } else {
+                let line = |e: &KeyEntry| {
+                    let made = duration::clock(e.created_ms, 0);
+                    format!("{}  {:<8}  {made}  {}\n", e.id, e.role, say::shown(&e.name))
+                };
+                say::data(&entries.iter().map(line).collect::<String>())?;
+            }
+        }
+        KeysCommand::Revoke { id } => match file.revoke(&id).map_err(refused)? {
+            Some(entry) if json => {
+                say::json(&object(&entry))?;
+            }
+            Some(entry) => {
+                say::talk(&format!("{} of {} is revoked; servers know within a second", entry.id, entry.name));
+            }
+            None => {
+                let text = format!("{} has no key {id}; see leasehold keys list", file.path().display());
+                return Err(Failure::new(Exit::Usage, text));
+            }
+        },
+    }
+    Ok(Exit::Done)
+}
+
+/// The file of the keys, and whether somebody named it: `--keys`, else `LEASEHOLD_KEYS`, else beside the default
+/// store.
+pub(crate) fn file(flag: Option<PathBuf>) -> Result<Option<(KeyFile, bool)>, Failure> {
+    if let Some(path) = flag.or(from_env("LEASEHOLD_KEYS")?.map(PathBuf::from)) {
+        return Ok(Some((KeyFile::new(path), true)));
+    }
+    Ok(beside_the_store("keys.json").map(|path| (KeyFile::new(path), false)))
+}
+
+/// A file in the directory of the default store; `None` where that has no place.
+pub(crate) fn beside_the_store(name: &str) -> Option<PathBuf> {
+    sqlite::default_path().ok().map(|store| store.with_file_name(name))
+}
+
+pub(crate) fn refused(error: KeyError) -> Failure {
+    let exit = if matches!(error, KeyError::Name) { Exit::Usage } else { Exit::Config };
+    Failure::new(exit, error.to_string())
+}
+
+/// A key for programs, without its hash.
+fn object(entry: &KeyEntry) -> serde_json::Value {
+    json!({ "id": entry.id, "name": entry.name, "role": entry.role, "created_ms": entry.created_ms })
+}
