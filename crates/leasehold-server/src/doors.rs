@@ -38,6 +38,7 @@ pub(crate) async fn guard(State(app): State<App>, mut request: Request, next: Ne
     let peer = request.extensions().get::<Peer>().copied();
     // Neither path nor query: names belong to their owners, and a query may carry a key.
     let route = request.extensions().get::<MatchedPath>().cloned();
+    let _in_flight = InFlight::begin(&app);
     let (mut response, who) = match admit(&app, &mut request, peer) {
         Ok(caller) => {
             let who = caller.key.as_ref().map(|key| key.id.clone());
@@ -56,8 +57,25 @@ pub(crate) async fn guard(State(app): State<App>, mut request: Request, next: Ne
         response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
     }
     let route = route.as_ref().map_or("nowhere", MatchedPath::as_str);
+    app.metrics.answered(route, &method, status, began.elapsed());
     tracing::debug!(?peer, who, %method, route, status = status.as_u16(), took = ?began.elapsed(), "answered");
     response
+}
+
+/// Counts a request until it is answered, or its client is gone.
+struct InFlight(App);
+
+impl InFlight {
+    fn begin(app: &App) -> Self {
+        app.metrics.in_flight.inc();
+        Self(app.clone())
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.metrics.in_flight.dec();
+    }
 }
 
 fn admit(app: &App, request: &mut Request, peer: Option<Peer>) -> Result<Caller, Problem> {

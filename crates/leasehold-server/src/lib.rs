@@ -13,7 +13,10 @@
 //! | `locks` | looking at locks |
 //! | `taking` | a lock service: acquire, renew, release |
 //! | `evict` | taking a lock away from the holder that was looked at |
-//! | `alive` | `/healthz`, `/readyz` |
+//! | `tasks` | task locks by the id of their task |
+//! | `events` | what happens to all locks, as a stream |
+//! | `alive`, `health`, `metrics` | whether the server lives, how the GPU locks are, figures for Prometheus |
+//! | `document` | the OpenAPI document, and a page of it for people |
 //! | `asked` | names, queries and bodies as they were sent, or what is wrong with them |
 //! | `answer` | errors: a stable code and a sentence |
 
@@ -22,13 +25,18 @@ mod answer;
 mod asked;
 mod audit;
 mod connection;
+mod document;
 mod doors;
+mod events;
 mod evict;
 mod failures;
+mod health;
 mod keys;
 mod locks;
+mod metrics;
 mod routes;
 mod taking;
+mod tasks;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -39,9 +47,11 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use audit::Audit;
+use events::Events;
 use failures::Failures;
 use keys::Keys;
 pub use keys::{KeyEntry, KeyError, KeyFile, Role};
+use metrics::Metrics;
 
 /// A server of one store's locks.
 ///
@@ -117,6 +127,8 @@ struct Shared {
     keys: Option<Keys>,
     failures: Failures,
     audit: Option<Audit>,
+    events: Events,
+    metrics: Metrics,
     /// Set when the server is to end: whoever waits is told.
     stopping: CancellationToken,
 }
@@ -157,11 +169,14 @@ impl Server {
         let app = App(Arc::new(Shared {
             keys: self.settings.keys.clone().map(Keys::open).transpose()?,
             failures: Failures::default(),
+            events: Events::new(),
+            metrics: Metrics::new(),
             audit: self.settings.audit.as_deref().map(open_audit).transpose()?,
             locks: self.locks,
             settings: self.settings,
             stopping: stopping.clone(),
         }));
+        let following = Events::follow(app.clone()).await;
         let routes = routes::routes(app);
         let serving = connection::serve(&listener, routes, stopping.clone());
         tokio::pin!(serving);
@@ -173,6 +188,9 @@ impl Server {
                 serving.await;
             }
         }
+        stopping.cancel();
+        // It ends when the server stops; what it was about to tell has no readers any more.
+        let _ = following.await;
         Ok(())
     }
 }

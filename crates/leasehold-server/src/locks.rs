@@ -28,6 +28,17 @@ pub(crate) struct Which {
     limit: Option<usize>,
 }
 
+/// Which page.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Page {
+    /// The `next_cursor` of the page before.
+    cursor: Option<String>,
+    /// About how many: 1 to 1000, 100 by default. A page may have a few more.
+    limit: Option<usize>,
+}
+
 /// A page of locks.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct LocksPage {
@@ -41,15 +52,16 @@ pub(crate) struct LocksPage {
 #[utoipa::path(get, path = "/api/v1/locks", params(Which), tag = "locks",
     responses((status = 200, body = LocksPage), (status = 400, body = Said)))]
 pub(crate) async fn list(State(app): State<App>, Asked(which): Asked<Which>) -> Result<Json<LocksPage>, Problem> {
-    let limit = which.limit.unwrap_or(USUAL);
-    if !(1..=MOST).contains(&limit) {
-        return Err(Problem::bad_request("invalid_limit", format!("limit is {limit}; it must be 1 to {MOST}")));
-    }
-    Ok(Json(page(&app, &which.prefix, which.cursor, limit).await?))
+    let Which { prefix, cursor, limit } = which;
+    Ok(Json(page(&app, &prefix, Page { cursor, limit }).await?))
 }
 
 /// One page of the locks whose names begin with `prefix`.
-pub(crate) async fn page(app: &App, prefix: &str, cursor: Option<String>, limit: usize) -> Result<LocksPage, Problem> {
+pub(crate) async fn page(app: &App, prefix: &str, Page { cursor, limit }: Page) -> Result<LocksPage, Problem> {
+    let limit = limit.unwrap_or(USUAL);
+    if !(1..=MOST).contains(&limit) {
+        return Err(Problem::bad_request("invalid_limit", format!("limit is {limit}; it must be 1 to {MOST}")));
+    }
     let asked_with_cursor = cursor.is_some();
     let after = cursor.map(Cursor::from_text);
     match app.locks.overview_page(prefix, after, limit).await {

@@ -1,34 +1,45 @@
 //! Every route, once: what is served is what the OpenAPI document says.
 
+use std::sync::Arc;
+
 use axum::http::{StatusCode, Uri};
-use axum::{Router, middleware};
+use axum::{Extension, Router, middleware};
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::answer::Problem;
-use crate::{App, alive, doors, evict, locks, taking};
+use crate::{App, alive, document, doors, events, evict, health, locks, metrics, taking, tasks};
 
 #[derive(OpenApi)]
 #[openapi(info(
     title = "leasehold",
     description = "Who holds which lock, taking locks from any language, and taking them away."
 ))]
-struct Document;
+struct Described;
 
 /// All routes behind all doors.
 pub(crate) fn routes(app: App) -> Router {
-    let (routes, _document) = OpenApiRouter::with_openapi(Document::openapi())
+    let (routes, described) = OpenApiRouter::with_openapi(Described::openapi())
         .routes(routes!(locks::list))
         .routes(routes!(locks::show))
         .routes(routes!(taking::acquire))
         .routes(routes!(taking::renew))
         .routes(routes!(taking::release))
         .routes(routes!(evict::evict))
+        .routes(routes!(tasks::list))
+        .routes(routes!(tasks::show))
+        .routes(routes!(tasks::release))
+        .routes(routes!(health::gpu))
+        .routes(routes!(events::stream))
+        .routes(routes!(metrics::metrics))
+        .routes(routes!(document::openapi))
+        .routes(routes!(document::docs))
         .routes(routes!(alive::healthz))
         .routes(routes!(alive::readyz))
         .split_for_parts();
     routes
+        .layer(Extension(Arc::new(document::Document::new(&described))))
         .fallback(nowhere)
         .method_not_allowed_fallback(not_so)
         .layer(middleware::from_fn_with_state(app.clone(), doors::guard))

@@ -1,0 +1,261 @@
+//! What happens to the locks of the whole fleet, as it happens: server-sent events, which a client can
+//! take up again where it lost them.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Sse;
+use axum::response::sse::{Event, KeepAlive};
+use futures_util::Stream;
+use futures_util::stream::unfold;
+use leasehold::LockEvent;
+use serde::Deserialize;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::broadcast::{self, Receiver, Sender};
+use tokio::task::JoinHandle;
+
+use crate::App;
+use crate::answer::{Problem, Said};
+use crate::asked::Asked;
+
+/// Events kept for those who come back.
+const KEPT: usize = 4_096;
+/// Events that a client may be behind before it misses some.
+const BEHIND: usize = 1_024;
+/// A line without meaning, so that proxies and clients see that the stream lives.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
+/// The pause before the store is asked again for its events.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The events this server has seen.
+pub(crate) struct Events {
+    /// Sets the numbers of this server apart from another's.
+    run: String,
+    kept: Mutex<Kept>,
+    live: Sender<Arc<Told>>,
+}
+
+#[derive(Default)]
+struct Kept {
+    last: u64,
+    told: VecDeque<Arc<Told>>,
+}
+
+/// One line of the stream.
+#[derive(Debug)]
+struct Told {
+    number: u64,
+    what: What,
+}
+
+#[derive(Debug)]
+enum What {
+    Happened(Box<LockEvent>),
+    /// Some may have been missed here: look at the locks again.
+    Gap,
+}
+
+/// Where to begin.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct From {
+    /// The `id` of the last event that was seen, where the header `Last-Event-ID` cannot be sent.
+    last_id: Option<String>,
+}
+
+/// What happens to all locks, as it happens
+///
+/// A stream of server-sent events: `granted` (once a lease has lasted half a second), `released`, `lost`, `revoked`,
+/// `forced`, each with `kind`, `name`, `owner`, `holder_id`, `fence`, `at_ms` and `reason`. It goes on after the event
+/// named by `Last-Event-ID`; an event `gap` says that some may be missing before it. Ends when the server does.
+#[utoipa::path(get, path = "/api/v1/events", tag = "events", params(From),
+    responses((status = 200, description = "the stream", content_type = "text/event-stream", body = String), (status = 400, body = Said)))]
+pub(crate) async fn stream(
+    State(app): State<App>,
+    headers: HeaderMap,
+    Asked(from): Asked<From>,
+) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
+    let header = headers.get("last-event-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
+    let (backlog, live) = app.events.after(header.or(from.last_id).filter(|id| !id.is_empty()).as_deref());
+    app.metrics.streams.inc();
+    let reader = Reader { backlog, live, open: Open(app) };
+    let stream = unfold(reader, async |mut reader| Some((Ok(reader.next().await?), reader)));
+    Ok(Sse::new(stream).keep_alive(KeepAlive::new().interval(SIGN_OF_LIFE)))
+}
+
+struct Reader {
+    backlog: VecDeque<Arc<Told>>,
+    live: Receiver<Arc<Told>>,
+    open: Open,
+}
+
+/// Counts a stream for as long as it is open.
+struct Open(App);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.metrics.streams.dec();
+    }
+}
+
+impl Reader {
+    async fn next(&mut self) -> Option<Event> {
+        let app = &self.open.0;
+        if let Some(told) = self.backlog.pop_front() {
+            return Some(app.events.shown(&told));
+        }
+        let told = tokio::select! {
+            biased;
+            () = app.stopping.cancelled() => return None,
+            told = self.live.recv() => told,
+        };
+        match told {
+            Ok(told) => Some(app.events.shown(&told)),
+            Err(RecvError::Lagged(missed)) => {
+                tracing::debug!(missed, "a reader of the events does not keep up");
+                Some(Event::default().event("gap").data("{}"))
+            }
+            Err(RecvError::Closed) => None,
+        }
+    }
+}
+
+impl Events {
+    pub(crate) fn new() -> Self {
+        let run = leasehold::Token::random().holder_id().to_string();
+        Self { run, kept: Mutex::default(), live: broadcast::channel(BEHIND).0 }
+    }
+
+    /// Follows the store until the server stops. When this returns it has begun: what happens from then on is
+    /// told.
+    pub(crate) async fn follow(app: App) -> JoinHandle<()> {
+        let mut happening = Some(app.locks.events().await);
+        let stopping = app.stopping.clone();
+        let follow = async move {
+            loop {
+                let followed = match happening.take() {
+                    Some(followed) => followed,
+                    None => app.locks.events().await,
+                };
+                match followed {
+                    Ok(mut happening) => {
+                        while let Some(event) = happening.recv().await {
+                            app.metrics.happened(event.kind);
+                            app.events.tell(What::Happened(Box::new(event)));
+                        }
+                    }
+                    Err(error) => tracing::warn!(%error, "the events cannot be followed"),
+                }
+                app.events.tell(What::Gap);
+                tokio::time::sleep(PAUSE).await;
+            }
+        };
+        tokio::spawn(async move {
+            tokio::select! {
+                () = stopping.cancelled() => {}
+                () = follow => {}
+            }
+        })
+    }
+
+    fn tell(&self, what: What) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        // One gap is as good as many.
+        let again = matches!((&what, kept.told.back().map(|told| &told.what)), (What::Gap, Some(What::Gap)));
+        if again {
+            return;
+        }
+        kept.last += 1;
+        let told = Arc::new(Told { number: kept.last, what });
+        if kept.told.len() >= KEPT {
+            kept.told.pop_front();
+        }
+        kept.told.push_back(told.clone());
+        // Inside the lock, so that whoever begins to read misses none and gets none twice.
+        let _ = self.live.send(told);
+    }
+
+    /// What came after an event, and what comes.
+    fn after(&self, id: Option<&str>) -> (VecDeque<Arc<Told>>, Receiver<Arc<Told>>) {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let live = self.live.subscribe();
+        let Some(id) = id else { return (VecDeque::new(), live) };
+        let number = id.strip_prefix(&self.run).and_then(|rest| rest.strip_prefix('-')?.parse::<u64>().ok());
+        let oldest = kept.told.front().map_or(kept.last + 1, |told| told.number);
+        let backlog = match number {
+            Some(number) if number <= kept.last && number + 1 >= oldest => {
+                kept.told.iter().filter(|told| told.number > number).cloned().collect()
+            }
+            // Of another server, or too long ago: all there is, after a gap.
+            _ => {
+                let gap = Arc::new(Told { number: oldest - 1, what: What::Gap });
+                std::iter::once(gap).chain(kept.told.iter().cloned()).collect()
+            }
+        };
+        (backlog, live)
+    }
+
+    fn shown(&self, told: &Told) -> Event {
+        let event = Event::default().id(format!("{}-{}", self.run, told.number));
+        match &told.what {
+            What::Gap => event.event("gap").data("{}"),
+            What::Happened(happened) => {
+                let kind = serde_json::to_value(happened.kind).ok();
+                let kind = kind.as_ref().and_then(|kind| kind.as_str()).unwrap_or("other");
+                event.event(kind).data(serde_json::to_string(happened).expect("an event is JSON"))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold::EventKind;
+
+    use super::*;
+
+    fn happened(n: u64) -> What {
+        What::Happened(Box::new(LockEvent {
+            kind: EventKind::Released,
+            name: format!("lock {n}"),
+            owner: "o".into(),
+            holder_id: "h".into(),
+            fence: Some(n),
+            at_ms: n,
+            reason: "normal".into(),
+        }))
+    }
+
+    fn numbers(backlog: &VecDeque<Arc<Told>>) -> Vec<(u64, bool)> {
+        backlog.iter().map(|told| (told.number, matches!(told.what, What::Gap))).collect()
+    }
+
+    #[test]
+    fn a_reader_goes_on_where_it_was_or_is_told_of_a_gap() {
+        let events = Events::new();
+        for n in 1..=3 {
+            events.tell(happened(n));
+        }
+        let id = |n: u64| format!("{}-{n}", events.run);
+        assert!(events.after(None).0.is_empty(), "from now on");
+        assert_eq!(numbers(&events.after(Some(&id(1))).0), [(2, false), (3, false)]);
+        assert!(events.after(Some(&id(3))).0.is_empty());
+        let all = [(0, true), (1, false), (2, false), (3, false)];
+        for unknown in ["nonsense", "7f3a91c2b04d-2", &id(4), &id(u64::MAX), ""] {
+            assert_eq!(numbers(&events.after(Some(unknown)).0), all, "{unknown}");
+        }
+        for n in 0..u64::try_from(KEPT).expect("small") {
+            events.tell(happened(n));
+        }
+        assert_eq!(numbers(&events.after(Some(&id(2))).0)[0], (3, true), "too long ago");
+        assert_eq!(events.after(Some(&id(3))).0.len(), KEPT);
+        events.tell(What::Gap);
+        events.tell(What::Gap);
+        assert_eq!(events.kept.lock().expect("whole").last, u64::try_from(KEPT).expect("small") + 4, "one gap");
+    }
+}

@@ -1,0 +1,167 @@
+//! The health of the GPU locks, for dashboards and probes that ask for it by this name.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use leasehold::{Error, LockInfo, LockView};
+use serde::Serialize;
+
+use crate::App;
+
+/// What the names of GPU locks begin with.
+const GPU: &str = "gpu_lock:";
+/// Held for longer than this is worth a look.
+const LONG: Duration = Duration::from_secs(300);
+/// No sign of life for so long: the holder counts as dead.
+const SILENT: Duration = Duration::from_secs(300);
+/// More emergency releases than this, of all locks, are no accident.
+const EMERGENCY_RATE: f64 = 0.05;
+
+/// How the GPU locks are.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct Health {
+    /// `healthy`; `degraded`: there are zombies, or more than 5 % of all releases were emergencies; `unhealthy`: the
+    /// store does not answer.
+    #[schema(value_type = String, example = "healthy")]
+    status: &'static str,
+    /// Whether the store, Redis or another, answered.
+    redis_connected: bool,
+    /// Locks whose holder is gone or has given no sign of life for five minutes.
+    zombie_locks: Vec<LockView>,
+    /// Locks that have been held for more than five minutes.
+    long_held_locks: Vec<LockView>,
+    /// What all clients of the store counted.
+    exception_stats: ExceptionStats,
+    /// When, in seconds since 1970.
+    timestamp: f64,
+}
+
+/// The four counters of bad ends, and their rates over all locks.
+#[derive(Debug, Default, Serialize, utoipa::ToSchema)]
+pub(crate) struct ExceptionStats {
+    /// Releases whose first try failed.
+    normal_release_failures: u64,
+    /// Releases done by other means.
+    emergency_releases: u64,
+    /// Releases that failed because the server could not run the script.
+    release_script_errors: u64,
+    /// Releases of a lock that was not the releaser's any more.
+    ownership_violations: u64,
+    /// `normal_release_failures` over all locks.
+    exception_rate: f64,
+    /// `emergency_releases` over all locks.
+    emergency_release_rate: f64,
+}
+
+/// How the GPU locks are
+///
+/// Of the whole fleet, not of this server. Answers 503, with the same fields, when it is `unhealthy`.
+#[utoipa::path(get, path = "/api/v1/monitoring/gpu-lock/health", tag = "locks",
+    responses((status = 200, body = Health), (status = 503, description = "`unhealthy`", body = Health)))]
+pub(crate) async fn gpu(State(app): State<App>) -> (StatusCode, Json<Health>) {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    match look(&app).await {
+        Ok((views, exception_stats)) => {
+            let (zombie_locks, long_held_locks) = sorted(views, since);
+            let degraded = !zombie_locks.is_empty() || exception_stats.emergency_release_rate > EMERGENCY_RATE;
+            let status = if degraded { "degraded" } else { "healthy" };
+            let timestamp = since.as_secs_f64();
+            let health =
+                Health { status, redis_connected: true, zombie_locks, long_held_locks, exception_stats, timestamp };
+            (StatusCode::OK, Json(health))
+        }
+        Err(error) => {
+            tracing::warn!(%error, "unhealthy");
+            let health = Health {
+                status: "unhealthy",
+                redis_connected: false,
+                zombie_locks: Vec::new(),
+                long_held_locks: Vec::new(),
+                exception_stats: ExceptionStats::default(),
+                timestamp: since.as_secs_f64(),
+            };
+            (StatusCode::SERVICE_UNAVAILABLE, Json(health))
+        }
+    }
+}
+
+async fn look(app: &App) -> Result<(Vec<LockView>, ExceptionStats), Error> {
+    // From the index: cheap, however many keys the store holds.
+    let held = app.locks.long_held().await?;
+    let gpus = held.into_iter().filter(|(name, _)| name.as_str().starts_with(GPU));
+    let views = gpus.map(|(name, holder)| LockInfo { name, holder: Some(holder), waiters: Vec::new() }.view());
+    Ok((views.collect(), stats(&app.locks.fleet_counters().await?)))
+}
+
+/// Zombies, and those held long.
+fn sorted(views: Vec<LockView>, now: Duration) -> (Vec<LockView>, Vec<LockView>) {
+    let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
+    let silent = |view: &LockView| view.last_seen_ms.is_some_and(|seen| ms(now).saturating_sub(seen) > ms(SILENT));
+    let zombie = |view: &&LockView| view.connected == Some(false) || silent(view);
+    let long = |view: &&LockView| view.held_ms.is_some_and(|held| held > ms(LONG));
+    (views.iter().filter(zombie).cloned().collect(), views.iter().filter(long).cloned().collect())
+}
+
+fn stats(counted: &[(String, u64)]) -> ExceptionStats {
+    let of = |name: &str| counted.iter().find(|(counter, _)| counter == name).map_or(0, |(_, count)| *count);
+    #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+    let rate = |part: u64| part as f64 / of("total_locks").max(1) as f64;
+    let (failures, emergencies) = (of("normal_release_failures"), of("emergency_releases"));
+    ExceptionStats {
+        normal_release_failures: failures,
+        emergency_releases: emergencies,
+        release_script_errors: of("release_script_errors"),
+        ownership_violations: of("ownership_violations"),
+        exception_rate: rate(failures),
+        emergency_release_rate: rate(emergencies),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(name: &str, held_s: u64, seen_s: u64, connected: Option<bool>) -> LockView {
+        let now = 10_000_000;
+        LockView {
+            name: name.into(),
+            held: true,
+            owner: None,
+            holder_id: None,
+            fence: None,
+            since_ms: Some(now - held_s * 1_000),
+            held_ms: Some(held_s * 1_000),
+            ttl_ms: None,
+            ttl_left_ms: None,
+            last_seen_ms: Some(now - seen_s * 1_000),
+            connected,
+            revoked: false,
+            foreign: false,
+            waiters: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn the_dead_are_zombies_and_the_living_are_not() {
+        let views = vec![
+            view("long and alive", 3_600, 30, Some(true)),
+            view("gone", 10, 10, Some(false)),
+            view("silent", 400, 301, None),
+            view("short", 10, 10, None),
+        ];
+        let (zombies, long) = sorted(views, Duration::from_secs(10_000));
+        let names = |views: &[LockView]| views.iter().map(|view| view.name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(&zombies), ["gone", "silent"]);
+        assert_eq!(names(&long), ["long and alive", "silent"]);
+    }
+
+    #[test]
+    fn rates_are_over_all_locks() {
+        let counted = [("total_locks", 40), ("emergency_releases", 3), ("normal_release_failures", 10)];
+        let stats = stats(&counted.map(|(name, count)| (name.to_owned(), count)));
+        assert!((stats.emergency_release_rate - 0.075).abs() < 1e-9 && (stats.exception_rate - 0.25).abs() < 1e-9);
+        assert!(super::stats(&[]).exception_rate.abs() < 1e-9);
+    }
+}

@@ -1,0 +1,155 @@
+//! Figures for Prometheus. No lock name is a label: the number of series is bounded, whatever people lock.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::{Method, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use leasehold::EventKind;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use crate::App;
+
+/// From a look at memory to a long wait, in seconds.
+const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0];
+/// What the fleet counts; anything else in the store is of a version that is not known here.
+const FLEET: [(&str, &str); 10] = [
+    ("total_locks", "Locks acquired"),
+    ("not_acquired", "Requests that ended without the lock because somebody else had it"),
+    ("normal_release_failures", "Releases whose first try failed"),
+    ("emergency_releases", "Releases done by other means"),
+    ("release_script_errors", "Releases that failed because the server could not run the script"),
+    ("ownership_violations", "Releases of a lock that was not the releaser's any more"),
+    ("journalled_releases", "Releases that failed by all means and stand in a journal"),
+    ("lost_leases", "Leases lost"),
+    ("unprotected_runs", "Work that ran without protection because the store was unreachable"),
+    ("evictions", "Locks taken away, by revocation or force"),
+];
+
+/// Everything that is counted here.
+pub(crate) struct Metrics {
+    registry: Registry,
+    requests: Family<Request, Counter>,
+    took: Family<Route, Histogram>,
+    events: Family<Kind, Counter>,
+    fleet: Arc<Fleet>,
+    store_up: Gauge,
+    pub(crate) in_flight: Gauge,
+    pub(crate) streams: Gauge,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Request {
+    route: String,
+    method: &'static str,
+    status: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Route {
+    route: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Kind {
+    kind: String,
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let mut registry = Registry::with_prefix("leasehold");
+        let new = Self {
+            registry: Registry::default(),
+            requests: Family::default(),
+            took: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
+            events: Family::default(),
+            fleet: Arc::default(),
+            store_up: Gauge::<i64, _>::default(),
+            in_flight: Gauge::default(),
+            streams: Gauge::default(),
+        };
+        registry.register("http_requests", "Requests answered", new.requests.clone());
+        registry.register("http_request_seconds", "From the head of a request to that of its answer", new.took.clone());
+        registry.register("http_requests_in_flight", "Requests being answered", new.in_flight.clone());
+        registry.register("events", "Events of the fleet seen by this server", new.events.clone());
+        registry.register("event_streams", "Readers of the events", new.streams.clone());
+        registry.register("store_up", "Whether the store answered when this was asked", new.store_up.clone());
+        registry.register_collector(Box::new(new.fleet.clone()));
+        Self { registry, ..new }
+    }
+
+    /// A request was answered.
+    pub(crate) fn answered(&self, route: &str, method: &Method, status: StatusCode, took: Duration) {
+        let method = match *method {
+            Method::GET => "GET",
+            Method::HEAD => "HEAD",
+            Method::POST => "POST",
+            // Anybody can make up more of them.
+            _ => "other",
+        };
+        let status = match status.as_u16() {
+            200..=299 => "2xx",
+            300..=399 => "3xx",
+            400..=499 => "4xx",
+            _ => "5xx",
+        };
+        self.requests.get_or_create(&Request { route: route.to_owned(), method, status }).inc();
+        self.took.get_or_create(&Route { route: route.to_owned() }).observe(took.as_secs_f64());
+    }
+
+    /// An event was seen.
+    pub(crate) fn happened(&self, kind: EventKind) {
+        let kind = serde_json::to_value(kind).ok().and_then(|kind| kind.as_str().map(str::to_owned));
+        self.events.get_or_create(&Kind { kind: kind.unwrap_or_default() }).inc();
+    }
+}
+
+/// What the whole fleet counted, as the store says it.
+#[derive(Debug, Default)]
+struct Fleet(Mutex<Vec<(String, u64)>>);
+
+impl Collector for Fleet {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (name, help) in FLEET {
+            let value = counted.iter().find(|(counter, _)| counter == name).map_or(0, |(_, value)| *value);
+            let counter = ConstCounter::new(value);
+            let name = format!("fleet_{name}");
+            counter.encode(encoder.encode_descriptor(&name, help, None, counter.metric_type())?)?;
+        }
+        Ok(())
+    }
+}
+
+/// Figures for Prometheus
+///
+/// The counters `leasehold_fleet_…` are those of all clients of the store, some seconds old.
+#[utoipa::path(get, path = "/metrics", tag = "server",
+    responses((status = 200, description = "OpenMetrics text", content_type = "application/openmetrics-text", body = String)))]
+pub(crate) async fn metrics(State(app): State<App>) -> Response {
+    let metrics = &app.metrics;
+    match app.locks.fleet_counters().await {
+        Ok(counted) => {
+            metrics.store_up.set(1);
+            *metrics.fleet.0.lock().unwrap_or_else(PoisonError::into_inner) = counted;
+        }
+        // The last known counts are shown on: a counter that falls to zero would be taken for a restart.
+        Err(error) => {
+            tracing::warn!(%error, "the fleet's counters were not read");
+            metrics.store_up.set(0);
+        }
+    }
+    let mut text = String::new();
+    if prometheus_client::encoding::text::encode(&mut text, &metrics.registry).is_err() {
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    }
+    ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text).into_response()
+}
