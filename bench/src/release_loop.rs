@@ -6,6 +6,7 @@ use leasehold::{LockManager, Token};
 use leasehold_testkit::RedisServer;
 use redis::aio::MultiplexedConnection;
 
+use crate::steady::{Apart, Awake};
 use crate::{Size, median, row};
 
 const PER_ROUND: usize = 2_000;
@@ -15,6 +16,8 @@ pub(crate) async fn run(server: &RedisServer, size: Size) {
     let mut connection = client.get_multiplexed_async_connection().await.expect("a connection");
     let manager = LockManager::connect(&server.url()).await.expect("a manager");
     let mut ratios = Vec::new();
+    // One task, too.
+    let _steady = (Awake::keep(), Apart::keep(server.pid()));
     for _ in 0..size.rounds {
         let began = Instant::now();
         for _ in 0..PER_ROUND {

@@ -163,7 +163,7 @@ fn board(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     // As the tests are built: what the board bounds does not hang on the optimiser, and fifty more programs
     // would take longer to build than to run.
     let packages = ["-p", "leasehold-testkit", "-p", "leasehold-cli"];
-    let mut command = workspace.cargo(&["test", "--all-features"]);
+    let mut command = workspace.cargo(&["test", "--all-features", "--no-fail-fast"]);
     command.args(packages).arg("--");
     command.args(["--nocapture", "--test-threads=1"]);
     command.args(rows.iter().map(|row| board::test_filter(row)));
