@@ -55,10 +55,12 @@ async fn agree(stores: &[SharedStore], seed: u64) {
         .map(|(shelf, n)| BindingId { shelf, id: name(format!("{seed} id:{n}")) })
         .into();
     let nodes = [name(format!("{seed} node")), name(format!("{seed} other"))];
-    let claims: Vec<ClaimId> = (0..5).map(|_| ClaimId::random()).collect();
+    // A claim is one binding's alone: no two ids ever share one.
+    let claims = [(); 3].map(|()| [(); 5].map(|()| ClaimId::random()));
     let keep = Keep::new(Duration::from_secs(600)).expect("a time");
     for step in 0..STEPS {
-        let (id, claim) = (dice.among(&ids), dice.among(&claims).clone());
+        let which = usize::try_from(dice.below(3)).expect("few");
+        let (id, claim) = (&ids[which], dice.among(&claims[which]).clone());
         let value = vec![u8::try_from(dice.below(256)).expect("a byte"); usize::try_from(dice.below(4)).expect("few")];
         let mut answers = Vec::new();
         let what = dice.below(8);
