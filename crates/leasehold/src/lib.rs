@@ -86,6 +86,12 @@ mod configuration {}
 #[cfg(all(doctest, feature = "axum", feature = "macros"))]
 #[doc = include_str!("../../../docs/one-order-at-a-time.md")]
 mod one_order_at_a_time {}
+#[cfg(all(doctest, feature = "axum"))]
+#[doc = include_str!("../../../docs/create-it-once.md")]
+mod create_it_once {}
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/fill-a-cache-once.md")]
+mod fill_a_cache_once {}
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/using-a-fence.md")]
 mod using_a_fence {}

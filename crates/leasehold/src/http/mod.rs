@@ -3,6 +3,7 @@
 //! - [`Error`](crate::Error) is an answer: a handler under `#[lock]` returns
 //!   `Result<T, leasehold::Error>`, or an error of its own that turns ours into a response.
 //! - [`LockLayer`] takes a lock around a route, by a path parameter or a header.
+//! - [`IdempotencyLayer`] answers a request that is sent again with the response of the first.
 //!
 //! | what happened | status | `code` |
 //! |---|---|---|
@@ -33,7 +34,10 @@
 //! ```
 
 mod answer;
+mod idempotency;
 mod layer;
+mod stored;
 
 pub use answer::answer_held_with;
+pub use idempotency::{IdempotencyLayer, IdempotencyService};
 pub use layer::{LockLayer, LockService};

@@ -413,6 +413,11 @@ impl ResultSlot {
         }
     }
 
+    #[cfg(feature = "axum")]
+    pub(crate) fn core(&self) -> &std::sync::Arc<crate::engine::Core> {
+        self.manager.core()
+    }
+
     /// Takes back that the work was begun.
     ///
     /// # Errors

@@ -1,0 +1,217 @@
+//! The header `Idempotency-Key` over real HTTP.
+
+mod support;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::{get, post};
+use futures_util::future::join_all;
+use leasehold::LockManager;
+use leasehold::http::IdempotencyLayer;
+use leasehold_testkit::{Arena, Kind, on_every_store};
+use support::{Answer, ask, receive, send, serve};
+use tokio::sync::Semaphore;
+
+on_every_store!(
+    a_request_that_is_sent_again_is_answered_again,
+    while_it_is_under_way_others_are_told_or_wait,
+    another_payload_is_refused,
+    a_server_error_is_not_stored_and_a_refusal_is,
+    a_client_that_goes_away_does_not_undo_it,
+    keys_belong_to_their_callers,
+    sizes_have_limits,
+    keys_that_make_no_sense_are_refused,
+);
+
+/// What the handler does, and how often it was called.
+#[derive(Clone)]
+struct Till {
+    called: Arc<AtomicUsize>,
+    /// A handler takes one of these before it answers.
+    may_answer: Arc<Semaphore>,
+}
+
+impl Till {
+    fn new() -> Self {
+        Self { called: Arc::default(), may_answer: Arc::new(Semaphore::new(1_000)) }
+    }
+
+    fn called(&self) -> usize {
+        self.called.load(Ordering::SeqCst)
+    }
+
+    async fn serve(&self, layer: IdempotencyLayer) -> SocketAddr {
+        let pay = {
+            let till = self.clone();
+            async move |body: String| {
+                assert!(leasehold::current_fence().is_some(), "it runs under its lock");
+                let number = till.called.fetch_add(1, Ordering::SeqCst) + 1;
+                till.may_answer.acquire().await.expect("open").forget();
+                let mut headers = HeaderMap::new();
+                headers.insert("x-number", number.into());
+                match body.as_str() {
+                    "crash" => (StatusCode::BAD_GATEWAY, headers, "the bank is away".to_owned()),
+                    "poor" => (StatusCode::PAYMENT_REQUIRED, headers, "no money".to_owned()),
+                    "large" => (StatusCode::OK, headers, "x".repeat(2_000)),
+                    _ => (StatusCode::CREATED, headers, format!("{number}: {body} paid")),
+                }
+            }
+        };
+        let free = {
+            let till = self.clone();
+            async move || till.called.fetch_add(1, Ordering::SeqCst).to_string()
+        };
+        serve(
+            Router::new()
+                .route("/pay", post(pay.clone()))
+                .route("/pay-more", post(pay))
+                .route("/look", get(free))
+                .layer(layer),
+        )
+        .await
+    }
+}
+
+async fn pay(to: SocketAddr, key: &str, body: &str) -> Answer {
+    ask(to, "POST /pay", &format!("Idempotency-Key: {key}\r\n"), body).await
+}
+
+async fn layer(arena: &Arena) -> IdempotencyLayer {
+    IdempotencyLayer::new(arena.manager().await)
+}
+
+async fn a_request_that_is_sent_again_is_answered_again(arena: Arena) {
+    let till = Till::new();
+    let instances = [till.serve(layer(&arena).await).await, till.serve(layer(&arena).await).await];
+    let first = pay(instances[0], "k1", "9 EUR").await;
+    assert_eq!((first.status, first.body.as_str(), first.replayed()), (201, "1: 9 EUR paid", false));
+    for at in instances {
+        let again = pay(at, "k1", "9 EUR").await;
+        assert_eq!((again.status, again.body.as_str(), again.replayed()), (201, "1: 9 EUR paid", true));
+        assert!(again.head.contains("x-number: 1") && again.head.contains("content-length: 13"), "{again:?}");
+    }
+    assert_eq!(till.called(), 1);
+    // Another key is another request; looking needs none.
+    assert_eq!(pay(instances[0], "k2", "9 EUR").await.body, "2: 9 EUR paid");
+    for _ in 0..2 {
+        assert_eq!(ask(instances[0], "GET /look", "Idempotency-Key: k1\r\n", "").await.status, 200);
+    }
+    assert_eq!(till.called(), 4);
+}
+
+async fn while_it_is_under_way_others_are_told_or_wait(arena: Arena) {
+    let till = Till { may_answer: Arc::new(Semaphore::new(0)), ..Till::new() };
+    let told = till.serve(layer(&arena).await).await;
+    let waits = till.serve(layer(&arena).await.wait_up_to(Duration::from_secs(30))).await;
+    let first = send(told, "POST /pay", "Idempotency-Key: k\r\n", "9 EUR").await;
+    while till.called() == 0 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let busy = pay(told, "k", "9 EUR").await;
+    assert_eq!(busy.refusal(), (409, "in_flight".into()));
+    assert!(busy.head.contains("retry-after: 1"), "{busy:?}");
+    let waiting: Vec<_> = join_all((0..5).map(|_| send(waits, "POST /pay", "Idempotency-Key: k\r\n", "9 EUR"))).await;
+    till.may_answer.add_permits(1);
+    assert_eq!(receive(first).await.status, 201);
+    for answer in join_all(waiting.into_iter().map(receive)).await {
+        assert!(answer.replayed() && answer.body == "1: 9 EUR paid", "{answer:?}");
+    }
+    assert_eq!(till.called(), 1);
+}
+
+async fn another_payload_is_refused(arena: Arena) {
+    let till = Till::new();
+    let at = till.serve(layer(&arena).await).await;
+    pay(at, "k", "9 EUR").await;
+    assert_eq!(pay(at, "k", "10 EUR").await.refusal(), (422, "other_payload".into()));
+    let elsewhere = ask(at, "POST /pay-more", "Idempotency-Key: k\r\n", "9 EUR").await;
+    assert_eq!(elsewhere.refusal().0, 422);
+    assert_eq!(ask(at, "POST /pay?twice=1", "Idempotency-Key: k\r\n", "9 EUR").await.status, 422);
+    assert_eq!(till.called(), 1);
+}
+
+async fn a_server_error_is_not_stored_and_a_refusal_is(arena: Arena) {
+    let till = Till::new();
+    let at = till.serve(layer(&arena).await).await;
+    for n in 1..=2 {
+        let failed = pay(at, "k", "crash").await;
+        assert_eq!((failed.status, failed.replayed(), till.called()), (502, false, n), "it is tried again");
+    }
+    // Nothing was carried out, so the key is free.
+    assert_eq!(pay(at, "k", "9 EUR").await.status, 201);
+    for replayed in [false, true] {
+        let refused = pay(at, "p", "poor").await;
+        assert_eq!((refused.status, refused.replayed()), (402, replayed));
+    }
+    assert_eq!(till.called(), 4);
+}
+
+async fn a_client_that_goes_away_does_not_undo_it(arena: Arena) {
+    let till = Till { may_answer: Arc::new(Semaphore::new(0)), ..Till::new() };
+    let at = till.serve(layer(&arena).await.wait_up_to(Duration::from_secs(30))).await;
+    let gone = send(at, "POST /pay", "Idempotency-Key: k\r\n", "9 EUR").await;
+    while till.called() == 0 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    drop(gone);
+    // Long enough for the server to notice.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    till.may_answer.add_permits(1);
+    let again = pay(at, "k", "9 EUR").await;
+    assert_eq!((again.status, again.replayed(), till.called()), (201, true, 1));
+}
+
+async fn keys_belong_to_their_callers(arena: Arena) {
+    let till = Till::new();
+    let at = till.serve(layer(&arena).await.per_header("authorization")).await;
+    let by = async |who: &str| {
+        ask(at, "POST /pay", &format!("Authorization: {who}\r\nIdempotency-Key: 1\r\n"), "9 EUR").await
+    };
+    assert!(!by("alice").await.replayed() && !by("bob").await.replayed());
+    assert!(by("alice").await.replayed() && by("bob").await.replayed());
+    assert_eq!(till.called(), 2);
+}
+
+async fn sizes_have_limits(arena: Arena) {
+    let till = Till::new();
+    let at = till.serve(layer(&arena).await.body_limit(100).response_limit(1_000)).await;
+    assert_eq!(pay(at, "k", &"x".repeat(101)).await.refusal(), (413, "body_too_large".into()));
+    assert_eq!(pay(at, "k", &"x".repeat(100)).await.status, 201);
+    // The response was given once, whole; the request is not carried out a second time for another.
+    let large = pay(at, "l", "large").await;
+    assert_eq!((large.status, large.body.matches('x').count()), (200, 2_000));
+    assert_eq!(pay(at, "l", "large").await.refusal(), (409, "response_not_stored".into()));
+    assert_eq!(till.called(), 2);
+}
+
+async fn keys_that_make_no_sense_are_refused(arena: Arena) {
+    let till = Till::new();
+    let at = till.serve(layer(&arena).await.required(true)).await;
+    assert_eq!(ask(at, "POST /pay", "", "9 EUR").await.refusal(), (400, "missing_header".into()));
+    let two = ask(at, "POST /pay", "Idempotency-Key: a\r\nIdempotency-Key: b\r\n", "9 EUR").await;
+    assert_eq!(two.refusal(), (400, "invalid_key".into()));
+    for key in ["", "ünï", &"x".repeat(256)] {
+        assert_eq!(pay(at, key, "9 EUR").await.refusal(), (400, "invalid_key".into()), "{key}");
+    }
+    assert_eq!(pay(at, &"x".repeat(255), "9 EUR").await.status, 201);
+    assert_eq!(till.called(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_is_away_is_503_and_nothing_is_begun() {
+    let arena = Arena::new(Kind::Redis).await;
+    let mut options = arena.options();
+    options.answer_within = Duration::from_millis(300);
+    let locks: LockManager = arena.manager_with(options).await;
+    let till = Till::new();
+    let at = till.serve(IdempotencyLayer::new(locks)).await;
+    arena.server().kill9();
+    let unknown = pay(at, "k", "9 EUR").await;
+    assert_eq!(unknown.refusal(), (503, "store_unreachable".into()));
+    assert!(!unknown.body.contains("redis") && till.called() == 0, "{unknown:?}");
+}
