@@ -15,10 +15,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{join_all, select_all, try_join_all};
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
 use super::acquiring::{Ended, FIRST_PAUSE, LONGEST_PAUSE, Wait, Wish, received, try_once, wait, worth_asking_again};
 use super::rooms::{Room, Seen, jittered};
-use super::seat::{Arrivals, Basket, Reply, Seat};
+use super::seat::{Arrival, Reply, Seat};
 use super::{Alive, Core, lock};
 use crate::clock::{Moment, sleep_until};
 use crate::error::{Error, Operation};
@@ -298,10 +299,10 @@ impl<'a> Hunt<'a> {
         taken: &mut Vec<Taken>,
         seats: &mut Seats,
     ) -> Result<bool, Ended> {
-        let (basket, mut arrivals) = Basket::wanting(self.count - taken.len());
+        let (reply, mut arrivals) = mpsc::unbounded_channel();
         for which in 0..self.pool.members.len() {
             if !taken.iter().any(|(mine, _)| *mine == which) {
-                self.sit(which, ticket, &basket, seats);
+                self.sit(which, ticket, &reply, seats);
             }
         }
         let deadline = self.wish.wait.deadline(self.began);
@@ -311,19 +312,18 @@ impl<'a> Hunt<'a> {
                 () = lost(turn) => return Ok(false),
                 gone = first_lost(taken) => {
                     let (which, _) = taken.swap_remove(gone);
-                    basket.want_one_more();
-                    self.sit(which, ticket, &basket, seats);
+                    self.sit(which, ticket, &reply, seats);
                 }
-                // Never `None`: the basket is ours.
+                // Never `None`: we have a sender ourselves. What arrives beyond what is wanted is dropped with
+                // the channel, which gives it back.
                 Some((which, answer)) = arrivals.recv() => match received(answer.map_err(Ended::Error)?)? {
                     Some(guard) => taken.push((which, guard)),
                     None => {
-                        basket.want_one_more();
-                        self.sit(which, ticket, &basket, seats);
+                            self.sit(which, ticket, &reply, seats);
                     }
                 },
                 () = sleep_until(deadline) => {
-                    self.take_last(&basket, &mut arrivals, taken);
+                    self.take_last(&mut arrivals, taken);
                     if taken.len() < self.count {
                         self.remember(seats, taken);
                         return Err(Ended::Late);
@@ -334,20 +334,21 @@ impl<'a> Hunt<'a> {
         Ok(true)
     }
 
-    fn sit(&self, which: usize, ticket: Ticket, basket: &Arc<Basket>, seats: &mut Seats) {
+    fn sit(&self, which: usize, ticket: Ticket, reply: &UnboundedSender<Arrival>, seats: &mut Seats) {
         let wish = self.terms(&self.pool.members[which].name);
         let seat = Seat {
             lease: wish.lease(Token::random()),
             retry_every: wish.retry_every,
             ticket: Some(ticket),
-            reply: Reply::Some(basket.clone(), which),
+            reply: Reply::Some(reply.clone(), which),
         };
         seats.0.push((which, self.core().rooms.sit(self.alive, seat)));
     }
 
     /// The time is over: what has arrived still counts.
-    fn take_last(&self, basket: &Basket, arrivals: &mut Arrivals, taken: &mut Vec<Taken>) {
-        basket.close();
+    fn take_last(&self, arrivals: &mut UnboundedReceiver<Arrival>, taken: &mut Vec<Taken>) {
+        // Closed first, so that a grant either is here or stays with its room.
+        arrivals.close();
         while let Ok((which, answer)) = arrivals.try_recv() {
             if let Ok(Ok(Some(guard))) = answer.map(received)
                 && taken.len() < self.count

@@ -237,20 +237,15 @@ impl Room {
 
     /// Gives the lock to the first task that still waits.
     fn give(&self, alive: &Arc<Alive>, claim: &Claim, ticket: Option<Ticket>, grant: &Grant, confirm: bool) {
-        loop {
-            let Some(seat) = self.take_first(ticket) else {
-                // Everybody it was for got up while the grant was on its way. The store knows who is next.
-                return alive.0.leave_in_background(claim.clone());
-            };
-            if !seat.reply.accepts() {
-                continue;
-            }
-            let mine = seat.lease.ttl == claim.ttl && seat.lease.owner == claim.owner;
-            let lease = NewLease { token: claim.token.clone(), waited: true, ..seat.lease };
-            let guard = Guard::begin(alive.clone(), lease, grant, confirm || !mine);
-            // Should the task have gone this very moment, the guard is dropped, which releases.
-            return seat.reply.send(Ok(guard));
-        }
+        let Some(seat) = self.take_first(ticket) else {
+            // Everybody it was for got up while the grant was on its way. The store knows who is next.
+            return alive.0.leave_in_background(claim.clone());
+        };
+        let mine = seat.lease.ttl == claim.ttl && seat.lease.owner == claim.owner;
+        let lease = NewLease { token: claim.token.clone(), waited: true, ..seat.lease };
+        let guard = Guard::begin(alive.clone(), lease, grant, confirm || !mine);
+        // Should the task have gone this very moment, the guard is dropped, which releases.
+        seat.reply.send(Ok(guard));
     }
 
     /// The first task that still waits, if its place in the store's order is this one.
