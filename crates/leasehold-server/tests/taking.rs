@@ -154,8 +154,9 @@ async fn whoever_waits_is_told_when_the_server_stops() {
         tokio::task::yield_now().await;
     }
     place.stop();
-    let told = receive(waiting).await.expect("an answer");
-    assert_eq!(told.code(), (503, "shutting_down".into()));
+    // Before the server gives up on whoever is late.
+    let told = tokio::time::timeout(Duration::from_secs(8), receive(waiting)).await.expect("at once");
+    assert_eq!(told.expect("an answer").code(), (503, "shutting_down".into()));
     place.ended().await;
     guard.release().await.expect("answered");
 }
