@@ -10,6 +10,7 @@ use leasehold::{HolderId, Keep, LockName, Ttl};
 
 use crate::duration;
 use crate::exit::{Exit, Failure};
+use crate::gpu::Wanted;
 use crate::say;
 
 /// Locks that people can hold, see and trust.
@@ -63,6 +64,7 @@ pub(crate) enum Command {
     Evict(EvictArgs),
     Ls(LsArgs),
     Why(WhyArgs),
+    Gpus(GpusArgs),
     Journal(JournalArgs),
     Serve(ServeArgs),
     Keys(KeysArgs),
@@ -96,6 +98,7 @@ Examples:
   leasehold run --no-wait backup -- ./backup.sh || [ $? -eq 75 ]     skip when it runs already
   leasehold run --wait 5m --ttl 10s deploy -- make deploy
   leasehold run --no-wait --hold-at-least 50s cron -- ./short.sh     hosts whose clocks differ
+  leasehold run --gpu any -- python train.py                         on whichever GPU is free first
 
 Exit codes: CMD's own; 75 not acquired (-E changes it), 76 lease lost, 69 store unreachable,
 64 usage, 78 configuration, 126 CMD cannot be started, 127 CMD not found.")]
@@ -124,9 +127,15 @@ pub(crate) struct RunArgs {
     /// The exit code for "somebody else holds it" [default: 75]
     #[arg(short = 'E', long = "conflict-exit-code", value_name = "CODE")]
     pub(crate) conflict_exit_code: Option<u8>,
+    /// Run on a GPU instead, and let CMD see only that: any, any:K, or numbers such as 0 or 0,3
+    #[arg(long, value_name = "any|ID", value_parser = Wanted::parse, conflicts_with = "name")]
+    pub(crate) gpu: Option<Wanted>,
+    /// How many GPUs there are, where no driver says so
+    #[arg(long, value_name = "N")]
+    pub(crate) gpus: Option<u32>,
     /// The lock
-    #[arg(value_parser = parse_name)]
-    pub(crate) name: LockName,
+    #[arg(value_parser = parse_name, required_unless_present = "gpu")]
+    pub(crate) name: Option<LockName>,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
     pub(crate) command: Vec<OsString>,
@@ -209,7 +218,9 @@ impl From<OnceArgs> for RunArgs {
             grace: args.grace,
             hold_at_least: None,
             conflict_exit_code: args.conflict_exit_code,
-            name,
+            gpu: None,
+            gpus: None,
+            name: Some(name),
             command: args.command,
             once: Some(OnceWish { id: args.id, keep: args.keep, until_ok: args.until_ok }),
         }
@@ -235,6 +246,17 @@ pub(crate) struct ClaimArgs {
     /// How long it stays bound (1s, 10m, 24h, 7d)
     #[arg(long, value_name = "D", value_parser = duration::parse_keep)]
     pub(crate) lease: Keep,
+}
+
+impl RunArgs {
+    /// What it waits for, as people read it.
+    pub(crate) fn wanted(&self) -> String {
+        match (&self.gpu, &self.name) {
+            (Some(gpu), _) => gpu.shown(),
+            (None, Some(name)) => name.to_string(),
+            (None, None) => String::new(),
+        }
+    }
 }
 
 /// What `run` does to its command when the lease is lost.
@@ -379,6 +401,21 @@ pub(crate) struct WhyArgs {
     /// The lock
     #[arg(value_parser = parse_name)]
     pub(crate) name: LockName,
+}
+
+/// List the GPUs of this machine: memory, who holds them, who waits
+///
+/// Devices are known by the NVIDIA driver, else by CUDA_VISIBLE_DEVICES, else by --gpus. Without any of
+/// them, the GPU locks that are held in the store.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  leasehold gpus
+  leasehold gpus --json | jq '.gpus[] | select(.lock.held | not) | .id'")]
+pub(crate) struct GpusArgs {
+    /// How many GPUs there are, where no driver says so
+    #[arg(long, value_name = "N")]
+    pub(crate) gpus: Option<u32>,
 }
 
 /// What could not be done and was written down on this machine

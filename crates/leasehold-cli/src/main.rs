@@ -11,6 +11,7 @@
 //! | `take`, `claim` | `acquire`, `renew`, `release`; `claim` |
 //! | `evict` | taking a lock away |
 //! | `look` | `ls` and `why` |
+//! | `gpu` | `gpus`, and which GPUs `run --gpu` wants |
 //! | `journal`, `doctor` | what could not be done; can this store keep a promise |
 //! | `serve`, `keys` | the locks over HTTP, and who may use that |
 //! | `pages` | completions and manual pages |
@@ -26,6 +27,7 @@ mod doctor;
 mod duration;
 mod evict;
 mod exit;
+mod gpu;
 mod journal;
 mod keys;
 mod look;
@@ -73,6 +75,7 @@ async fn talk_to_a_store(command: Command, store: &Choice, json: bool) -> Result
         Command::Renew(args) => take::renew(args, store, json).await,
         Command::Release(args) => take::release(args, store, json).await,
         Command::Evict(args) => evict::evict(args, store, json).await,
+        Command::Gpus(args) => gpu::gpus(args, store, json).await,
         Command::Ls(args) => look::ls(args, store, json).await,
         Command::Why(args) => look::why(args, store, json).await,
         Command::Journal(args) => journal::journal(args, store, json).await,

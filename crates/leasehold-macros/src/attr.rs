@@ -1,8 +1,7 @@
-//! The options of `#[lock(...)]`.
+//! The options of `#[lock(...)]`, and how options are written.
 
 use proc_macro2::{Span, TokenStream};
-use syn::parse::{Parse, ParseStream, Parser};
-use syn::punctuated::Punctuated;
+use syn::parse::{ParseStream, Parser};
 use syn::spanned::Spanned;
 use syn::{Error, Expr, ExprLit, Ident, Lit, LitStr, Token};
 
@@ -47,24 +46,12 @@ impl Options {
             cancel_on_loss: true,
             open: None,
         };
-        let list = match Punctuated::<Written, Token![,]>::parse_terminated.parse2(tokens) {
-            Ok(list) => list,
-            Err(error) => return (options, Some(error)),
-        };
-        let mut errors = Vec::new();
-        let mut names: Vec<String> = Vec::new();
-        for written in &list {
-            let name = written.name.to_string();
-            if names.contains(&name) {
-                errors.push(Error::new(written.name.span(), format!("`{name}` is said twice")));
-                continue;
-            }
-            if let Err(error) = options.take(&name, written) {
-                errors.push(error);
-            }
-            names.push(name);
-        }
-        if !names.iter().any(|name| name == "key") {
+        let (list, mut errors) =
+            match each(tokens, "key = \"order:{order_id}\"", |name, written| options.take(name, written)) {
+                Ok(read) => read,
+                Err(error) => return (options, Some(error)),
+            };
+        if !list.iter().any(|written| written.name == "key") {
             let missing = "`#[lock]` needs a key: `#[lock(key = \"order:{order_id}\")]`";
             errors.push(Error::new(Span::call_site(), missing));
         }
@@ -105,17 +92,51 @@ impl Options {
     }
 }
 
-/// `name = value`
-struct Written {
-    name: Ident,
-    value: Expr,
+/// Reads a list of options, each of them once. The error is one that keeps from reading at all; what is
+/// wrong with single options comes beside the list.
+pub(crate) fn each(
+    tokens: TokenStream,
+    example: &'static str,
+    mut take: impl FnMut(&str, &Written) -> Result<(), Error>,
+) -> Result<(Vec<Written>, Vec<Error>), Error> {
+    let parse = |input: ParseStream<'_>| {
+        let mut list = Vec::new();
+        while !input.is_empty() {
+            list.push(Written::parse(input, example)?);
+            if !input.is_empty() {
+                input.parse::<Token![,]>()?;
+            }
+        }
+        Ok(list)
+    };
+    let list: Vec<Written> = parse.parse2(tokens)?;
+    let mut errors = Vec::new();
+    let mut names: Vec<String> = Vec::new();
+    for written in &list {
+        let name = written.name.to_string();
+        if names.contains(&name) {
+            errors.push(Error::new(written.name.span(), format!("`{name}` is said twice")));
+            continue;
+        }
+        if let Err(error) = take(&name, written) {
+            errors.push(error);
+        }
+        names.push(name);
+    }
+    Ok((list, errors))
 }
 
-impl Parse for Written {
-    fn parse(input: ParseStream<'_>) -> syn::Result<Self> {
+/// `name = value`
+pub(crate) struct Written {
+    pub(crate) name: Ident,
+    pub(crate) value: Expr,
+}
+
+impl Written {
+    fn parse(input: ParseStream<'_>, example: &str) -> syn::Result<Self> {
         if input.peek(Lit) {
             let literal: Lit = input.parse()?;
-            return Err(Error::new(literal.span(), "say what this is: `key = \"order:{order_id}\"`"));
+            return Err(Error::new(literal.span(), format!("say what this is: `{example}`")));
         }
         let name: Ident = input.parse()?;
         if !input.peek(Token![=]) {
@@ -126,7 +147,7 @@ impl Parse for Written {
     }
 }
 
-fn text(value: &Expr, wanted: &str) -> Result<LitStr, Error> {
+pub(crate) fn text(value: &Expr, wanted: &str) -> Result<LitStr, Error> {
     match value {
         Expr::Lit(ExprLit { lit: Lit::Str(text), .. }) => Ok(text.clone()),
         _ => Err(Error::new(value.span(), format!("expected {wanted}"))),
@@ -134,10 +155,15 @@ fn text(value: &Expr, wanted: &str) -> Result<LitStr, Error> {
 }
 
 fn number(value: &Expr) -> Result<u64, Error> {
-    let wrong = || Error::new(value.span(), "expected a whole number of milliseconds such as `15_000`, at most a year");
+    whole(value, YEAR_MS, "expected a whole number of milliseconds such as `15_000`, at most a year")
+}
+
+/// A whole number up to a highest one, or what is expected instead.
+pub(crate) fn whole(value: &Expr, highest: u64, expected: &str) -> Result<u64, Error> {
+    let wrong = || Error::new(value.span(), expected);
     match value {
         Expr::Lit(ExprLit { lit: Lit::Int(number), .. }) if number.suffix().is_empty() || number.suffix() == "u64" => {
-            number.base10_parse().ok().filter(|&number| number <= YEAR_MS).ok_or_else(wrong)
+            number.base10_parse().ok().filter(|&number| number <= highest).ok_or_else(wrong)
         }
         _ => Err(wrong()),
     }
@@ -151,7 +177,7 @@ fn truth(value: &Expr) -> Result<bool, Error> {
 }
 
 /// Which of two words it is.
-fn choice(value: &Expr, words: [&str; 2]) -> Result<usize, Error> {
+pub(crate) fn choice(value: &Expr, words: [&str; 2]) -> Result<usize, Error> {
     let wanted = format!("\"{}\" or \"{}\"", words[0], words[1]);
     let text = text(value, &wanted)?;
     let found = words.iter().position(|word| *word == text.value());

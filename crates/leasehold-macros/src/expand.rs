@@ -1,4 +1,4 @@
-//! The function that `#[lock(...)]` writes: the old one, with its body inside a lock.
+//! The function that an attribute writes: the old one, with its body inside a lock.
 
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
@@ -13,11 +13,24 @@ use syn::{
 use crate::attr::Options;
 use crate::template::{Piece, Template, combine};
 
-pub(crate) fn lock(options: TokenStream, function: TokenStream) -> TokenStream {
-    let (options, wrong_options) = Options::parse(options);
+/// What differs between the attributes.
+pub(crate) trait Attribute {
+    /// As people write it.
+    const NAME: &'static str;
+
+    /// Which lock it is, by the parameters of the function; `None` when that was not said.
+    fn lock(&self, names: &[Ident], sig: &Signature) -> Option<Result<TokenStream, Error>>;
+
+    /// The call that runs a body (a future) under that lock. `refused` makes an error of what the
+    /// function gives back.
+    fn call(&self, lock: &TokenStream, refused: &TokenStream, body: &TokenStream) -> TokenStream;
+}
+
+/// Writes the function anew, or all that is wrong with it.
+pub(crate) fn under<A: Attribute>((options, wrong_options): (A, Option<Error>), function: TokenStream) -> TokenStream {
     let expanded = match syn::parse2::<ItemFn>(function.clone()) {
         Ok(item) => expand(&options, item),
-        Err(_) => Err(not_a_function(&function)),
+        Err(_) => Err(not_a_function::<A>(&function)),
     };
     match (expanded, wrong_options) {
         (Ok(expanded), None) => expanded,
@@ -30,10 +43,10 @@ pub(crate) fn lock(options: TokenStream, function: TokenStream) -> TokenStream {
     }
 }
 
-fn not_a_function(tokens: &TokenStream) -> Error {
+fn not_a_function<A: Attribute>(tokens: &TokenStream) -> Error {
     let problem = match syn::parse2::<syn::TraitItemFn>(tokens.clone()) {
-        Ok(_) => "`#[lock]` needs a body to run under the lock: put it on the implementation",
-        Err(_) => "`#[lock]` belongs on an `async fn`",
+        Ok(_) => format!("`{}` needs a body to run under the lock: put it on the implementation", A::NAME),
+        Err(_) => format!("`{}` belongs on an `async fn`", A::NAME),
     };
     // The attribute itself says where; the item may be long.
     Error::new(Span::call_site(), problem)
@@ -48,26 +61,27 @@ struct Body<'a> {
     bindings: Vec<&'a Stmt>,
 }
 
-fn expand(options: &Options, item: ItemFn) -> Result<TokenStream, Error> {
+fn expand<A: Attribute>(options: &A, item: ItemFn) -> Result<TokenStream, Error> {
     let ItemFn { attrs, vis, modifiers: _, sig, block } = &item;
     let boxed = boxed(sig, block);
     let mut errors = Vec::new();
     let output = match (&sig.asyncness, &boxed, &sig.output) {
         (_, Some((output, _)), _) => Some(*output),
         (None, None, _) => {
-            errors.push(Error::new(sig.fn_token.span(), "`#[lock]` needs an `async fn`: taking a lock means waiting"));
+            let problem = format!("`{}` needs an `async fn`: taking a lock means waiting", A::NAME);
+            errors.push(Error::new(sig.fn_token.span(), problem));
             None
         }
         (Some(_), None, ReturnType::Type(_, output)) => Some(&**output),
         (Some(_), None, ReturnType::Default) => {
-            errors.push(Error::new(sig.ident.span(), format!("this returns nothing: {NEEDS_RESULT}")));
+            errors.push(Error::new(sig.ident.span(), format!("this returns nothing: {}", needs_result::<A>())));
             None
         }
     };
     if let Some(output) = output
         && !matches!(output, Type::Path(_) | Type::Macro(_) | Type::Paren(_) | Type::Group(_))
     {
-        errors.push(Error::new(output.span(), format!("this is no `Result`: {NEEDS_RESULT}")));
+        errors.push(Error::new(output.span(), format!("this is no `Result`: {}", needs_result::<A>())));
     }
     let body = match (&boxed, output) {
         (Some((_, inside)), Some(output)) => Some(inside_box(inside, output)),
@@ -75,8 +89,7 @@ fn expand(options: &Options, item: ItemFn) -> Result<TokenStream, Error> {
         _ => None,
     };
     let names = names(sig, body.as_ref().map_or(&[], |body| &body.bindings));
-    let key = options.key.as_ref().map(|key| format_key(key, &names, sig));
-    let key = match key {
+    let key = match options.lock(&names, sig) {
         Some(Ok(key)) => Some(key),
         Some(Err(error)) => {
             errors.push(error);
@@ -99,63 +112,83 @@ fn expand(options: &Options, item: ItemFn) -> Result<TokenStream, Error> {
     Ok(quote! { #(#attrs)* #vis #sig #whole })
 }
 
-const NEEDS_RESULT: &str = "a function under `#[lock]` returns `Result<T, E>` with `E: From<leasehold::Error>`, so that \
-                            its caller can learn that the lock was not acquired, or was lost";
+fn needs_result<A: Attribute>() -> String {
+    format!(
+        "a function under `{}` returns `Result<T, E>` with `E: From<leasehold::Error>`, so that its caller can learn \
+         that the lock was not acquired, or was lost",
+        A::NAME
+    )
+}
 
 /// The body inside a lock.
-fn locked(options: &Options, key: &TokenStream, body: &Body<'_>) -> TokenStream {
-    let Options { ttl_ms, wait_ms, retry_ms, renew, reentrant, cancel_on_loss, .. } = options;
-    let max_hold_ms = optional(options.max_hold_ms);
-    let open = optional(options.open);
-    let request = match &options.locks {
-        Some(locks) => quote_spanned! {locks.span()=> {
-            let __leasehold_locks: &::leasehold::LockManager = &(#locks);
-            ::leasehold::__private::request(__leasehold_locks, __leasehold_key)
-        }},
-        None => quote! { ::leasehold::__private::installed(__leasehold_key) },
-    };
+fn locked<A: Attribute>(options: &A, lock: &TokenStream, body: &Body<'_>) -> TokenStream {
     let Body { statements, bindings, output } = body;
     let mut output = (*output).clone();
     HideImplTrait.visit_type_mut(&mut output);
     let refused = quote_spanned! {output.span()=> <#output as ::leasehold::__private::LockResult>::refused };
-    quote! {
-        #(#bindings)*
-        let __leasehold_request = {
-            let __leasehold_key: ::std::string::String = #key;
-            #request
+    let body = quote! {
+        async move {
+            // Says what the body gives back, as the signature of an async function would.
+            #[allow(
+                unknown_lints, unreachable_code, clippy::diverging_sub_expression, clippy::empty_loop,
+                clippy::let_unit_value, clippy::let_with_type_underscore, clippy::needless_return,
+                clippy::unreachable
+            )]
+            if false {
+                let __leasehold_output: #output = loop {};
+                return __leasehold_output;
+            }
+            #(#statements)*
+        }
+    };
+    let call = options.call(lock, &refused, &body);
+    quote! { #(#bindings)* #call }
+}
+
+impl Attribute for Options {
+    const NAME: &'static str = "#[lock]";
+
+    fn lock(&self, names: &[Ident], sig: &Signature) -> Option<Result<TokenStream, Error>> {
+        self.key.as_ref().map(|key| format_key(key, names, sig))
+    }
+
+    fn call(&self, key: &TokenStream, refused: &TokenStream, body: &TokenStream) -> TokenStream {
+        let Self { ttl_ms, wait_ms, retry_ms, renew, reentrant, cancel_on_loss, .. } = self;
+        let max_hold_ms = optional(self.max_hold_ms);
+        let open = optional(self.open);
+        let request = match &self.locks {
+            Some(locks) => quote_spanned! {locks.span()=> {
+                let __leasehold_locks: &::leasehold::LockManager = &(#locks);
+                ::leasehold::__private::request(__leasehold_locks, __leasehold_key)
+            }},
+            None => quote! { ::leasehold::__private::installed(__leasehold_key) },
         };
-        ::leasehold::__private::run(
-            __leasehold_request,
-            ::leasehold::__private::Call {
-                ttl_ms: #ttl_ms,
-                wait_ms: #wait_ms,
-                retry_ms: #retry_ms,
-                max_hold_ms: #max_hold_ms,
-                renew: #renew,
-                reentrant: #reentrant,
-                cancel_on_loss: #cancel_on_loss,
-                open: #open,
-            },
-            #refused,
-            async move {
-                // Says what the body gives back, as the signature of an async function would.
-                #[allow(
-                    unknown_lints, unreachable_code, clippy::diverging_sub_expression, clippy::empty_loop,
-                    clippy::let_unit_value, clippy::let_with_type_underscore, clippy::needless_return,
-                    clippy::unreachable
-                )]
-                if false {
-                    let __leasehold_output: #output = loop {};
-                    return __leasehold_output;
-                }
-                #(#statements)*
-            },
-        )
-        .await
+        quote! {
+            let __leasehold_request = {
+                let __leasehold_key: ::std::string::String = #key;
+                #request
+            };
+            ::leasehold::__private::run(
+                __leasehold_request,
+                ::leasehold::__private::Call {
+                    ttl_ms: #ttl_ms,
+                    wait_ms: #wait_ms,
+                    retry_ms: #retry_ms,
+                    max_hold_ms: #max_hold_ms,
+                    renew: #renew,
+                    reentrant: #reentrant,
+                    cancel_on_loss: #cancel_on_loss,
+                    open: #open,
+                },
+                #refused,
+                #body,
+            )
+            .await
+        }
     }
 }
 
-fn optional<T: ToTokens>(value: Option<T>) -> TokenStream {
+pub(crate) fn optional<T: ToTokens>(value: Option<T>) -> TokenStream {
     match value {
         Some(value) => quote! { ::core::option::Option::Some(#value) },
         None => quote! { ::core::option::Option::None },

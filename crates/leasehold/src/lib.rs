@@ -40,6 +40,8 @@ mod engine;
 mod error;
 mod event;
 mod facts;
+#[cfg(feature = "gpu")]
+pub mod gpu;
 mod guard;
 mod held;
 #[cfg(feature = "axum")]
@@ -95,6 +97,9 @@ mod fill_a_cache_once {}
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/using-a-fence.md")]
 mod using_a_fence {}
+#[cfg(all(doctest, feature = "gpu", feature = "macros"))]
+#[doc = include_str!("../../../docs/share-the-gpus.md")]
+mod share_the_gpus {}
 
 pub use store::{Asked, Cursor, EvictMode, Evicted, Finding, Holder, Level, Page, StoreError, StoreErrorKind, Waiter};
 pub use view::{AcquiredView, EvictOutcome, EvictedView, LockInfo, LockView, PoolMember, ReleasedView, WaiterView};
@@ -144,9 +149,41 @@ pub use view::{AcquiredView, EvictOutcome, EvictedView, LockInfo, LockView, Pool
 #[cfg(feature = "macros")]
 pub use leasehold_macros::lock;
 
-/// For what `#[lock]` expands to.
+/// Runs an async function, or method, while holding the lock of a GPU.
+///
+/// ```
+/// use leasehold::{Error, LockManager, gpu_lock};
+///
+/// #[gpu_lock(gpu_id = 0, max_wait_time = 1800, locks = locks)]
+/// async fn transcribe(locks: &LockManager, file: &str) -> Result<String, Error> {
+///     Ok(format!("{file}: on GPU 0, by one at a time"))
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
+/// # let locks = LockManager::connect("memory:").await?;
+/// # assert!(transcribe(&locks, "talk.wav").await?.starts_with("talk.wav"));
+/// # Ok(()) }
+/// ```
+///
+/// As [`lock`](macro@lock), with the lock `gpu_lock:<id>`, and defaults from the section `gpu_lock` of the
+/// [configuration](crate::gpu::configure). The lease is renewed while the body runs. Times are seconds.
+///
+/// | option | default | |
+/// |---|---|---|
+/// | `gpu_id = 0` | | which GPU: a number, or a `u32` such as a parameter |
+/// | `locks = self.locks` | the [installed](crate::install) one | a [`LockManager`], by value or reference |
+/// | `max_wait_time = 1800` | as configured: 300 | how long to wait for the GPU |
+/// | `lock_timeout = 600` | as configured: 600 | the lease; while it is renewed, the heartbeat's timeout if that is shorter |
+/// | `cleanup = free_memory` | | an async function of [`Leaving`](crate::gpu::Leaving), or a command (a text, for `sh`): runs before the GPU is given back, whatever happened. See [`CleanUp`](crate::gpu::CleanUp) |
+/// | `cleanup_timeout = 5` | 30 | how long that may take |
+/// | `on_lost = "continue"` | `"cancel"` | a lost lease cancels the body, and the caller gets [`Error::Lost`]; or the body goes on |
+#[cfg(all(feature = "gpu", feature = "macros"))]
+pub use leasehold_macros::gpu_lock;
+
+/// For what `#[lock]` and `#[gpu_lock]` expand to.
 #[cfg(feature = "macros")]
 #[doc(hidden)]
 pub mod __private {
     pub use crate::attribute::{Call, LockResult, installed, request, run};
+    #[cfg(feature = "gpu")]
+    pub use crate::gpu::attribute::{GpuCall, run_on_gpu};
 }

@@ -1,6 +1,6 @@
 //! What a manager lets people see.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use crate::clock::{Moment, wall_ms};
 use crate::error::{Error, Operation};
 use crate::event::LockEvent;
-use crate::facts::{Invalid, LockName, Token, Ttl};
+use crate::facts::{Invalid, LockName, Owner, Token, Ttl};
 use crate::manager::LockManager;
 use crate::store::{Claim, Cursor, Finding, Grant, Holder, Page, Release, StoreError, StoreErrorKind, Try};
 use crate::view::LockInfo;
@@ -125,6 +125,10 @@ impl LockManager {
             Ok(text) => Finding::ok("grant", text),
             Err(error) => Finding::bad("grant", format!("a lock cannot be taken and given back: {error}")),
         });
+        // Nothing is said where nothing is known, and nothing where all is well: few have GPUs.
+        if let Ok(gpus) = self.gpus_held().await {
+            findings.extend(gpus_of_several_hosts(&gpus).map(|text| Finding::warn("gpu_scope", text)));
+        }
         findings
     }
 
@@ -156,6 +160,13 @@ impl LockManager {
         self.look(&name, self.core().store.counters()).await
     }
 
+    /// The locks of GPUs that are held for a while, from the index: a server may hold millions of keys.
+    async fn gpus_held(&self) -> Result<Vec<LockInfo>, Error> {
+        let held = self.long_held().await?.into_iter().map(|(name, _)| name);
+        let gpus = held.filter(|name| name.as_str().starts_with("gpu_lock:")).take(LIST_PAGE);
+        try_join_all(gpus.map(async |name| self.info(&name).await)).await
+    }
+
     async fn try_a_grant(&self) -> Result<String, StoreError> {
         let core = self.core();
         let token = Token::random();
@@ -184,5 +195,58 @@ impl LockManager {
     async fn look<T>(&self, name: &LockName, ask: impl Future<Output = Result<T, StoreError>>) -> Result<T, Error> {
         let core = self.core();
         core.within(ask).await.map_err(|e| core.store_error(Operation::Inspect, name, e))
+    }
+}
+
+/// What is suspicious about locks of GPUs: one number, on hosts that have a GPU of that number each.
+fn gpus_of_several_hosts(gpus: &[LockInfo]) -> Option<String> {
+    let suspicious = gpus.iter().find_map(|gpu| {
+        // With `gpu_scope: host` the host stands in between.
+        gpu.name.as_str().strip_prefix("gpu_lock:")?.parse::<u32>().ok()?;
+        let owners =
+            gpu.holder.iter().map(|holder| &holder.owner).chain(gpu.waiters.iter().map(|waiter| &waiter.owner));
+        let hosts: BTreeSet<&str> = owners.map(Owner::host).filter(|host| !host.is_empty()).collect();
+        (hosts.len() > 1).then(|| (&gpu.name, hosts.into_iter().collect::<Vec<_>>().join(", ")))
+    });
+    suspicious.map(|(name, hosts)| {
+        format!(
+            "{name} is wanted by the hosts {hosts}. If each has GPUs of its own, set gpu_scope to host on all of them."
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::Fence;
+    use crate::store::{Ticket, Waiter};
+
+    fn gpu(name: &str, holder: &str, waiters: &[&str]) -> LockInfo {
+        let owner = |host: &&str| Owner::from_wire(&format!("tts@{host}:1"));
+        let holder = Holder {
+            id: Token::random().holder_id(),
+            owner: owner(&holder),
+            fence: Some(Fence::new(1)),
+            since_ms: 1,
+            ttl: None,
+            ttl_left: None,
+            revoked: false,
+            foreign: false,
+            listens: true,
+            connected: None,
+        };
+        let waiter = |host| Waiter { ticket: Ticket(1), owner: owner(host), since_ms: 1, listens: true };
+        let waiters = waiters.iter().map(waiter).collect();
+        LockInfo { name: LockName::new(name).expect("a name"), holder: Some(holder), waiters }
+    }
+
+    #[test]
+    fn one_gpu_lock_on_several_hosts_is_suspicious() {
+        assert_eq!(gpus_of_several_hosts(&[gpu("gpu_lock:0", "a", &["a", "a"]), gpu("gpu_lock:1", "b", &[])]), None);
+        assert_eq!(gpus_of_several_hosts(&[gpu("gpu_lock:a:0", "a", &["b"])]), None, "that is its own");
+        assert_eq!(gpus_of_several_hosts(&[gpu("gpu_lock:collecting", "a", &["b"])]), None);
+        let told = gpus_of_several_hosts(&[gpu("gpu_lock:0", "a", &[]), gpu("gpu_lock:1", "b", &["b", "a"])]);
+        let told = told.expect("suspicious");
+        assert!(told.contains("gpu_lock:1") && told.contains("a, b") && told.contains("gpu_scope"), "{told}");
     }
 }

@@ -7,18 +7,18 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use leasehold::{Fence, LockName};
+use leasehold::gpu;
 use rustix::io::Errno;
 use rustix::process::Pid;
 
+use super::lease::Lease;
 use super::signals::Blocked;
 use crate::exit::{Exit, Failure};
 
 /// What CMD starts with.
 pub(super) struct Start<'a> {
     pub(super) words: &'a [OsString],
-    pub(super) name: &'a LockName,
-    pub(super) fence: Option<Fence>,
+    pub(super) lease: &'a Lease,
     pub(super) stdin: OwnedFd,
     /// Its stdout and stderr, where they are not ours.
     pub(super) output: Option<(OwnedFd, OwnedFd)>,
@@ -53,9 +53,9 @@ fn spawn(start: &Start<'_>, program: &OsStr, arguments: &[OsString]) -> io::Resu
     if let Some((stdout, stderr)) = &start.output {
         command.stdout(Stdio::from(stdout.try_clone()?)).stderr(Stdio::from(stderr.try_clone()?));
     }
-    command.env("LEASEHOLD_NAME", start.name.as_str());
-    if let Some(fence) = start.fence {
-        command.env("LEASEHOLD_FENCE", fence.to_string());
+    command.env("LEASEHOLD_NAME", start.lease.names()).env("LEASEHOLD_FENCE", start.lease.fences());
+    if !start.lease.devices().is_empty() {
+        command.env(gpu::VISIBLE, gpu::visible(start.lease.devices())).env(gpu::ORDER.0, gpu::ORDER.1);
     }
     // A copy that is not closed when CMD starts; nothing else is started meanwhile.
     let _inherited = start.lifeline.as_ref().map(rustix::io::dup).transpose()?;

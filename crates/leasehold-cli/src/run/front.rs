@@ -85,7 +85,7 @@ fn start_keeper(blocked: Blocked) -> Result<Link, Failure> {
 
 /// Nobody renews any more: the command must be gone before the lock can be somebody else's.
 fn keeper_died(args: &RunArgs) -> Failure {
-    let name = &args.name;
+    let name = args.wanted();
     loop {
         let refused = tree::signal_all(rustix::process::Signal::KILL);
         loop {

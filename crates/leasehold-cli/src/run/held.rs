@@ -9,12 +9,18 @@ use crate::say;
 
 /// The failure of an acquire. With `json`, whoever holds the lock is printed as data as well.
 pub(super) async fn failure(error: Error, locks: Option<&LockManager>, json: bool, code: Option<u8>) -> Failure {
-    let Error::NotAcquired { name, .. } = &error else { return error.into() };
-    if json
-        && let Some(locks) = locks
-        && let Ok(info) = locks.info(name).await
-        && let Err(failure) = say::json(&info.view())
-    {
+    let said = match &error {
+        Error::NotAcquired { name, .. } if json => match locks {
+            Some(locks) => locks.info(name).await.map_or(Ok(true), |info| say::json(&info.view())),
+            None => Ok(true),
+        },
+        Error::PoolBusy { members, .. } if json => {
+            say::json(&members.iter().map(|member| member.lock.view()).collect::<Vec<_>>())
+        }
+        Error::NotAcquired { .. } | Error::PoolBusy { .. } => Ok(true),
+        _ => return error.into(),
+    };
+    if let Err(failure) = said {
         return failure;
     }
     let failure = Failure::from(error);

@@ -6,13 +6,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use leasehold::clock::Moment;
-use leasehold::{Done, Guard, LockManager, LossReason, Owner, ResultSlot, Started, Ttl};
+use leasehold::{Done, LockManager, LossReason, Owner, ResultSlot, Started, Ttl};
 use nix::sys::signal::Signal;
 use rustix::process::{Pid, WaitStatus, getppid, kill_process};
 use tokio::signal::unix::SignalKind;
 
 use super::command::{self, Start};
 use super::deadline::Deadlines;
+use super::lease::Lease;
 use super::link::{Ear, Link, Read, ToFront, ToKeeper};
 use super::signals::{Blocked, Came, Caught, ends, stops};
 use super::tee::Tee;
@@ -153,8 +154,7 @@ impl Keeper {
         }
         let start = Start {
             words: &self.args.command,
-            name: guard.name(),
-            fence: guard.fence(),
+            lease: &guard,
             stdin,
             output,
             lifeline: self.locks.as_ref().and_then(LockManager::lifeline),
@@ -211,7 +211,7 @@ impl Keeper {
     /// Stores what the command wrote and how it ended, while the lock is still ours.
     async fn store(
         &mut self,
-        guard: &Guard,
+        guard: &Lease,
         slot: &ResultSlot,
         (out, err): (Tee, Tee),
         end: &End,
@@ -232,7 +232,7 @@ impl Keeper {
             return Ok(());
         }
         let id = &guard.name();
-        match slot.store(guard, &result::written(end.code, &out, &err)).await {
+        match slot.store(guard.guard(), &result::written(end.code, &out, &err)).await {
             Ok(true) => Ok(()),
             Ok(false) => {
                 let text = format!("{id} is done, but its result could not be stored: the next one runs it again");
@@ -256,7 +256,7 @@ impl Keeper {
     }
 
     /// The lock, confirmed; or how the run ends without it.
-    async fn acquire(&mut self, store: &Choice) -> Result<Result<(Guard, Option<ResultSlot>), End>, Failure> {
+    async fn acquire(&mut self, store: &Choice) -> Result<Result<(Lease, Option<ResultSlot>), End>, Failure> {
         let asked = Self::ask(&self.args, &self.owner, store, &self.link, &mut self.locks, &self.deadlines);
         let cancelled = Self::cancelled(&self.link, &mut self.stops);
         let outcome = tokio::select! {
@@ -337,10 +337,10 @@ impl Keeper {
             tokio::select! {
                 biased;
                 got = asked => got,
-                () = waiting::show(locks, &args.name, owner) => unreachable!("it never ends"),
+                () = waiting::show(locks, args, owner) => unreachable!("it never ends"),
             }
         };
-        let (guard, slot) = match got.map_err(NotGot::Error)? {
+        let (guard, slot) = match got? {
             Got::Lock(guard, slot) => (guard, slot),
             done @ Got::Done(_) => return Ok(done),
         };
@@ -351,20 +351,27 @@ impl Keeper {
         Ok(Got::Lock(guard, slot))
     }
 
-    async fn wait_for(args: &RunArgs, locks: &LockManager) -> Result<Got, leasehold::Error> {
+    /// The lock, GPUs, or a result, as the command line says.
+    async fn wait_for(args: &RunArgs, locks: &LockManager) -> Result<Got, NotGot> {
         let wait = if args.no_wait { Some(Duration::ZERO) } else { args.wait };
+        if let Some(gpu) = &args.gpu {
+            let request = gpu.request(locks, args.gpus).map_err(NotGot::Failed)?.lock_timeout(ttl(args));
+            let gpus = request.wait_up_to(wait.unwrap_or(Duration::MAX)).await;
+            return gpus.map(|gpus| Got::Lock(gpus.into(), None)).map_err(NotGot::Error);
+        }
         let Some(wish) = &args.once else {
-            let request = locks.lock(&args.name);
+            let name = args.name.as_ref().expect("the command line has a name, or GPUs");
+            let request = locks.lock(name);
             let request = if let Some(wait) = wait { request.wait_up_to(wait) } else { request };
-            return request.await.map(|guard| Got::Lock(guard, None));
+            return request.await.map(|guard| Got::Lock(guard.into(), None)).map_err(NotGot::Error);
         };
         let once = locks.once(wish.id.as_str()).keep(wish.keep.duration());
         let once = if let Some(wait) = wait { once.wait_up_to(wait) } else { once };
-        Ok(match once.start().await? {
+        Ok(match once.start().await.map_err(NotGot::Error)? {
             Started::Done(done) => Got::Done(done),
             Started::Run(running) => {
                 let (guard, slot) = running.split();
-                Got::Lock(guard, Some(slot))
+                Got::Lock(guard.into(), Some(slot))
             }
         })
     }
@@ -395,7 +402,7 @@ impl Keeper {
     }
 
     /// Until CMD ends, the lease is lost, or the front is killed.
-    async fn watch(&mut self, guard: &Guard, pid: Pid, caught: &mut Caught) -> Watched {
+    async fn watch(&mut self, guard: &Lease, pid: Pid, caught: &mut Caught) -> Watched {
         loop {
             let give_up_at = self.deadlines.give_up_at(guard.valid_until());
             let lost = tokio::select! {
@@ -485,7 +492,7 @@ impl Keeper {
     }
 
     /// CMD has ended, and the lock is kept for a while; a signal ends that.
-    async fn hold(&mut self, guard: &Guard, until_then: Moment) {
+    async fn hold(&mut self, guard: &Lease, until_then: Moment) {
         let cancelled = Self::cancelled(&self.link, &mut self.stops);
         tokio::select! {
             () = until(until_then) => {}
@@ -495,7 +502,7 @@ impl Keeper {
     }
 
     /// The lease is lost: asks everything below us to end, and kills it in time.
-    async fn end_tree(&mut self, guard: &Guard, why: &str) {
+    async fn end_tree(&mut self, guard: &Lease, why: &str) {
         let kill_at = self.deadlines.kill_at(Moment::now(), guard.valid_until());
         tree::signal_all(rustix::process::Signal::TERM);
         // What is stopped cannot end.
@@ -555,7 +562,7 @@ impl Keeper {
     }
 
     /// Gives the lock back. `false`: it was lost before that.
-    async fn release(&self, guard: Guard) -> bool {
+    async fn release(&self, guard: Lease) -> bool {
         let (name, valid_until) = (guard.name().clone(), guard.valid_until());
         let lost = guard.loss();
         match guard.release().await {
@@ -582,7 +589,7 @@ impl Keeper {
 
     /// What was taken away from us is given back, so that the next one need not wait for its end; what is
     /// gone cannot be.
-    async fn release_lost(&self, guard: Guard) {
+    async fn release_lost(&self, guard: Lease) {
         let left = Moment::now().until(guard.valid_until());
         let _ = tokio::time::timeout(left, guard.release()).await;
     }
@@ -605,7 +612,7 @@ impl Keeper {
 /// What was asked for.
 enum Got {
     /// The lock; of `once`, with the place for the result.
-    Lock(Guard, Option<ResultSlot>),
+    Lock(Lease, Option<ResultSlot>),
     /// Somebody has done it.
     Done(Done),
 }
@@ -627,7 +634,7 @@ async fn until(moment: Moment) {
     }
 }
 
-fn lost_text(guard: &Guard, why: Option<LossReason>) -> String {
+fn lost_text(guard: &Lease, why: Option<LossReason>) -> String {
     match why {
         Some(why) => format!("the lease on {} was lost: {why}", guard.name()),
         None => {

@@ -32,7 +32,8 @@
 //!   while it has the descriptor it inherited open, at most for the ttl; on Redis the ttl alone counts.
 //! - What runs as another user (a `sudo` inside CMD) cannot be killed; `run` says so and ends with 76.
 //! - What another service starts for CMD (`docker run`, `systemd-run`, `at`) is not CMD's own and is not ended.
-//! - CMD sees `LEASEHOLD_NAME` and `LEASEHOLD_FENCE`.
+//! - CMD sees `LEASEHOLD_NAME` and `LEASEHOLD_FENCE`; with `--gpu` also `CUDA_VISIBLE_DEVICES`, and of several
+//!   GPUs the names and fences with commas between them.
 //!
 //! `leasehold once ID -- CMD` is the same with two things more: what CMD writes goes through pipes and is kept
 //! (`tee`), and its result is stored before the lock is released (`result`). A CMD that was ended by a signal has
@@ -43,6 +44,7 @@ mod deadline;
 mod front;
 mod held;
 mod keeper;
+mod lease;
 mod link;
 mod result;
 mod signals;
@@ -63,6 +65,13 @@ const KEEPER: &str = "leasehold-keeper";
 
 /// Runs a command while holding a lock; the exit code is the command's own.
 pub(crate) fn run(args: RunArgs, json: bool, store: &Choice) -> Result<Exit, Failure> {
+    // clap says so only where nothing conflicts with --gpu, and NAME does.
+    if args.gpus.is_some() && args.gpu.is_none() {
+        return Err(Failure::new(
+            Exit::Usage,
+            "--gpus says how many GPUs there are: it goes with --gpu any, or --gpu ID",
+        ));
+    }
     let is_keeper = std::env::args_os().next().is_some_and(|program| program == OsStr::new(KEEPER));
     if is_keeper { keeper::run(args, json, store) } else { front::run(&args) }
 }

@@ -3,10 +3,11 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
-use leasehold::{LockInfo, LockManager, LockName, Owner};
+use leasehold::{LockInfo, LockManager, Owner};
 use rustix::process::getpgrp;
 use rustix::termios::{tcgetpgrp, tcgetwinsize};
 
+use crate::cli::RunArgs;
 use crate::{duration, say};
 
 /// A lock that is free a moment later is not worth a line.
@@ -18,7 +19,7 @@ const WHEEL: [char; 10] = ['⠋', '⠙', '⠹', '⠸', '⠼', '⠴', '⠦', '⠧
 const CLEAR_LINE: &str = "\r\x1b[2K";
 
 /// Shows on a terminal who holds the lock, until it is dropped; elsewhere it is silent. Never ends.
-pub(super) async fn show(locks: &LockManager, name: &LockName, me: &Owner) {
+pub(super) async fn show(locks: &LockManager, args: &RunArgs, me: &Owner) {
     if !io::stderr().is_terminal() {
         return std::future::pending().await;
     }
@@ -28,10 +29,14 @@ pub(super) async fn show(locks: &LockManager, name: &LockName, me: &Owner) {
     for turn in 0_u32.. {
         if turn.is_multiple_of(ASK_EVERY) {
             // Without an answer the last one stays; the waiting itself will say what is wrong.
-            info = locks.info(name).await.ok().or(info);
+            info = match &args.name {
+                Some(name) => locks.info(name).await.ok().or(info),
+                // Of any, nobody in particular is in the way.
+                None => None,
+            };
         }
         let wheel = WHEEL[turn as usize % WHEEL.len()];
-        line.draw(&format!("{wheel} {}", text(name, info.as_ref(), me)));
+        line.draw(&format!("{wheel} {}", text(&args.wanted(), info.as_ref(), me)));
         tokio::time::sleep(DRAW_EVERY).await;
     }
 }
@@ -61,8 +66,8 @@ impl Drop for Line {
     }
 }
 
-fn text(name: &LockName, info: Option<&LockInfo>, me: &Owner) -> String {
-    let mut text = format!("waiting for {}", say::shown(name.as_str()));
+fn text(wanted: &str, info: Option<&LockInfo>, me: &Owner) -> String {
+    let mut text = format!("waiting for {}", say::shown(wanted));
     let Some(info) = info else { return text };
     if let Some(holder) = &info.holder {
         text += &format!(" · held by {}", say::shown(&holder.owner.to_string()));

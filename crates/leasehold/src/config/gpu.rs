@@ -3,7 +3,52 @@
 use std::time::Duration;
 
 use super::settings::Settings;
-use crate::facts::Ttl;
+use super::value::Setting;
+use crate::facts::{Owner, Ttl};
+
+/// `gpu_scope`: whose the number of a GPU is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum GpuScope {
+    /// The lock of GPU 0 is `gpu_lock:0`, for whoever uses this store: one machine, or one set of GPUs that
+    /// several machines reach.
+    #[default]
+    Shared,
+    /// It is `gpu_lock:<host>:0`: for a fleet in which every machine has a GPU 0 of its own.
+    Host,
+}
+
+impl GpuScope {
+    /// What the locks of all GPUs begin with, but for the last colon: the name of their pool.
+    pub fn pool(self) -> String {
+        match self {
+            Self::Shared => "gpu_lock".to_owned(),
+            Self::Host => format!("gpu_lock:{}", Owner::default().host()),
+        }
+    }
+
+    /// The lock of one GPU.
+    pub fn lock(self, gpu_id: u32) -> String {
+        format!("{}:{gpu_id}", self.pool())
+    }
+}
+
+impl Setting for GpuScope {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "shared" => Ok(Self::Shared),
+            "host" => Ok(Self::Host),
+            _ => Err(format!("`{text}` is neither `shared` nor `host`")),
+        }
+    }
+
+    fn show(&self) -> String {
+        match self {
+            Self::Shared => "shared",
+            Self::Host => "host",
+        }
+        .to_owned()
+    }
+}
 
 /// `gpu_lock`: how locks on GPUs are taken, kept and given back.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -31,7 +31,9 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use error::{ConfigError, Origin, Problem};
-pub use gpu::{Cleanup, ExceptionHandling, GpuLock, GpuLockMonitor, Heartbeat, MonitorHeartbeat, TimeoutLevels};
+pub use gpu::{
+    Cleanup, ExceptionHandling, GpuLock, GpuLockMonitor, GpuScope, Heartbeat, MonitorHeartbeat, TimeoutLevels,
+};
 pub use settings::{Settings, Shown, variable};
 pub use value::{JournalDir, Setting, StoreUrl, Written, duration};
 
@@ -64,6 +66,8 @@ pub struct Config {
     pub patience: Duration,
     /// `journal`: where releases that failed by all means are kept.
     pub journal: JournalDir,
+    /// `gpu_scope`: whose the number of a GPU is.
+    pub gpu_scope: GpuScope,
     /// `gpu_lock`
     pub gpu_lock: GpuLock,
     /// `gpu_lock_monitor`
@@ -109,6 +113,7 @@ impl Config {
             answer_within: settings.get("answer_within", options.answer_within),
             patience: settings.get("patience", options.patience),
             journal: settings.get("journal", JournalDir(options.journal)),
+            gpu_scope: settings.get("gpu_scope", GpuScope::Shared),
             gpu_lock: GpuLock::read(settings),
             gpu_lock_monitor: GpuLockMonitor::read(settings),
         }
@@ -161,12 +166,12 @@ impl Config {
         (*lock_timeout).min(heartbeat.timeout).min(self.gpu_lock_monitor.heartbeat.timeout)
     }
 
-    /// A request for the lock of one GPU (`gpu_lock:<id>`), as `gpu_lock` says; a long task says
+    /// A request for the lock of one GPU (`gpu_lock:<id>`), as `gpu_scope` and `gpu_lock` say; a long task says
     /// more: `config.gpu_request(&locks, 0).wait_up_to(half_an_hour)`. For a manager with
     /// [`gpu_options`](Self::gpu_options).
     pub fn gpu_request(&self, locks: &LockManager, gpu_id: u32) -> LockRequest {
         locks
-            .lock(format!("gpu_lock:{gpu_id}"))
+            .lock(self.gpu_scope.lock(gpu_id))
             .ttl(self.gpu_ttl().duration())
             .wait_up_to(self.gpu_lock.max_wait_time)
             .renew(self.gpu_lock.heartbeat.enabled)

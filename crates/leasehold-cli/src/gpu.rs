@@ -1,0 +1,211 @@
+//! GPUs: which a command wants (`run --gpu`), and the list of them (`gpus`).
+
+use leasehold::config::{Config, GpuScope, Setting};
+use leasehold::gpu::{Device, Devices, DevicesError, GpuPool, GpuRequest, Source};
+use leasehold::{LockInfo, LockManager, LockView};
+use serde::Serialize;
+
+use crate::cli::GpusArgs;
+use crate::duration;
+use crate::exit::{Exit, Failure};
+use crate::say;
+use crate::store::{Choice, from_env};
+
+/// Which GPUs a command wants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// Any so many.
+    Any(usize),
+    /// These.
+    Only(Vec<u32>),
+}
+
+impl Wanted {
+    /// `any`, `any:2`, `0` or `0,3`.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` names no GPU: write any, any:2, 0 or 0,1");
+        if text == "any" {
+            return Ok(Self::Any(1));
+        }
+        if let Some(count) = text.strip_prefix("any:") {
+            return count.parse().ok().filter(|count| *count > 0).map(Self::Any).ok_or_else(wrong);
+        }
+        let ids: Result<Vec<u32>, _> = text.split(',').map(str::parse).collect();
+        let mut ids = ids.map_err(|_| wrong())?;
+        ids.sort_unstable();
+        if ids.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(format!("`{text}` names a GPU twice"));
+        }
+        Ok(Self::Only(ids))
+    }
+
+    /// The request for them, on a machine with so many GPUs (if somebody says so).
+    pub(crate) fn request(&self, locks: &LockManager, gpus: Option<u32>) -> Result<GpuRequest, Failure> {
+        let usage = |error: &dyn std::fmt::Display| Failure::new(Exit::Usage, error.to_string());
+        let devices = Devices::discover(gpus).map_err(|error| no_devices(&error))?;
+        let here = devices.devices.len();
+        let mut config = Config::default();
+        config.gpu_scope = scope()?;
+        let pool = GpuPool::new(locks, &config, devices).map_err(|error| usage(&error))?;
+        match self {
+            Self::Any(count) if *count > here => {
+                let text =
+                    format!("{count} GPUs are wanted, and there {} {here}", if here == 1 { "is" } else { "are" });
+                Err(Failure::new(Exit::Usage, text))
+            }
+            Self::Any(count) => Ok(pool.any(*count)),
+            Self::Only(ids) => pool.only(ids).map_err(|error| usage(&error)),
+        }
+    }
+
+    /// As people read it.
+    pub(crate) fn shown(&self) -> String {
+        match self {
+            Self::Any(1) => "any GPU".into(),
+            Self::Any(count) => format!("any {count} GPUs"),
+            Self::Only(ids) => {
+                let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
+                format!("GPU {}", ids.join(","))
+            }
+        }
+    }
+}
+
+fn no_devices(error: &DevicesError) -> Failure {
+    let exit = match error {
+        DevicesError::Count { .. } => Exit::Usage,
+        _ => Exit::Config,
+    };
+    Failure::new(exit, error.to_string())
+}
+
+/// `LEASEHOLD_GPU_SCOPE`.
+fn scope() -> Result<GpuScope, Failure> {
+    let Some(text) = from_env("LEASEHOLD_GPU_SCOPE")? else { return Ok(GpuScope::Shared) };
+    GpuScope::parse(&text).map_err(|error| Failure::new(Exit::Config, format!("LEASEHOLD_GPU_SCOPE: {error}")))
+}
+
+/// One GPU in JSON.
+#[derive(Serialize)]
+struct GpuView {
+    #[serde(flatten)]
+    device: Device,
+    lock: LockView,
+}
+
+/// All of them in JSON.
+#[derive(Serialize)]
+struct GpusView {
+    /// How the devices are known; `null`: nobody knows them, and these are the locks that are held.
+    source: Option<Source>,
+    /// Why the devices are not known.
+    problem: Option<String>,
+    gpus: Vec<GpuView>,
+}
+
+/// Prints every GPU of this machine with who holds it and who waits; without a way to know them, the
+/// GPU locks that are held.
+pub(crate) async fn gpus(args: GpusArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
+    let scope = scope()?;
+    let found = match Devices::discover(args.gpus) {
+        Err(error @ DevicesError::Count { .. }) => return Err(no_devices(&error)),
+        found => found,
+    };
+    let locks = store.connect().await?;
+    let rows = match &found {
+        Ok(found) => {
+            let mut rows = Vec::new();
+            for device in &found.devices {
+                rows.push((device.clone(), locks.info(scope.lock(device.id)).await?));
+            }
+            rows
+        }
+        Err(_) => held(&locks, scope).await?,
+    };
+    let shown = locks.store();
+    locks.shutdown().await;
+    if json {
+        let gpus = rows.into_iter().map(|(device, info)| GpuView { device, lock: info.view() }).collect();
+        let (source, problem) = match found {
+            Ok(found) => (Some(found.source), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        say::json(&GpusView { source, problem, gpus })?;
+        return Ok(Exit::Done);
+    }
+    if let Err(error) = found {
+        say::talk(&format!("leasehold: {error}"));
+        let which = if rows.is_empty() { "no GPU lock is held" } else { "these GPU locks are held" };
+        say::talk(&format!("  {which} in {shown}"));
+        if rows.is_empty() {
+            return Ok(Exit::Done);
+        }
+    }
+    say::data(&table(&rows))?;
+    Ok(Exit::Done)
+}
+
+/// What the store knows of GPUs.
+async fn held(locks: &LockManager, scope: GpuScope) -> Result<Vec<(Device, LockInfo)>, Failure> {
+    let prefix = format!("{}:", scope.pool());
+    let infos = locks.overview(&prefix).await?;
+    let numbered = infos.into_iter().filter_map(|info| {
+        let id = info.name.as_str().strip_prefix(&prefix)?.parse().ok()?;
+        Some((Device::numbered(id), info))
+    });
+    let mut rows: Vec<(Device, LockInfo)> = numbered.collect();
+    rows.sort_by_key(|(device, _)| device.id);
+    Ok(rows)
+}
+
+fn table(rows: &[(Device, LockInfo)]) -> String {
+    let mut lines = vec![["GPU", "MODEL", "MEMORY", "HOLDER", "HELD", "WAITING"].map(str::to_owned)];
+    for (device, info) in rows {
+        let view = info.view();
+        let held = view.held_ms.map(|ms| duration::shown(std::time::Duration::from_millis(ms)));
+        lines.push([
+            device.id.to_string(),
+            shown(device.name.as_deref(), "–"),
+            device.memory.map_or_else(
+                || "–".into(),
+                |memory| format!("{} of {}", gib(memory.used_bytes), gib(memory.total_bytes)),
+            ),
+            shown(view.owner.as_deref(), "free"),
+            held.unwrap_or_else(|| "–".into()),
+            view.waiters.len().to_string(),
+        ]);
+    }
+    let width = |column: usize| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0);
+    let widths: [usize; 6] = std::array::from_fn(width);
+    let mut text = String::new();
+    for line in &lines {
+        let cells: Vec<String> = line.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        text += cells.join("   ").trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+fn shown(text: Option<&str>, otherwise: &str) -> String {
+    text.map_or_else(|| otherwise.to_owned(), |text| say::shown(text).into_owned())
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wishes_are_read_as_people_write_them() {
+        assert_eq!(Wanted::parse("any"), Ok(Wanted::Any(1)));
+        assert_eq!(Wanted::parse("any:3"), Ok(Wanted::Any(3)));
+        assert_eq!(Wanted::parse("0"), Ok(Wanted::Only(vec![0])));
+        assert_eq!(Wanted::parse("3,1"), Ok(Wanted::Only(vec![1, 3])));
+        for wrong in ["", "any:0", "any:x", "all", "0,", "-1", "0,0", "GPU-1"] {
+            assert!(Wanted::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}
