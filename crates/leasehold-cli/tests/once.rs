@@ -117,7 +117,7 @@ fn output_larger_than_is_stored_is_passed_on_whole_and_said_to_be_cut() {
 fn whoever_does_not_wait_is_told_who_runs_it() {
     let world = World::sqlite();
     let mut runner =
-        Job::start(&mut once(&world, &["--owner", "first", "job", "--", "sh", "-c", "echo >> up; sleep 600"]));
+        Job::start(&mut once(&world, &["--owner", "first", "job", "--", "sh", "-c", "echo >> up; exec sleep 600"]));
     world.lines("up", 1);
     let told = output(&world, &["--no-wait", "-E", "9", "job", "--", "true"]);
     assert_eq!(told.code, Some(9));
