@@ -120,7 +120,11 @@ fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let lint = ["clippy", "--workspace", "--all-features", "--all-targets", "--", "-D", "warnings"];
     let lint = workspace.cargo(&lint);
     let mut tests = workspace.cargo(&["test", "--workspace", "--all-features"]);
-    let mut tests_on_valkey = workspace.cargo(&["test", "-p", "leasehold-testkit"]);
+    // The same programs as above: a package by itself would be built anew, with fewer features.
+    let mut tests_on_valkey = workspace.cargo(&["test", "--workspace", "--all-features"]);
+    for name in workspace.tests_of("leasehold-testkit")? {
+        tests_on_valkey.args(["--test", &name]);
+    }
     // A test that fails half-way may leave entries in the journal: not in this user's.
     let state = workspace.target.join("state");
     tests.env("XDG_STATE_HOME", &state);
@@ -160,12 +164,13 @@ fn board(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
 
     let file = workspace.target.join("board.txt");
     board::start_afresh(&file)?;
-    // As the tests are built: what the board bounds does not hang on the optimiser, and fifty more programs
-    // would take longer to build than to run.
-    let packages = ["-p", "leasehold-testkit", "-p", "leasehold-cli"];
-    let mut command = workspace.cargo(&["test", "--all-features", "--no-fail-fast"]);
-    command.args(packages).arg("--");
-    command.args(["--nocapture", "--test-threads=1"]);
+    // The programs `test` built: what the board bounds does not hang on the optimiser, and building seventy
+    // more would take longer than running them.
+    let mut command = workspace.cargo(&["test", "--workspace", "--all-features", "--no-fail-fast"]);
+    for name in [workspace.tests_of("leasehold-testkit")?, workspace.tests_of("leasehold-cli")?].concat() {
+        command.args(["--test", &name]);
+    }
+    command.args(["--", "--nocapture", "--test-threads=1"]);
     command.args(rows.iter().map(|row| board::test_filter(row)));
     command.env("LEASEHOLD_BOARD", "full").env("LEASEHOLD_BOARD_FILE", &file);
     if let Ok(python) = tools.python() {

@@ -45,6 +45,17 @@ impl Workspace {
         command
     }
 
+    /// The names of a crate's test programs, in order.
+    pub(crate) fn tests_of(&self, krate: &str) -> Result<Vec<String>, Failure> {
+        let dir = self.root.join("crates").join(krate).join("tests");
+        let files = std::fs::read_dir(&dir)
+            .map_err(|error| Failure::Failed(format!("cannot read {}: {error}", self.relative(&dir))))?;
+        let mut names: Vec<String> =
+            files.filter_map(|file| Some(file.ok()?.file_name().to_str()?.strip_suffix(".rs")?.to_owned())).collect();
+        names.sort();
+        Ok(names)
+    }
+
     /// A command that runs in the workspace's root.
     pub(crate) fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
