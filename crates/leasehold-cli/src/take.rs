@@ -34,7 +34,7 @@ pub(crate) async fn acquire(args: AcquireArgs, store: &Choice, json: bool) -> Re
     };
     if !matches!(told, Ok(true)) {
         // Nobody has the token: nobody else could give the lock back before its ttl is over.
-        let _ = locks.release_token(&args.name, &token).await;
+        let _ = locks.release_token_and_tell(&args.name, &token).await;
     }
     locks.shutdown().await;
     match told? {
@@ -70,7 +70,7 @@ pub(crate) async fn renew(args: RenewArgs, store: &Choice, json: bool) -> Result
 pub(crate) async fn release(args: ReleaseArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
     let token = read_token(&args.token)?;
     let locks = store.connect().await?;
-    if !locks.release_token(&args.name, &token).await? {
+    if !locks.release_token_and_tell(&args.name, &token).await? {
         let gone = Error::Lost { name: args.name.clone(), why: leasehold::LossReason::Gone };
         return Err(not_held(gone, &locks, &args.name, &token).await);
     }

@@ -111,7 +111,7 @@ pub(crate) async fn acquire(
         Err(error) => {
             if token.is_none() {
                 // Nobody will ever know the token.
-                let _ = app.locks.release_token(&name, &taken).await;
+                let _ = app.locks.release_token_and_tell(&name, &taken).await;
             }
             Err(error.into())
         }
@@ -145,7 +145,7 @@ pub(crate) async fn release(
     Sent(asked): Sent<Release>,
 ) -> Result<Json<ReleasedView>, Problem> {
     let token = Token::parse(&asked.token)?;
-    if !app.locks.release_token(&name, &token).await? {
+    if !app.locks.release_token_and_tell(&name, &token).await? {
         return Err(Error::Lost { name, why: LossReason::Gone }.into());
     }
     Ok(Json(ReleasedView { name: name.to_string(), released: true }))

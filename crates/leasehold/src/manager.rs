@@ -190,6 +190,9 @@ impl LockManager {
     /// Releases a lock by its token, without a guard: for a lease that was handed on with
     /// [`Guard::into_token`]. `false`: it is not that token's (any more), and nothing was touched.
     ///
+    /// One request and nothing else: whoever follows the events is not told. A lease whose grant was told
+    /// is released by [`release_token_and_tell`](Self::release_token_and_tell).
+    ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
     pub async fn release_token<N>(&self, name: N, token: &Token) -> Result<bool, Error>
@@ -197,24 +200,34 @@ impl LockManager {
         N: TryInto<LockName, Error = Invalid>,
     {
         let (core, name) = (self.core(), name.try_into()?);
-        // Who it was, for those who watch: nothing depends on it.
-        let both = async { tokio::join!(core.store.holder(&name), core.store.release(&name, token)) };
-        let answer = core
-            .within(async {
-                let (holder, answer) = both.await;
-                Ok((holder, answer?))
-            })
-            .await;
-        let (holder, answer) = answer.map_err(|e| core.store_error(Operation::Release, &name, e))?;
+        let answer = core.within(core.store.release(&name, token)).await;
+        let answer = answer.map_err(|e| core.store_error(Operation::Release, &name, e))?;
         if answer == Release::NotOwner {
             core.stats.ownership_violations.add_one();
             tracing::warn!(%name, holder = %token.holder_id(), "released a lock that was not ours; nothing was touched");
-        } else {
+        }
+        Ok(answer == Release::Released)
+    }
+
+    /// As [`release_token`](Self::release_token), and tells those who watch whose lease it was.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub async fn release_token_and_tell<N>(&self, name: N, token: &Token) -> Result<bool, Error>
+    where
+        N: TryInto<LockName, Error = Invalid>,
+    {
+        let (core, name) = (self.core(), name.try_into()?);
+        // Who it was, for those who watch: nothing depends on it.
+        let looking = core.within(core.store.holder(&name));
+        let (holder, released) = tokio::join!(looking, self.release_token(&name, token));
+        let released = released?;
+        if released {
             let holder = holder.ok().flatten().filter(|holder| holder.id == token.holder_id());
             let owner = holder.as_ref().map_or_else(String::new, |holder| holder.owner.to_string());
             core.tell_released(&name, token, &owner, holder.and_then(|holder| holder.fence));
         }
-        Ok(answer == Release::Released)
+        Ok(released)
     }
 
     /// Renews a lease by its token, without a guard: to another ttl, which becomes the lease's own, or
