@@ -200,7 +200,7 @@ impl LockManager {
         N: TryInto<LockName, Error = Invalid>,
     {
         let (core, name) = (self.core(), name.try_into()?);
-        let answer = core.within(core.store.release(&name, token)).await;
+        let answer = core.within(core.store.let_go(&name, token)).await;
         let answer = answer.map_err(|e| core.store_error(Operation::Release, &name, e))?;
         if answer == Release::NotOwner {
             core.stats.ownership_violations.add_one();
