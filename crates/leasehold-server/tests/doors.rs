@@ -5,8 +5,9 @@ mod support;
 use std::time::{Duration, Instant};
 
 use leasehold_server::{KeyFile, Role, Settings};
+use leasehold_testkit::http::{receive, send};
 use serde_json::{Value, json};
-use support::{Place, receive, send};
+use support::Place;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
@@ -216,7 +217,7 @@ async fn slow_clients_keep_nobody_waiting() {
     println!("500 slow connections: p50 {:?}, p99 {:?}", took[100], took[197]);
     drop(slow);
     let head = format!("Host: {}\r\nX-Long: {}\r\n", place.at, "x".repeat(20_000));
-    let answer = receive(send(place.at, "GET", "/api/v1/locks", &head, "").await).await.expect("an answer");
+    let answer = receive(send(place.at, "GET /api/v1/locks", &head, "").await).await.expect("an answer");
     assert_eq!(answer.status, 431, "{answer:?}");
     place.end().await;
 }

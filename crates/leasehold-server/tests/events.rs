@@ -4,8 +4,9 @@ mod support;
 
 use std::time::Duration;
 
+use leasehold_testkit::http::send;
 use serde_json::{Value, json};
-use support::{Place, send};
+use support::Place;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
@@ -26,7 +27,7 @@ struct Event {
 impl Reader {
     async fn open(place: &Place, last_id: Option<&str>) -> Self {
         let last = last_id.map_or_else(String::new, |id| format!("Last-Event-ID: {id}\r\n"));
-        let stream = send(place.at, "GET", "/api/v1/events", &format!("Host: {}\r\n{last}", place.at), "").await;
+        let stream = send(place.at, "GET /api/v1/events", &format!("Host: {}\r\n{last}", place.at), "").await;
         let mut reader = Self { stream, text: String::new(), read: 0 };
         while !reader.text.contains("\r\n\r\n") {
             assert!(reader.more().await, "{}", reader.text);

@@ -4,8 +4,9 @@ mod support;
 
 use std::time::Duration;
 
+use leasehold_testkit::http::Answer;
 use serde_json::{Value, json};
-use support::{Answer, Place};
+use support::Place;
 
 async fn evict(place: &Place, name: &str, holder: &Value, mode: &str) -> Answer {
     let body = json!({ "holder_id": holder, "mode": mode, "reason": "stuck since noon" });

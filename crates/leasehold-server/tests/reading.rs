@@ -6,8 +6,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use leasehold_server::{ServeError, Server, Settings};
+use leasehold_testkit::http::{receive, send};
 use serde_json::{Value, json};
-use support::{Place, encoded, receive, send};
+use support::{Place, encoded};
 
 const TTL: Duration = Duration::from_secs(60);
 
@@ -135,7 +136,7 @@ async fn foreign_names_are_refused_and_every_answer_is_closed_up() {
         ("Host: locks.example\r\n", 200),
     ] {
         for path in ["/api/v1/locks", "/healthz"] {
-            let answer = receive(send(place.at, "GET", path, headers, "").await).await.expect("an answer");
+            let answer = receive(send(place.at, &format!("GET {path}"), headers, "").await).await.expect("an answer");
             assert_eq!(answer.status, status, "{headers:?} {path}: {answer:?}");
             for header in ["content-security-policy: default-src 'none'", "x-content-type-options: nosniff", "no-store"]
             {

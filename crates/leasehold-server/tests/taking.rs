@@ -5,8 +5,9 @@ mod support;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
+use leasehold_testkit::http::{Answer, receive};
 use serde_json::{Value, json};
-use support::{Answer, Place, receive};
+use support::Place;
 
 const A: &str = "/api/v1/locks/deploy";
 

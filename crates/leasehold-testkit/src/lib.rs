@@ -1,5 +1,5 @@
 //! What leasehold's tests stand on: real servers, a fault proxy in front of them, worker processes,
-//! and a history of who held what when, with the checkers that read it.
+//! a history of who held what when with the checkers that read it, and an HTTP client of a few lines.
 //!
 //! Linux only. Everything listens on loopback, lives in temporary directories and is gone when its
 //! value is dropped.
@@ -7,6 +7,7 @@
 mod arena;
 pub mod board;
 pub mod history;
+pub mod http;
 pub mod job;
 pub mod proxy;
 mod random;

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use fences::{Accounts, TABLE, WRITE, WRITE_REDIS};
 use leasehold::{Fence, LockManager};
+use leasehold_testkit::http::{Answer, ask};
 use leasehold_testkit::{Arena, Kind, RedisServer, WorkerProcess};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -91,20 +91,8 @@ async fn a_redis_key_refuses_an_old_fence() {
     assert_eq!(balance, redis::Value::BulkString(b"250".to_vec()));
 }
 
-async fn put(to: SocketAddr, headers: &str, body: &str) -> String {
-    let length = body.len();
-    let request = format!(
-        "PUT /accounts/7 HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
-    );
-    ask(to, &request).await
-}
-
-async fn ask(to: SocketAddr, request: &str) -> String {
-    let mut stream = TcpStream::connect(to).await.expect("listening");
-    stream.write_all(request.as_bytes()).await.expect("sent");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.expect("answered");
-    answer
+async fn put(to: SocketAddr, headers: &str, body: &str) -> Answer {
+    ask(to, "PUT /accounts/7", &format!("Host: test\r\n{headers}"), body).await
 }
 
 async fn serve(database: &Path) -> SocketAddr {
@@ -121,18 +109,18 @@ async fn a_service_refuses_an_old_fence() {
     let dir = tempfile::tempdir().expect("a directory");
     let service = serve(&dir.path().join("accounts.db")).await;
     let fence = |fence: Fence| format!("Lock-Fence: {fence}\r\n");
-    assert!(put(service, &fence(old), "100").await.starts_with("HTTP/1.1 204"));
-    assert!(put(service, &fence(new), "250").await.starts_with("HTTP/1.1 204"));
+    assert!(put(service, &fence(old), "100").await.status == 204);
+    assert!(put(service, &fence(new), "250").await.status == 204);
     let refused = put(service, &fence(old), "100").await;
-    assert!(refused.starts_with("HTTP/1.1 412") && refused.ends_with(r#"{"code":"stale_fence"}"#), "{refused}");
+    assert_eq!(refused.code(), (412, "stale_fence".into()));
     let without = put(service, "", "100").await;
-    assert!(without.starts_with("HTTP/1.1 428") && without.ends_with(r#"{"code":"fence_missing"}"#), "{without}");
+    assert_eq!(without.code(), (428, "fence_missing".into()));
     for bad in ["-1", "many", "9999999999999999"] {
         let refused = put(service, &format!("Lock-Fence: {bad}\r\n"), "100").await;
-        assert!(refused.starts_with("HTTP/1.1 400") && refused.ends_with(r#"{"code":"bad_fence"}"#), "{refused}");
+        assert_eq!(refused.code(), (400, "bad_fence".into()));
     }
     let wrong = put(service, &fence(new), "much").await;
-    assert!(wrong.starts_with("HTTP/1.1 400"), "{wrong}");
-    let read = ask(service, "GET /accounts/7 HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n").await;
-    assert!(read.ends_with(&format!(r#"{{"balance":250,"fence":{new}}}"#)), "{read}");
+    assert_eq!(wrong.status, 400);
+    let read = ask(service, "GET /accounts/7", "Host: test\r\n", "").await;
+    assert_eq!(read.body, format!(r#"{{"balance":250,"fence":{new}}}"#));
 }

@@ -13,8 +13,9 @@ use axum::routing::{get, post};
 use futures_util::future::join_all;
 use leasehold::LockManager;
 use leasehold::http::IdempotencyLayer;
+use leasehold_testkit::http::{Answer, receive};
 use leasehold_testkit::{Arena, Kind, on_every_store};
-use support::{Answer, ask, receive, send, serve};
+use support::{ask, replayed, send, serve};
 use tokio::sync::Semaphore;
 
 on_every_store!(
@@ -89,10 +90,10 @@ async fn a_request_that_is_sent_again_is_answered_again(arena: Arena) {
     let till = Till::new();
     let instances = [till.serve(layer(&arena).await).await, till.serve(layer(&arena).await).await];
     let first = pay(instances[0], "k1", "9 EUR").await;
-    assert_eq!((first.status, first.body.as_str(), first.replayed()), (201, "1: 9 EUR paid", false));
+    assert_eq!((first.status, first.body.as_str(), replayed(&first)), (201, "1: 9 EUR paid", false));
     for at in instances {
         let again = pay(at, "k1", "9 EUR").await;
-        assert_eq!((again.status, again.body.as_str(), again.replayed()), (201, "1: 9 EUR paid", true));
+        assert_eq!((again.status, again.body.as_str(), replayed(&again)), (201, "1: 9 EUR paid", true));
         assert!(again.head.contains("x-number: 1") && again.head.contains("content-length: 13"), "{again:?}");
     }
     assert_eq!(till.called(), 1);
@@ -113,13 +114,14 @@ async fn while_it_is_under_way_others_are_told_or_wait(arena: Arena) {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     let busy = pay(told, "k", "9 EUR").await;
-    assert_eq!(busy.refusal(), (409, "in_flight".into()));
+    assert_eq!(busy.code(), (409, "in_flight".into()));
     assert!(busy.head.contains("retry-after: 1"), "{busy:?}");
     let waiting: Vec<_> = join_all((0..5).map(|_| send(waits, "POST /pay", "Idempotency-Key: k\r\n", "9 EUR"))).await;
     till.may_answer.add_permits(1);
-    assert_eq!(receive(first).await.status, 201);
+    assert_eq!(receive(first).await.expect("an answer").status, 201);
     for answer in join_all(waiting.into_iter().map(receive)).await {
-        assert!(answer.replayed() && answer.body == "1: 9 EUR paid", "{answer:?}");
+        let answer = answer.expect("an answer");
+        assert!(replayed(&answer) && answer.body == "1: 9 EUR paid", "{answer:?}");
     }
     assert_eq!(till.called(), 1);
 }
@@ -128,9 +130,9 @@ async fn another_payload_is_refused(arena: Arena) {
     let till = Till::new();
     let at = till.serve(layer(&arena).await).await;
     pay(at, "k", "9 EUR").await;
-    assert_eq!(pay(at, "k", "10 EUR").await.refusal(), (422, "other_payload".into()));
+    assert_eq!(pay(at, "k", "10 EUR").await.code(), (422, "other_payload".into()));
     let elsewhere = ask(at, "POST /pay-more", "Idempotency-Key: k\r\n", "9 EUR").await;
-    assert_eq!(elsewhere.refusal().0, 422);
+    assert_eq!(elsewhere.code().0, 422);
     assert_eq!(ask(at, "POST /pay?twice=1", "Idempotency-Key: k\r\n", "9 EUR").await.status, 422);
     assert_eq!(till.called(), 1);
 }
@@ -140,13 +142,13 @@ async fn a_server_error_is_not_stored_and_a_refusal_is(arena: Arena) {
     let at = till.serve(layer(&arena).await).await;
     for n in 1..=2 {
         let failed = pay(at, "k", "crash").await;
-        assert_eq!((failed.status, failed.replayed(), till.called()), (502, false, n), "it is tried again");
+        assert_eq!((failed.status, replayed(&failed), till.called()), (502, false, n), "it is tried again");
     }
     // Nothing was carried out, so the key is free.
     assert_eq!(pay(at, "k", "9 EUR").await.status, 201);
-    for replayed in [false, true] {
+    for stored in [false, true] {
         let refused = pay(at, "p", "poor").await;
-        assert_eq!((refused.status, refused.replayed()), (402, replayed));
+        assert_eq!((refused.status, replayed(&refused)), (402, stored));
     }
     assert_eq!(till.called(), 4);
 }
@@ -163,7 +165,7 @@ async fn a_client_that_goes_away_does_not_undo_it(arena: Arena) {
     tokio::time::sleep(Duration::from_millis(100)).await;
     till.may_answer.add_permits(1);
     let again = pay(at, "k", "9 EUR").await;
-    assert_eq!((again.status, again.replayed(), till.called()), (201, true, 1));
+    assert_eq!((again.status, replayed(&again), till.called()), (201, true, 1));
 }
 
 async fn keys_belong_to_their_callers(arena: Arena) {
@@ -172,31 +174,31 @@ async fn keys_belong_to_their_callers(arena: Arena) {
     let by = async |who: &str| {
         ask(at, "POST /pay", &format!("Authorization: {who}\r\nIdempotency-Key: 1\r\n"), "9 EUR").await
     };
-    assert!(!by("alice").await.replayed() && !by("bob").await.replayed());
-    assert!(by("alice").await.replayed() && by("bob").await.replayed());
+    assert!(!replayed(&by("alice").await) && !replayed(&by("bob").await));
+    assert!(replayed(&by("alice").await) && replayed(&by("bob").await));
     assert_eq!(till.called(), 2);
 }
 
 async fn sizes_have_limits(arena: Arena) {
     let till = Till::new();
     let at = till.serve(layer(&arena).await.body_limit(100).response_limit(1_000)).await;
-    assert_eq!(pay(at, "k", &"x".repeat(101)).await.refusal(), (413, "body_too_large".into()));
+    assert_eq!(pay(at, "k", &"x".repeat(101)).await.code(), (413, "body_too_large".into()));
     assert_eq!(pay(at, "k", &"x".repeat(100)).await.status, 201);
     // The response was given once, whole; the request is not carried out a second time for another.
     let large = pay(at, "l", "large").await;
     assert_eq!((large.status, large.body.matches('x').count()), (200, 2_000));
-    assert_eq!(pay(at, "l", "large").await.refusal(), (409, "response_not_stored".into()));
+    assert_eq!(pay(at, "l", "large").await.code(), (409, "response_not_stored".into()));
     assert_eq!(till.called(), 2);
 }
 
 async fn keys_that_make_no_sense_are_refused(arena: Arena) {
     let till = Till::new();
     let at = till.serve(layer(&arena).await.required(true)).await;
-    assert_eq!(ask(at, "POST /pay", "", "9 EUR").await.refusal(), (400, "missing_header".into()));
+    assert_eq!(ask(at, "POST /pay", "", "9 EUR").await.code(), (400, "missing_header".into()));
     let two = ask(at, "POST /pay", "Idempotency-Key: a\r\nIdempotency-Key: b\r\n", "9 EUR").await;
-    assert_eq!(two.refusal(), (400, "invalid_key".into()));
+    assert_eq!(two.code(), (400, "invalid_key".into()));
     for key in ["", "ünï", &"x".repeat(256)] {
-        assert_eq!(pay(at, key, "9 EUR").await.refusal(), (400, "invalid_key".into()), "{key}");
+        assert_eq!(pay(at, key, "9 EUR").await.code(), (400, "invalid_key".into()), "{key}");
     }
     assert_eq!(pay(at, &"x".repeat(255), "9 EUR").await.status, 201);
     assert_eq!(till.called(), 1);
@@ -212,6 +214,6 @@ async fn a_store_that_is_away_is_503_and_nothing_is_begun() {
     let at = till.serve(IdempotencyLayer::new(locks)).await;
     arena.server().kill9();
     let unknown = pay(at, "k", "9 EUR").await;
-    assert_eq!(unknown.refusal(), (503, "store_unreachable".into()));
+    assert_eq!(unknown.code(), (503, "store_unreachable".into()));
     assert!(!unknown.body.contains("redis") && till.called() == 0, "{unknown:?}");
 }

@@ -12,8 +12,9 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use leasehold::http::{LockLayer, answer_held_with};
 use leasehold::{Error, EvictMode, LockManager, lock};
+use leasehold_testkit::http::receive;
 use leasehold_testkit::{Arena, Kind, on_every_store};
-use support::{free_at_once, receive, send, serve};
+use support::{free_at_once, send, serve};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 

@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use leasehold::LockManager;
+use leasehold_testkit::http::receive;
 use leasehold_testkit::{Arena, on_every_store};
 use orders::{Bank, Shop};
-use support::{ask, free_at_once, receive, send, serve};
+use support::{ask, free_at_once, send, serve};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use leasehold::clock::Moment;
-use leasehold::{Done, LockManager, LossReason, Owner, ResultSlot, Started, Ttl};
+use leasehold::{LockManager, LossReason, Owner, ResultSlot, Ttl};
 use nix::sys::signal::Signal;
 use rustix::process::{Pid, WaitStatus, getppid, kill_process};
 use tokio::signal::unix::SignalKind;
@@ -15,23 +15,20 @@ use super::command::{self, Start};
 use super::deadline::Deadlines;
 use super::lease::Lease;
 use super::link::{Ear, Link, Read, ToFront, ToKeeper};
-use super::signals::{Blocked, Came, Caught, ends, stops};
+use super::signals::{Blocked, Came, Caught, stops};
 use super::tee::Tee;
 use super::tree::{self, Reaped};
-use super::{KEEPER, held, let_go_of_stdio, refused, result, waiting};
+use super::{KEEPER, let_go_of_stdio, refused, result};
 use crate::cli::{OnLost, RunArgs};
 use crate::exit::{Exit, Failure};
 use crate::say;
 use crate::store::Choice;
 
-/// A child that has to be killed is looked for again this often.
-const AGAIN: Duration = Duration::from_millis(5);
-
 /// How the run ended, for the front.
-struct End {
-    code: u8,
+pub(super) struct End {
+    pub(super) code: u8,
     /// The signal the front is to end by if it got it, too, so that a shell sees it.
-    by: Option<Signal>,
+    pub(super) by: Option<Signal>,
 }
 
 impl From<Exit> for End {
@@ -84,20 +81,20 @@ fn keep(
     })
 }
 
-struct Keeper {
-    args: RunArgs,
-    json: bool,
-    link: Ear,
-    children: tokio::signal::unix::Signal,
+pub(super) struct Keeper {
+    pub(super) args: RunArgs,
+    pub(super) json: bool,
+    pub(super) link: Ear,
+    pub(super) children: tokio::signal::unix::Signal,
     front: Option<Pid>,
     blocked: Blocked,
-    owner: Owner,
-    deadlines: Deadlines,
-    locks: Option<LockManager>,
+    pub(super) owner: Owner,
+    pub(super) deadlines: Deadlines,
+    pub(super) locks: Option<LockManager>,
     /// How often the front was told to stop and has not gone on since.
-    stops: u32,
+    pub(super) stops: u32,
     /// The lease is lost, and CMD goes on as asked.
-    warned: bool,
+    pub(super) warned: bool,
 }
 
 /// Why watching came to an end.
@@ -255,152 +252,6 @@ impl Keeper {
         }
     }
 
-    /// The lock, confirmed; or how the run ends without it.
-    async fn acquire(&mut self, store: &Choice) -> Result<Result<(Lease, Option<ResultSlot>), End>, Failure> {
-        let asked = Self::ask(&self.args, &self.owner, store, &self.link, &mut self.locks, &self.deadlines);
-        let cancelled = Self::cancelled(&self.link, &mut self.stops);
-        let outcome = tokio::select! {
-            biased;
-            cancelled = cancelled => Err(cancelled),
-            outcome = asked => Ok(outcome),
-        };
-        let (guard, slot) = match outcome {
-            Err(by) => {
-                let code = by.map_or(128 + 9, |signal| 128 + number(signal));
-                // What was asked for is given back before we are gone.
-                if let Some(locks) = self.locks.take() {
-                    locks.shutdown().await;
-                }
-                return Ok(Err(End { code, by }));
-            }
-            Ok(Err(error)) => return Err(self.not_acquired(error).await),
-            Ok(Ok(Got::Done(done))) => return self.replay(done).await.map(Err),
-            Ok(Ok(Got::Lock(guard, slot))) => (guard, slot),
-        };
-        // Stopped while waiting: the job goes on when the shell says so.
-        while self.stops > 0 {
-            match self.link.hear().await {
-                Some(came) if came.signal == Signal::SIGCONT => self.stops = self.stops.saturating_sub(1),
-                Some(came) if ends(came.signal) => {
-                    self.release(guard).await;
-                    return Ok(Err(End { code: 128 + number(came.signal), by: Some(came.signal) }));
-                }
-                Some(_) => {}
-                None => {
-                    self.release(guard).await;
-                    return Ok(Err(Exit::Code(128 + 9).into()));
-                }
-            }
-        }
-        Ok(Ok((guard, slot)))
-    }
-
-    /// Another one ran it: its output is ours, and its exit code.
-    async fn replay(&mut self, done: Done) -> Result<End, Failure> {
-        let (told, written) = tokio::sync::oneshot::channel();
-        // On a thread of its own: whoever reads slowly must not keep us from being interrupted.
-        std::thread::spawn(move || told.send(result::replay(&done)));
-        let cancelled = Self::cancelled(&self.link, &mut self.stops);
-        tokio::select! {
-            written = written => {
-                let ended = || Failure::new(Exit::Output, "the stored output could not be written");
-                written.map_err(|_| ended())?.map(|code| Exit::Code(code).into())
-            }
-            by = cancelled => {
-                let code = by.map_or(128 + 9, |signal| 128 + number(signal));
-                Ok(End { code, by })
-            }
-        }
-    }
-
-    /// Opens the store and waits for the lock.
-    async fn ask(
-        args: &RunArgs,
-        owner: &Owner,
-        store: &Choice,
-        link: &Ear,
-        locks: &mut Option<LockManager>,
-        deadlines: &Deadlines,
-    ) -> Result<Got, NotGot> {
-        let mut options = store.options().map_err(NotGot::Failed)?;
-        options.owner = owner.clone();
-        options.ttl = ttl(args);
-        let locks = locks.insert(store.connect_with(options).await.map_err(NotGot::Failed)?);
-        if let Some(lifeline) = locks.lifeline() {
-            // Before there is anything to lose: it holds even while it is on its way.
-            link.send(&ToFront::Lifeline, Some(lifeline.as_fd()));
-        }
-        let asked = Self::wait_for(args, locks);
-        let got = if args.no_wait {
-            asked.await
-        } else {
-            tokio::select! {
-                biased;
-                got = asked => got,
-                () = waiting::show(locks, args, owner) => unreachable!("it never ends"),
-            }
-        };
-        let (guard, slot) = match got? {
-            Got::Lock(guard, slot) => (guard, slot),
-            done @ Got::Done(_) => return Ok(done),
-        };
-        // A lease that was handed over is short until it is confirmed: too short to begin with.
-        if Moment::now() >= deadlines.give_up_at(guard.valid_until()) {
-            guard.extend(ttl(args).duration()).await.map_err(NotGot::Error)?;
-        }
-        Ok(Got::Lock(guard, slot))
-    }
-
-    /// The lock, GPUs, or a result, as the command line says.
-    async fn wait_for(args: &RunArgs, locks: &LockManager) -> Result<Got, NotGot> {
-        let wait = if args.no_wait { Some(Duration::ZERO) } else { args.wait };
-        if let Some(gpu) = &args.gpu {
-            let request = gpu.request(locks, args.gpus).map_err(NotGot::Failed)?.lock_timeout(ttl(args));
-            let gpus = request.wait_up_to(wait.unwrap_or(Duration::MAX)).await;
-            return gpus.map(|gpus| Got::Lock(gpus.into(), None)).map_err(NotGot::Error);
-        }
-        let Some(wish) = &args.once else {
-            let name = args.name.as_ref().expect("the command line has a name, or GPUs");
-            let request = locks.lock(name);
-            let request = if let Some(wait) = wait { request.wait_up_to(wait) } else { request };
-            return request.await.map(|guard| Got::Lock(guard.into(), None)).map_err(NotGot::Error);
-        };
-        let once = locks.once(wish.id.as_str()).keep(wish.keep.duration());
-        let once = if let Some(wait) = wait { once.wait_up_to(wait) } else { once };
-        Ok(match once.start().await.map_err(NotGot::Error)? {
-            Started::Done(done) => Got::Done(done),
-            Started::Run(running) => {
-                let (guard, slot) = running.split();
-                Got::Lock(guard.into(), Some(slot))
-            }
-        })
-    }
-
-    /// Waits until the front wants no lock any more: the signal that ends it, or none when it was killed.
-    async fn cancelled(link: &Ear, stops_told: &mut u32) -> Option<Signal> {
-        loop {
-            match link.hear().await {
-                None => return None,
-                Some(came) if stops(came.signal) => {
-                    *stops_told += 1;
-                    link.send(&ToFront::Stop(came.signal), None);
-                }
-                Some(came) if came.signal == Signal::SIGCONT => *stops_told = stops_told.saturating_sub(1),
-                Some(came) if ends(came.signal) => return Some(came.signal),
-                Some(_) => {}
-            }
-        }
-    }
-
-    async fn not_acquired(&self, why: NotGot) -> Failure {
-        match why {
-            NotGot::Failed(failure) => failure,
-            NotGot::Error(error) => {
-                held::failure(error, self.locks.as_ref(), self.json, self.args.conflict_exit_code).await
-            }
-        }
-    }
-
     /// Until CMD ends, the lease is lost, or the front is killed.
     async fn watch(&mut self, guard: &Lease, pid: Pid, caught: &mut Caught) -> Watched {
         loop {
@@ -501,55 +352,6 @@ impl Keeper {
         }
     }
 
-    /// The lease is lost: asks everything below us to end, and kills it in time.
-    async fn end_tree(&mut self, guard: &Lease, why: &str) {
-        let kill_at = self.deadlines.kill_at(Moment::now(), guard.valid_until());
-        tree::signal_all(rustix::process::Signal::TERM);
-        // What is stopped cannot end.
-        tree::signal_all(rustix::process::Signal::CONT);
-        say::failure(&Failure::new(Exit::Lost, why).detail("the command and all it started are being ended"));
-        loop {
-            let left = loop {
-                match tree::reap() {
-                    Reaped::Child(..) => {}
-                    Reaped::Nothing => break true,
-                    Reaped::Nobody => break false,
-                }
-            };
-            if !left || Moment::now() >= kill_at {
-                break;
-            }
-            tokio::select! {
-                _ = self.children.recv() => {}
-                () = until(kill_at) => {}
-            }
-        }
-        self.kill_tree(guard.valid_until()).await;
-    }
-
-    /// Kills everything below us and waits until it is dead.
-    async fn kill_tree(&mut self, at_most_until: Moment) {
-        loop {
-            let refused = tree::signal_all(rustix::process::Signal::KILL);
-            loop {
-                match tree::reap() {
-                    Reaped::Child(..) => {}
-                    Reaped::Nothing => break,
-                    Reaped::Nobody => return,
-                }
-            }
-            if Moment::now() >= at_most_until && !refused.is_empty() {
-                let pids: Vec<String> = refused.iter().map(|pid| pid.as_raw_nonzero().to_string()).collect();
-                say::talk(&format!("leasehold: not permitted to kill, and still running: {}", pids.join(" ")));
-                return;
-            }
-            tokio::select! {
-                _ = self.children.recv() => {}
-                () = tokio::time::sleep(AGAIN) => {}
-            }
-        }
-    }
-
     fn end_of(status: WaitStatus) -> End {
         match status.terminating_signal() {
             Some(signal) => End {
@@ -559,39 +361,6 @@ impl Keeper {
             },
             None => Exit::Code(status.exit_status().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)).into(),
         }
-    }
-
-    /// Gives the lock back. `false`: it was lost before that.
-    async fn release(&self, guard: Lease) -> bool {
-        let (name, valid_until) = (guard.name().clone(), guard.valid_until());
-        let lost = guard.loss();
-        match guard.release().await {
-            Ok(true) => true,
-            Ok(false) => {
-                if !self.warned {
-                    let why = lost.map_or_else(|| "somebody took it away".to_owned(), |why| why.to_string());
-                    say::failure(&Failure::new(Exit::Lost, format!("the lease on {name} was lost: {why}")));
-                }
-                false
-            }
-            Err(error) => {
-                let left = Moment::now().until(valid_until);
-                let text = format!("{error}; {name} is free in {} at the latest", crate::duration::shown(left));
-                say::failure(&Failure::new(Exit::Unreachable, text));
-                // It is tried again by other means; a lease that is over needs no release.
-                if let Some(locks) = &self.locks {
-                    let _ = tokio::time::timeout(left, locks.shutdown()).await;
-                }
-                true
-            }
-        }
-    }
-
-    /// What was taken away from us is given back, so that the next one need not wait for its end; what is
-    /// gone cannot be.
-    async fn release_lost(&self, guard: Lease) {
-        let left = Moment::now().until(guard.valid_until());
-        let _ = tokio::time::timeout(left, guard.release()).await;
     }
 
     fn tell(&self, message: &ToFront) {
@@ -609,22 +378,8 @@ impl Keeper {
     }
 }
 
-/// What was asked for.
-enum Got {
-    /// The lock; of `once`, with the place for the result.
-    Lock(Lease, Option<ResultSlot>),
-    /// Somebody has done it.
-    Done(Done),
-}
-
-/// Why there is neither.
-enum NotGot {
-    Error(leasehold::Error),
-    Failed(Failure),
-}
-
 /// Sleeps until then. The runtime's timer stops while the machine sleeps; a lease does not.
-async fn until(moment: Moment) {
+pub(super) async fn until(moment: Moment) {
     loop {
         let left = Moment::now().until(moment);
         if left.is_zero() {
@@ -644,11 +399,11 @@ fn lost_text(guard: &Lease, why: Option<LossReason>) -> String {
     }
 }
 
-fn ttl(args: &RunArgs) -> Ttl {
+pub(super) fn ttl(args: &RunArgs) -> Ttl {
     args.ttl.unwrap_or_default()
 }
 
-fn number(signal: Signal) -> u8 {
+pub(super) fn number(signal: Signal) -> u8 {
     u8::try_from(signal as i32).unwrap_or(0)
 }
 

@@ -39,8 +39,10 @@
 //! (`tee`), and its result is stored before the lock is released (`result`). A CMD that was ended by a signal has
 //! no result, and the next one runs it.
 
+mod asking;
 mod command;
 mod deadline;
+mod ending;
 mod front;
 mod held;
 mod keeper;

@@ -1,4 +1,4 @@
-//! A server in the test, on each kind of store, and a client that sends one request.
+//! A server in the test, on each kind of store.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::net::SocketAddr;
@@ -8,8 +8,8 @@ use leasehold::store::memory::MemoryWorld;
 use leasehold::{KeySpace, LockManager, Options};
 use leasehold_server::{ServeError, Server, Settings};
 use leasehold_testkit::RedisServer;
+use leasehold_testkit::http::{Answer, receive, send};
 use serde_json::Value;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -104,14 +104,14 @@ impl Place {
 
     pub(crate) async fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
         let headers = format!("Host: {}\r\n{}{headers}", self.at, self.headers);
-        let stream = send(self.at, method, path, &headers, body).await;
+        let stream = send(self.at, &format!("{method} {path}"), &headers, body).await;
         receive(stream).await.unwrap_or_else(|| panic!("{}: no answer to {method} {path}", self.kind))
     }
 
     /// Sends and does not wait for the answer.
     pub(crate) async fn begin(&self, path: &str, body: &Value) -> TcpStream {
         let headers = format!("Host: {}\r\n{}Content-Type: application/json\r\n", self.at, self.headers);
-        send(self.at, "POST", path, &headers, &body.to_string()).await
+        send(self.at, &format!("POST {path}"), &headers, &body.to_string()).await
     }
 }
 
@@ -123,50 +123,6 @@ fn quiet() -> Options {
 
 async fn open(url: &str) -> LockManager {
     LockManager::connect_with(url, quiet()).await.expect("a store")
-}
-
-/// Sends a request and leaves the connection open.
-pub(crate) async fn send(to: SocketAddr, method: &str, path: &str, headers: &str, body: &str) -> TcpStream {
-    let mut stream = TcpStream::connect(to).await.expect("listening");
-    let length = body.len();
-    let head = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n");
-    // A server that refuses the head may close before it has the body.
-    let _ = stream.write_all(format!("{head}{body}").as_bytes()).await;
-    stream
-}
-
-/// An answer, taken apart.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    pub(crate) status: u16,
-    pub(crate) head: String,
-    pub(crate) body: String,
-}
-
-impl Answer {
-    pub(crate) fn json(&self) -> Value {
-        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
-    }
-
-    /// The status and the `code` of an error.
-    pub(crate) fn code(&self) -> (u16, String) {
-        (self.status, self.json()["code"].as_str().unwrap_or("none").to_owned())
-    }
-
-    pub(crate) fn ok(self) -> Value {
-        assert_eq!(self.status, 200, "{self:?}");
-        self.json()
-    }
-}
-
-/// The answer, or `None` when the connection ended without one.
-pub(crate) async fn receive(mut stream: TcpStream) -> Option<Answer> {
-    let mut text = Vec::new();
-    let _ = stream.read_to_end(&mut text).await;
-    let text = String::from_utf8(text).expect("text");
-    let (head, body) = text.split_once("\r\n\r\n")?;
-    let status = head.split(' ').nth(1)?.parse().ok()?;
-    Some(Answer { status, head: head.to_lowercase(), body: body.to_owned() })
 }
 
 /// A name as one segment of a path.
