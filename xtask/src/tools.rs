@@ -150,8 +150,10 @@ impl<'a> Tools<'a> {
                 "there is no apt-get here: install what Debian calls {packages} by other means"
             )));
         }
-        // RUNLEVEL=1 keeps packages from starting their services.
-        let quiet = ["env", "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1", "apt-get", "-q"];
+        // RUNLEVEL=1 keeps packages from starting their services. On a machine that has just begun, another
+        // apt is often at work: it is waited for.
+        let environment = ["env", "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1"];
+        let quiet = [&environment[..], &["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300"]].concat();
         if !self.apt_is_up_to_date.replace(true)
             && let Err(error) = self.install(self.as_root(&quiet).arg("update"))
         {

@@ -45,13 +45,16 @@ impl Workspace {
         command
     }
 
-    /// The names of a crate's test programs, in order.
+    /// The names of a crate's test programs, in order: files, and directories with a `main.rs`.
     pub(crate) fn tests_of(&self, krate: &str) -> Result<Vec<String>, Failure> {
         let dir = self.root.join("crates").join(krate).join("tests");
-        let files = std::fs::read_dir(&dir)
+        let entries = std::fs::read_dir(&dir)
             .map_err(|error| Failure::Failed(format!("cannot read {}: {error}", self.relative(&dir))))?;
-        let mut names: Vec<String> =
-            files.filter_map(|file| Some(file.ok()?.file_name().to_str()?.strip_suffix(".rs")?.to_owned())).collect();
+        let name_of = |path: PathBuf| {
+            let is_program = path.extension().is_some_and(|ending| ending == "rs") || path.join("main.rs").exists();
+            is_program.then(|| path.file_stem()?.to_str().map(str::to_owned)).flatten()
+        };
+        let mut names: Vec<String> = entries.filter_map(|entry| name_of(entry.ok()?.path())).collect();
         names.sort();
         Ok(names)
     }

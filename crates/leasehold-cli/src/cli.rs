@@ -42,7 +42,7 @@ the one named, 78 configuration; run passes on its command's own.";
 /// Options of every command.
 #[derive(Debug, Args)]
 pub(crate) struct Global {
-    /// sqlite:PATH, redis://HOST:PORT or memory: [default: $LEASEHOLD_STORE, else a SQLite file]
+    /// sqlite:PATH, redis://HOST:PORT (rediss:// for TLS) or memory: [default: $LEASEHOLD_STORE, else a SQLite file]
     #[arg(long, global = true, value_name = "URL", display_order = 900)]
     pub(crate) store: Option<String>,
     /// Sets locks of one application apart from another's [default: $LEASEHOLD_NAMESPACE, else leasehold]

@@ -6,6 +6,7 @@
 
 mod arena;
 pub mod board;
+pub mod certificates;
 pub mod history;
 pub mod http;
 pub mod job;
@@ -18,6 +19,7 @@ pub mod worker;
 
 pub use arena::{Arena, Kind};
 pub use board::{full_or, report};
+pub use certificates::Authority;
 pub use history::{History, HistoryWriter};
 pub use proxy::FaultProxy;
 pub use server::RedisServer;

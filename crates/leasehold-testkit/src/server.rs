@@ -282,7 +282,8 @@ fn server_binary() -> PathBuf {
 }
 
 /// Free a moment ago; whoever starts a server on it must be ready to find it taken.
-fn free_port() -> u16 {
+/// A port nobody listens on at the moment.
+pub fn free_port() -> u16 {
     loop {
         let width = u64::from(PORTS.end - PORTS.start);
         let offset = u16::try_from(random_u64() % width).expect("less than the width");

@@ -42,8 +42,9 @@ pub struct LockManager {
 
 impl LockManager {
     /// Opens the store that a URL names, with the default options:
-    /// `sqlite:` (the default file) or `sqlite:PATH`, `redis://[user:password@]host[:port][/db]`,
-    /// or `memory:`.
+    /// `sqlite:` (the default file) or `sqlite:PATH`, `redis://[user:password@]host[:port][/db]`
+    /// (with the feature `tls` also `rediss://…`, which trusts whom the machine trusts, or with `?ca=FILE` the
+    /// authorities in that file alone), or `memory:`.
     ///
     /// # Errors
     /// [`Error::Connect`] when the URL makes no sense or the store cannot be used.
@@ -72,7 +73,7 @@ impl LockManager {
                 Arc::new(RedisStore::connect(url, options.keys.clone(), redis).await.map_err(connect)?)
             }
             _ => {
-                let known = "use sqlite:, sqlite:PATH, redis://HOST:PORT or memory:";
+                let known = "use sqlite:, sqlite:PATH, redis://HOST:PORT, rediss://HOST:PORT or memory:";
                 return Err(connect(StoreError::new(StoreErrorKind::Refused, known)));
             }
         };

@@ -1,14 +1,17 @@
 //! Where a server is, read from a URL, and how it is called in front of people.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use crate::store::{StoreError, StoreErrorKind};
 
 const DEFAULT_PORT: u16 = 6379;
 
-/// `redis://[user:password@]host[:port][/database]`, taken apart.
+/// `redis://[user:password@]host[:port][/database]`, taken apart; `rediss://` for TLS.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Address {
+    /// `None`: not encrypted.
+    pub(super) tls: Option<Trust>,
     pub(super) host: String,
     pub(super) port: u16,
     pub(super) database: u64,
@@ -16,20 +19,41 @@ pub(super) struct Address {
     pub(super) login: Option<(String, String)>,
 }
 
+/// Who vouches for a server's certificate.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Trust {
+    /// Whoever this machine trusts.
+    Machine,
+    /// The authorities in this file, and nobody else.
+    File(PathBuf),
+}
+
 impl Address {
     /// # Errors
     /// `Refused`, in words that repeat nothing of the URL: there may be a password in it.
     pub(super) fn parse(url: &str) -> Result<Self, StoreError> {
         let refused = |why: &'static str| StoreError::new(StoreErrorKind::Refused, why);
-        if url.starts_with("rediss://") {
-            return Err(refused("rediss:// needs TLS, which this build does not have"));
+        let (rest, encrypted) = match (url.strip_prefix("redis://"), url.strip_prefix("rediss://")) {
+            (Some(rest), _) => (rest, false),
+            (_, Some(rest)) => (rest, true),
+            _ => return Err(refused("the URL of a Redis store begins with redis:// or rediss://")),
+        };
+        if encrypted && !cfg!(feature = "tls") {
+            return Err(refused("rediss:// needs TLS: build leasehold with its feature `tls`"));
         }
-        let rest = url.strip_prefix("redis://").ok_or(refused("the URL of a Redis store begins with redis://"))?;
         let malformed = || refused("not a URL such as redis://user:password@host:6379/0");
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        // Said by other clients' URLs; we speak nothing else.
-        if !matches!(query, "" | "protocol=resp3" | "protocol=3") {
-            return Err(refused("a Redis URL takes no options after `?`"));
+        let mut trust = Trust::Machine;
+        for option in query.split('&').filter(|option| !option.is_empty()) {
+            match option.split_once('=') {
+                // Said by other clients' URLs; we speak nothing else.
+                Some(("protocol", "resp3" | "3")) => {}
+                Some(("ca", file)) if encrypted && !file.is_empty() => {
+                    trust = Trust::File(decoded(file).ok_or_else(malformed)?.into());
+                }
+                Some(("ca", _)) => return Err(refused("`?ca=FILE` goes with rediss://, and names a file")),
+                _ => return Err(refused("a Redis URL takes no options after `?`, rediss:// only `ca=FILE`")),
+            }
         }
         let (place, database) = rest.split_once('/').unwrap_or((rest, ""));
         let (login, place) = match place.rsplit_once('@') {
@@ -57,7 +81,8 @@ impl Address {
                 Some((decode(user)?, decode(password)?))
             }
         };
-        Ok(Self { host: host.to_owned(), port, database, login })
+        let tls = encrypted.then_some(trust);
+        Ok(Self { tls, host: host.to_owned(), port, database, login })
     }
 }
 
@@ -65,10 +90,11 @@ impl Address {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { host, port, database, .. } = self;
+        let scheme = if self.tls.is_some() { "rediss" } else { "redis" };
         if host.contains(':') {
-            write!(f, "redis://[{host}]:{port}")?;
+            write!(f, "{scheme}://[{host}]:{port}")?;
         } else {
-            write!(f, "redis://{host}:{port}")?;
+            write!(f, "{scheme}://{host}:{port}")?;
         }
         if *database != 0 {
             write!(f, "/{database}")?;
@@ -128,6 +154,23 @@ mod tests {
     }
 
     #[test]
+    #[cfg(feature = "tls")]
+    fn an_encrypted_address_says_whom_it_trusts() {
+        assert_eq!(address("redis://h").tls, None);
+        assert_eq!(address("rediss://:hunter2@h").tls, Some(Trust::Machine));
+        assert_eq!(address("rediss://:hunter2@h:7000/2").to_string(), "rediss://h:7000/2");
+        let own = address("rediss://h?ca=/etc/my%20ca.pem&protocol=resp3");
+        assert_eq!(own.tls, Some(Trust::File("/etc/my ca.pem".into())));
+    }
+
+    #[test]
+    #[cfg(not(feature = "tls"))]
+    fn without_tls_nothing_is_sent_in_the_clear_instead() {
+        let error = Address::parse("rediss://:hunter2@h").expect_err("not built in");
+        assert!(error.to_string().contains("tls") && !error.to_string().contains("hunter2"), "{error}");
+    }
+
+    #[test]
     fn a_login_is_decoded() {
         let login = |url| address(url).login;
         let pair = |user: &str, password: &str| Some((user.to_owned(), password.to_owned()));
@@ -152,7 +195,9 @@ mod tests {
             "redis://h?password=hunter2",
             "redis://[::1hunter2",
             "redis://a hunter2",
-            "rediss://:hunter2@host",
+            "rediss://:hunter2@:x",
+            "rediss://h?verify=hunter2",
+            "redis://h?ca=/hunter2",
         ] {
             let error = Address::parse(url).expect_err(url);
             assert_eq!(error.kind(), StoreErrorKind::Refused, "{url}");

@@ -32,6 +32,9 @@ mod look;
 mod notes;
 mod resp;
 mod scripts;
+mod socket;
+#[cfg(feature = "tls")]
+mod tls;
 mod tries;
 mod value;
 mod verbs;

@@ -17,15 +17,15 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use rustix::net::sockopt;
-use tokio::io::{AsyncRead, ReadBuf};
+use tokio::io::ReadBuf;
 use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::{Instant, Sleep, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::RedisOptions;
 use super::address::Address;
 use super::resp::{self, Cmd, Pipeline, Value};
+use super::socket::{self, Reader, Writer};
 use crate::clock::Moment;
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -55,7 +55,7 @@ pub(super) struct Wire {
 }
 
 struct Shared {
-    writer: OwnedWriteHalf,
+    writer: Writer,
     line: Mutex<Line>,
     is_broken: AtomicBool,
     broken: CancellationToken,
@@ -120,7 +120,8 @@ impl Wire {
             Ok(connected) => connected.and_then(|stream| prepare(&stream, options).map(|()| stream)),
             Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "no connection in time")),
         };
-        let (reader, writer) = stream.map_err(|error| unreachable(&error))?.into_split();
+        let stream = stream.map_err(|error| unreachable(&error))?;
+        let (reader, writer) = socket::over(stream, address, options.connect_timeout).await?;
         let shared = Arc::new(Shared {
             writer,
             line: Mutex::default(),
@@ -291,8 +292,8 @@ impl Shared {
         }
         woken.into_iter().for_each(Waker::wake);
         self.broken.cancel();
-        // The server must not take us for somebody who listens. An error says that it knows already.
-        let _ = rustix::net::shutdown(self.writer.as_ref(), rustix::net::Shutdown::Both);
+        // The server must not take us for somebody who listens.
+        self.writer.shut_down();
     }
 }
 
@@ -361,7 +362,7 @@ impl Slot {
 /// The task that reads and writes.
 struct Carrier {
     shared: Arc<Shared>,
-    reader: OwnedReadHalf,
+    reader: Reader,
     ear: Arc<dyn Hear>,
     answer_within: Duration,
     alarm: Pin<Box<Sleep>>,
@@ -377,7 +378,7 @@ struct Carrier {
     filled: usize,
 }
 
-async fn carry(ends: EndsWith, reader: OwnedReadHalf, ear: Arc<dyn Hear>, answer_within: Duration) {
+async fn carry(ends: EndsWith, reader: Reader, ear: Arc<dyn Hear>, answer_within: Duration) {
     let mut carrier = Carrier {
         shared: ends.0.clone(),
         reader,
@@ -441,13 +442,13 @@ impl Carrier {
                 std::mem::swap(&mut self.out, &mut line.out);
                 line.writing = true;
             }
-            let stream = self.shared.writer.as_ref();
-            match stream.poll_write_ready(cx) {
+            let writer = &self.shared.writer;
+            match writer.poll_write_ready(cx) {
                 Poll::Pending => return Ok(()),
                 Poll::Ready(Err(error)) => return Err(unreachable(&error)),
                 Poll::Ready(Ok(())) => {}
             }
-            match stream.try_write(&self.out[self.written..]) {
+            match writer.try_write(&self.out[self.written..]) {
                 Ok(bytes) => self.written += bytes,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(unreachable(&error)),
@@ -465,7 +466,7 @@ impl Carrier {
                 self.input.resize(self.input.len() * 2, 0);
             }
             let mut room = ReadBuf::new(&mut self.input[self.filled..]);
-            match Pin::new(&mut self.reader).poll_read(cx, &mut room) {
+            match self.reader.poll_read(cx, &mut room) {
                 Poll::Pending => return Ok(()),
                 Poll::Ready(Err(error)) => return Err(unreachable(&error)),
                 Poll::Ready(Ok(())) => {}

@@ -1,0 +1,10 @@
+//! The server as its users see it: over HTTP, on every store.
+
+mod described;
+mod doors;
+mod events;
+mod evicting;
+mod reading;
+mod support;
+mod taking;
+mod tasks;

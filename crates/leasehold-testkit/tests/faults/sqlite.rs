@@ -1,0 +1,261 @@
+//! SQLite under kills, forks and a full disk.
+
+use std::future::IntoFuture;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use leasehold::store::redis::{RedisOptions, RedisStore};
+use leasehold::store::sqlite::SqliteStore;
+use leasehold::store::{Claim, Store, Try};
+use leasehold::{Error, KeySpace, LockManager, LockName, Owner, StoreErrorKind, Token, Ttl};
+use leasehold_testkit::{RedisServer, WorkerProcess, full_or, report};
+
+use crate::common::*;
+
+async fn integrity(path: &Path) -> String {
+    SqliteStore::open(path).expect("a database").integrity().await.expect("answered")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f37_kills_leave_a_sound_file_and_never_two_holders() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("locks.db");
+    let url = format!("sqlite:{}", path.display());
+    let (processes, kills) = full_or((8, 24), (32, 200));
+    let chronicle = Chronicle::new();
+    let start = |i: usize| {
+        // Few names, so that they meet, wait and write at the same moment.
+        let mut job = chronicle.job(&url, &format!("busy-{}", i % 3));
+        (job.tasks, job.cycles, job.inside_us) = (2, usize::MAX, 200);
+        WorkerProcess::spawn(WORKER, &job)
+    };
+    let mut workers: Vec<WorkerProcess> = (0..processes).map(start).collect();
+    for worker in &mut workers {
+        worker.wait_for_line(|line| line["ready"] == true, LONG).await.expect("ready");
+    }
+    for kill in 0..kills {
+        let victim = kill * 7 % processes;
+        chronicle.kill(&mut workers[victim]);
+        workers[victim] = start(victim);
+        workers[victim].wait_for_line(|line| line["ready"] == true, LONG).await.expect("ready");
+    }
+    for worker in &mut workers {
+        chronicle.kill(worker);
+    }
+    let history = chronicle.check();
+    let errors = errors_of(workers).await;
+    assert!(errors.is_empty(), "{errors:?}");
+    assert_eq!(integrity(&path).await, "ok");
+    // Everybody is dead, so everything is free at once.
+    let manager = connect(&url).await;
+    for i in 0..3 {
+        let began = Instant::now();
+        let guard = manager.lock(format!("busy-{i}")).ttl(TTL).wait_up_to(LONG).await.expect("free");
+        assert!(began.elapsed() <= ms(1_000), "a dead holder's lock is free at once: {:?}", began.elapsed());
+        assert!(guard.release().await.expect("answered"));
+    }
+    assert_no_locks_left(&manager).await;
+    let grants = history.grants();
+    report(
+        "F37",
+        format!("{processes} processes, {kills} kills, {grants} grants: 0 overlaps, 0 fence inversions, integrity ok"),
+    );
+}
+
+/// What the workers could not do.
+async fn errors_of(workers: Vec<WorkerProcess>) -> Vec<String> {
+    let mut errors = Vec::new();
+    for mut worker in workers {
+        while let Some(line) = worker.next_line(ms(100)).await {
+            errors.extend(line["error"].as_str().map(str::to_owned));
+        }
+    }
+    errors
+}
+
+fn claim(name: &str) -> Claim {
+    Claim {
+        name: LockName::new(name).expect("a name"),
+        token: Token::random(),
+        ttl: Ttl::default(),
+        owner: Owner::default(),
+        fenced: true,
+        listens: true,
+        since_ms: 1,
+    }
+}
+
+/// Every verb of a store that believes to be in a forked child says so at once, and does nothing.
+async fn says_that_it_is_forked(store: &dyn Store, held: &Claim) -> Duration {
+    let began = Instant::now();
+    let other = claim("in-the-child");
+    let forked = |error: leasehold::StoreError| assert_eq!(error.kind(), StoreErrorKind::Forked, "{error}");
+    forked(store.try_acquire(&other).await.expect_err("forked"));
+    forked(store.acquire(&other, None).await.expect_err("forked"));
+    forked(store.release(&held.name, &held.token).await.expect_err("forked"));
+    forked(store.release_emergency(&held.name, &held.token).await.expect_err("forked"));
+    forked(store.leave(held).await.expect_err("forked"));
+    forked(store.holder(&held.name).await.expect_err("forked"));
+    forked(store.queue(&held.name).await.expect_err("forked"));
+    forked(store.list("", None, 10).await.expect_err("forked"));
+    store.close().await;
+    began.elapsed()
+}
+
+/// The parent goes on as if nothing had been.
+async fn goes_on(store: &dyn Store, held: &Claim) {
+    let holder = store.holder(&held.name).await.expect("answered").expect("held");
+    assert_eq!(holder.id, held.token.holder_id());
+    assert!(store.holder(&claim("in-the-child").name).await.expect("answered").is_none());
+    assert!(matches!(store.try_acquire(&claim("afterwards")).await, Ok(Try::Granted(_))));
+    assert_eq!(store.release(&held.name, &held.token).await.expect("answered"), leasehold::store::Release::Released);
+}
+
+/// A process without `unsafe` cannot fork, so the store is made to believe that it was.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f40_a_store_in_a_forked_child_says_so() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("locks.db");
+    let sqlite = SqliteStore::open(&path).expect("a database");
+    let server = RedisServer::start().await;
+    let redis =
+        RedisStore::connect(&server.url(), KeySpace::default(), RedisOptions::default()).await.expect("a store");
+    let held = claim("parents");
+    let mut slowest = Duration::ZERO;
+    for _ in 0..full_or(5, 100) {
+        assert!(matches!(sqlite.try_acquire(&held).await, Ok(Try::Granted(_))));
+        sqlite.pretend_forked(true);
+        slowest = slowest.max(says_that_it_is_forked(&sqlite, &held).await);
+        sqlite.pretend_forked(false);
+        goes_on(&sqlite, &held).await;
+        assert!(matches!(redis.try_acquire(&held).await, Ok(Try::Granted(_))));
+        redis.pretend_forked(true);
+        slowest = slowest.max(says_that_it_is_forked(&redis, &held).await);
+        redis.pretend_forked(false);
+        goes_on(&redis, &held).await;
+        for store in [&sqlite as &dyn Store, &redis] {
+            let left = store.list("afterwards", None, 10).await.expect("answered").locks;
+            assert_eq!(left.len(), 1);
+            let holder = left[0].1.id;
+            let name = claim("afterwards").name;
+            store.evict(&name, holder, leasehold::EvictMode::Force).await.expect("answered");
+        }
+    }
+    // Dropped in the child, it ends nothing of the parent's.
+    let child = SqliteStore::open(&path).expect("a database");
+    child.pretend_forked(true);
+    drop(child);
+    assert_eq!(sqlite.integrity().await.expect("answered"), "ok");
+    assert!(slowest <= ms(100), "all verbs said so after {slowest:?}");
+    report(
+        "F40",
+        format!("pretended forks: every verb says so, all of them within {slowest:.1?}; the parent keeps its lease"),
+    );
+}
+
+/// A small filesystem in memory, unmounted when dropped.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn mount(kib: u32) -> Option<Self> {
+        let disk = Self(tempfile::tempdir().expect("a directory"));
+        let size = format!("size={kib}k");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "none"]).arg(disk.0.path()).status();
+        if mounted.is_ok_and(|status| status.success()) { Some(disk) } else { None }
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Takes all the room there is.
+    fn fill(&self) {
+        let mut file = std::fs::File::create(self.path().join("filler")).expect("a file");
+        for size in [64 << 10, 4 << 10, 512] {
+            while std::io::Write::write_all(&mut file, &vec![0; size]).is_ok() {}
+        }
+    }
+
+    fn empty(&self) {
+        std::fs::remove_file(self.path().join("filler")).expect("removed");
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f41_a_full_disk_refuses_new_locks_and_releases_all_old_ones() {
+    let mounted = if is_root() { SmallDisk::mount(2_048) } else { None };
+    let Some(disk) = mounted else {
+        report("F41", "not run: a small filesystem can be mounted by root only".into());
+        return;
+    };
+    let path = disk.path().join("locks.db");
+    let url = format!("sqlite:{}", path.display());
+    let (rounds, held) = full_or((2, 100), (20, 200));
+    let (mut released, mut refused) = (0, 0);
+    for _ in 0..rounds {
+        let managers = [connect(&url).await, connect(&url).await];
+        let mut guards = Vec::new();
+        for i in 0..held {
+            let manager = &managers[i % 2];
+            guards.push(manager.lock(format!("held-{i}")).ttl(ms(30_000)).no_wait().await.expect("room enough"));
+        }
+        let waiters: Vec<_> = (0..5).map(|i| waiting(&managers[1 - i % 2], i)).collect();
+        for i in 0..5 {
+            wait_for_waiters(&managers[0], &format!("held-{i}"), 1).await;
+        }
+        disk.fill();
+        // Under load: others keep asking for more than there is room for.
+        let mut full = 0;
+        for i in 0..2_000 {
+            let long = format!("new-{i}-{}", "x".repeat(400));
+            match managers[i % 2].lock(long).ttl(ms(30_000)).no_wait().await {
+                // There was still a page for it: it is given back like the others.
+                Ok(guard) => guards.push(guard),
+                Err(Error::Store { source, .. }) => {
+                    assert_eq!(source.kind(), StoreErrorKind::DiskFull, "{source}");
+                    full += 1;
+                }
+                Err(other) => panic!("{other}"),
+            }
+            if full == 20 {
+                break;
+            }
+        }
+        assert_eq!(full, 20, "the disk was full");
+        refused += full;
+        for guard in guards {
+            let name = guard.name().clone();
+            assert!(guard.release().await.unwrap_or_else(|error| panic!("{name}: {error}")));
+            released += 1;
+        }
+        for waiter in waiters {
+            let guard = tokio::time::timeout(LONG, waiter).await.expect("handed on").expect("no panic");
+            assert!(guard.expect("its turn").release().await.expect("answered"));
+            released += 1;
+        }
+        disk.empty();
+        let guard = managers[0].lock("room-again").ttl(TTL).no_wait().await.expect("there is room again");
+        assert!(guard.release().await.expect("answered"));
+        assert_no_locks_left(&managers[1]).await;
+        for manager in managers {
+            manager.shutdown().await;
+        }
+        assert_eq!(integrity(&path).await, "ok");
+    }
+    report(
+        "F41",
+        format!("disk full {rounds} times: {released} of {released} released, {refused} acquires typed, integrity ok"),
+    );
+}
+
+fn waiting(manager: &LockManager, i: usize) -> tokio::task::JoinHandle<Result<leasehold::Guard, Error>> {
+    let request = manager.lock(format!("held-{i}")).ttl(ms(30_000)).wait_up_to(LONG);
+    tokio::spawn(request.into_future())
+}

@@ -1,0 +1,17 @@
+//! The stores: what each verb answers, and that all three answer the same.
+//!
+//! One program for all of them: a program of its own for each file costs more to build than to run.
+
+mod agreement;
+mod battery;
+mod bindings;
+mod bindings_agree;
+mod extremes;
+mod namespaces;
+mod redis_link;
+mod redis_store;
+mod redis_tls;
+mod sqlite_disk;
+mod sqlite_processes;
+mod sqlite_verbs;
+mod support;

@@ -1,0 +1,17 @@
+//! What users of the library can rely on: managers, guards, pools, elections, work done once.
+
+mod blocking;
+mod claiming;
+mod elections;
+mod gpus;
+mod lock_attribute;
+mod managers;
+mod moments;
+mod once;
+mod pools;
+mod pools_processes;
+mod processes;
+mod redis_py;
+mod reentrant;
+mod releasing;
+mod seeing;
