@@ -1,8 +1,71 @@
-//! Everything that can be written wrongly, and what the compiler says to it. After a change of the
-//! messages: `TRYBUILD=overwrite cargo test -p leasehold-macros --test ui`.
+//! Everything that can be written wrongly, and what the compiler says to it. After a change of the messages:
+//! `UI=overwrite cargo test -p leasehold-macros --test ui`, and read the difference.
+//!
+//! The compiler is called by itself, with the library as it was built for this test. A project of its own for
+//! the cases would build every dependency once more, which takes longer than all other tests together.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 #[test]
 fn mistakes_are_told_at_their_place() {
-    let cases = trybuild::TestCases::new();
-    cases.compile_fail("tests/ui/*.rs");
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let library = library();
+    let mut cases: Vec<PathBuf> = files(&package.join("tests/ui"));
+    cases.retain(|path| path.extension().is_some_and(|ending| ending == "rs"));
+    cases.sort();
+    assert!(cases.len() >= 10, "{cases:?}");
+    let mut wrong = Vec::new();
+    for case in cases {
+        let said = said_to(case.strip_prefix(package).expect("inside"), package, &library);
+        let expected = case.with_extension("stderr");
+        if std::env::var_os("UI").is_some_and(|wish| wish == "overwrite") {
+            fs::write(&expected, &said).expect("written");
+        } else if fs::read_to_string(&expected).unwrap_or_default() != said {
+            wrong.push(format!("{} is not what the compiler says now:\n{said}", expected.display()));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// What the compiler says to a file that must not compile.
+fn said_to(case: &Path, package: &Path, library: &Path) -> String {
+    let out = tempfile::tempdir().expect("a temporary directory");
+    let compiled = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
+        .current_dir(package)
+        .args(["--edition=2024", "--crate-type=bin", "--emit=metadata", "--color=never", "--out-dir"])
+        .arg(out.path())
+        .arg(format!("-Ldependency={}", library.parent().expect("a directory").display()))
+        .arg(format!("--extern=leasehold={}", library.display()))
+        .arg(case)
+        .output()
+        .expect("the compiler starts");
+    assert!(!compiled.status.success(), "{} compiles", case.display());
+    let said = String::from_utf8(compiled.stderr).expect("text");
+    // The sums at the end are the compiler's, and no message of ours.
+    let sums = ["error: aborting due to", "For more information about", "Some errors have detailed"];
+    let lines = said.lines().filter(|line| !sums.iter().any(|sum| line.starts_with(sum)));
+    // Lines of the library move with every change of it.
+    let place = |line: &str| match line.split_once(".rs:") {
+        Some((file, _)) if file.contains("--> crates/") => format!("{file}.rs"),
+        _ => line.to_owned(),
+    };
+    lines.map(place).collect::<Vec<_>>().join("\n").trim_end().to_owned() + "\n"
+}
+
+/// The library: the newest, should it lie there in several versions.
+fn library() -> PathBuf {
+    let this = std::env::current_exe().expect("this test");
+    let built = files(this.parent().expect("a directory")).into_iter().filter(|path| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("libleasehold-") && name.ends_with(".rlib")
+    });
+    let made = |path: &PathBuf| path.metadata().and_then(|about| about.modified()).ok();
+    built.max_by_key(made).expect("the library was built for this test")
+}
+
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).expect("a directory");
+    entries.map(|entry| entry.expect("an entry").path()).collect()
 }

@@ -37,7 +37,7 @@ struct Process {
 impl Process {
     fn start(role: &str, file: &Path) -> Self {
         let mut child = Command::new(std::env::current_exe().expect("this test"))
-            .args(["child", "--exact", "--nocapture", "--test-threads=1"])
+            .args(["sqlite_processes::child", "--exact", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .env(FILE, file)
             // Killed, it would leave half a record of its coverage, which no reader takes.

@@ -275,11 +275,11 @@ impl Store for MemoryStore {
         let mut world = self.world.lock();
         for note in notes {
             if let Note::Tell(event) = note {
-                world.followers.retain(|(_, follower)| !follower.is_closed());
-                for (_, follower) in world.followers.iter().filter(|(ns, _)| ns == self.keys.namespace()) {
-                    // A follower that does not keep up misses events; the lock path never waits.
-                    let _ = follower.try_send(event.clone());
-                }
+                // A follower that is gone or does not keep up is shown out; the lock path never waits.
+                world.followers.retain(|(namespace, follower)| {
+                    !follower.is_closed()
+                        && (namespace != self.keys.namespace() || follower.try_send(event.clone()).is_ok())
+                });
             }
         }
         Ok(())

@@ -1,10 +1,9 @@
-//! Events of the whole fleet, over a connection of their own.
+//! Events of the whole fleet, over a connection of their own. They end with it: whoever follows again knows
+//! that some may be missing.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::sleep;
 
 use super::address::Address;
 use super::conn::open_another;
@@ -16,10 +15,8 @@ use crate::clock::Moment;
 use crate::event::LockEvent;
 use crate::store::{StoreError, StoreErrorKind};
 
-/// Events kept for a follower that does not keep up; what comes beyond is missed.
+/// Events kept for a follower that does not keep up.
 const BACKLOG: usize = 1_024;
-const PAUSE_MIN: Duration = Duration::from_millis(10);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Passes events on to a follower.
 struct Forward(mpsc::Sender<LockEvent>);
@@ -33,8 +30,7 @@ impl Hear for Forward {
             // Events of a newer version that we cannot read are not ours to show.
             && let Ok(event) = serde_json::from_slice(json)
         {
-            // A follower that does not keep up misses events.
-            let _ = self.0.try_send(event);
+            self.0.try_send(event).map_err(|_| StoreError::new(StoreErrorKind::Closed, "nobody reads the events"))?;
         }
         Ok(())
     }
@@ -48,30 +44,14 @@ impl RedisStore {
         if self.link.stop.is_cancelled() {
             return Err(StoreErrorKind::Closed.into());
         }
-        let (address, options, channel) =
-            (self.link.address.clone(), self.link.options.clone(), self.shared.events.clone());
         let (tell, events) = mpsc::channel(BACKLOG);
-        let mut wire = subscribe(&address, &options, &channel, &tell).await?;
+        let wire = subscribe(&self.link.address, &self.link.options, &self.shared.events, &tell).await?;
         let stop = self.link.stop.clone();
-        let gone = tell.clone();
-        let keep_up = async move {
-            loop {
-                wire.broken().await;
-                let mut pause = PAUSE_MIN;
-                wire = loop {
-                    sleep(pause).await;
-                    if let Ok(wire) = subscribe(&address, &options, &channel, &tell).await {
-                        break wire;
-                    }
-                    pause = (pause * 2).min(PAUSE_MAX);
-                };
-            }
-        };
         tokio::spawn(async move {
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = gone.closed() => {}
-                () = keep_up => {}
+                () = tell.closed() => {}
+                () = wire.broken() => {}
             }
         });
         Ok(events)

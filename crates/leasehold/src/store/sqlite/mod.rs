@@ -339,8 +339,10 @@ impl Inspect for SqliteStore {
                 match answer.await {
                     Ok(Ok((seen, new))) => {
                         last = seen;
-                        // A follower that does not keep up misses events.
-                        new.into_iter().for_each(|event| drop(tell.try_send(event)));
+                        // A follower that does not keep up is shown out.
+                        if new.into_iter().any(|event| tell.try_send(event).is_err()) {
+                            return;
+                        }
                     }
                     Ok(Err(_)) => {}
                     Err(_) => return,
