@@ -134,14 +134,10 @@ impl Events {
     /// Follows the store until the server stops. When this returns it has begun: what happens from then on is
     /// told.
     pub(crate) async fn follow(app: App) -> JoinHandle<()> {
-        let mut happening = Some(app.locks.events().await);
+        let mut followed = app.locks.events().await;
         let stopping = app.stopping.clone();
         let follow = async move {
             loop {
-                let followed = match happening.take() {
-                    Some(followed) => followed,
-                    None => app.locks.events().await,
-                };
                 match followed {
                     Ok(mut happening) => {
                         while let Some(event) = happening.recv().await {
@@ -149,10 +145,16 @@ impl Events {
                             app.events.tell(What::Happened(Box::new(event)));
                         }
                     }
-                    Err(error) => tracing::warn!(%error, "the events cannot be followed"),
+                    Err(error) => {
+                        tracing::warn!(%error, "the events cannot be followed");
+                        tokio::time::sleep(PAUSE).await;
+                    }
                 }
-                app.events.tell(What::Gap);
-                tokio::time::sleep(PAUSE).await;
+                followed = app.locks.events().await;
+                // Told once the store is followed again: what happened until then is missing.
+                if followed.is_ok() {
+                    app.events.tell(What::Gap);
+                }
             }
         };
         tokio::spawn(async move {

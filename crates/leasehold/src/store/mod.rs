@@ -448,7 +448,7 @@ pub trait Inspect: Send + Sync + 'static {
     /// finding too.
     async fn checkup(&self) -> Vec<Finding>;
 
-    /// Events of the whole fleet from now on.
+    /// Events of the whole fleet from now on, until the connection to the store is lost.
     async fn follow(&self) -> Result<mpsc::Receiver<LockEvent>, StoreError>;
 }
 
