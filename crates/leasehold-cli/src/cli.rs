@@ -8,6 +8,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use leasehold::{HolderId, Keep, LockName, Ttl};
 
+use crate::demo::Trade;
 use crate::duration;
 use crate::exit::{Exit, Failure};
 use crate::gpu::Wanted;
@@ -34,7 +35,8 @@ Examples:
   leasehold why nightly-report                      who holds it, who waits
   leasehold ls                                      every lock that is held
   leasehold doctor                                  can this store keep a promise?
-  leasehold serve                                   the same over HTTP
+  leasehold serve                                   the same over HTTP, and a page to look at
+  leasehold demo                                    watch it work
 
 Exit codes: 64 usage, 69 store unreachable, 75 held by somebody else, 76 lease lost or not held by
 the one named, 78 configuration; run passes on its command's own.";
@@ -67,6 +69,9 @@ pub(crate) enum Command {
     Gpus(GpusArgs),
     Journal(JournalArgs),
     Serve(ServeArgs),
+    Demo(DemoArgs),
+    #[command(hide = true)]
+    DemoWorker(DemoWorkerArgs),
     Keys(KeysArgs),
     /// Can this store keep a promise? One line per check: ok, warn or bad, and what to do
     ///
@@ -475,6 +480,33 @@ pub(crate) struct ServeArgs {
     /// Where it is written down who took which lock away [default: $LEASEHOLD_AUDIT, else audit.jsonl beside the default store]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) audit: Option<PathBuf>,
+}
+
+/// Watch it work: a server, a dozen workers, a crash, a hang and an eviction
+///
+/// Starts `serve` on a store of its own with workers that share GPUs, orders and a report, lets one crash, one hang
+/// and one be evicted, and says what to look at. Leaves nothing behind.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  leasehold demo
+  leasehold demo --for 30s --listen 127.0.0.1:9000")]
+pub(crate) struct DemoArgs {
+    /// How long it goes on
+    #[arg(long = "for", value_name = "D", default_value = "5m", value_parser = duration::parse)]
+    pub(crate) lasts: Duration,
+    /// Where the page is [default: 127.0.0.1:8847, or any port that is free]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) listen: Option<String>,
+}
+
+/// One worker of the demo.
+#[derive(Debug, Args)]
+pub(crate) struct DemoWorkerArgs {
+    /// What people read who ask for the holder
+    pub(crate) name: String,
+    /// What it does
+    pub(crate) trade: Trade,
 }
 
 /// Make, list and revoke the keys of `serve`

@@ -14,6 +14,7 @@
 //! | `gpu` | `gpus`, and which GPUs `run --gpu` wants |
 //! | `journal`, `doctor` | what could not be done; can this store keep a promise |
 //! | `serve`, `keys` | the locks over HTTP, and who may use that |
+//! | `demo` | a server, a dozen workers, and what goes wrong with them |
 //! | `pages` | completions and manual pages |
 //! | `ask` | asking a person first |
 
@@ -23,6 +24,7 @@
 mod ask;
 mod claim;
 mod cli;
+mod demo;
 mod doctor;
 mod duration;
 mod evict;
@@ -63,6 +65,7 @@ fn dispatch(cli: cli::Cli) -> Result<Exit, Failure> {
         Command::Man { out } => pages::man(out.as_deref()),
         Command::Keys(args) => keys::keys(args, json),
         Command::Serve(args) => serve::serve(args, &store()?, json),
+        Command::Demo(args) => demo::demo(&args, json),
         command => block_on(talk_to_a_store(command, &store()?, json)),
     }
 }
@@ -80,7 +83,13 @@ async fn talk_to_a_store(command: Command, store: &Choice, json: bool) -> Result
         Command::Why(args) => look::why(args, store, json).await,
         Command::Journal(args) => journal::journal(args, store, json).await,
         Command::Doctor => doctor::doctor(store, json).await,
-        Command::Run(_) | Command::Serve(_) | Command::Keys(_) | Command::Completions { .. } | Command::Man { .. } => {
+        Command::DemoWorker(args) => demo::work(args, store).await,
+        Command::Run(_)
+        | Command::Serve(_)
+        | Command::Demo(_)
+        | Command::Keys(_)
+        | Command::Completions { .. }
+        | Command::Man { .. } => {
             unreachable!("they are done before")
         }
     }

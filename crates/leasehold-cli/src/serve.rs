@@ -18,7 +18,8 @@ use crate::keys;
 use crate::say;
 use crate::store::{Choice, from_env};
 
-const LISTEN: &str = "127.0.0.1:8847";
+/// Where it listens unless told otherwise.
+pub(crate) const LISTEN: &str = "127.0.0.1:8847";
 
 /// Serves until a signal comes.
 pub(crate) fn serve(args: ServeArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
@@ -73,7 +74,7 @@ fn key_file(flag: Option<PathBuf>) -> Result<Option<KeyFile>, Failure> {
 }
 
 /// Done at the first SIGTERM or SIGINT.
-fn signalled() -> Result<impl Future<Output = ()>, Failure> {
+pub(crate) fn signalled() -> Result<impl Future<Output = ()>, Failure> {
     let on = |kind| {
         signal(kind).map_err(|error| Failure::new(Exit::Unreachable, format!("signals cannot be caught: {error}")))
     };
@@ -86,7 +87,7 @@ fn signalled() -> Result<impl Future<Output = ()>, Failure> {
     })
 }
 
-fn refused(error: ServeError) -> Failure {
+pub(crate) fn refused(error: ServeError) -> Failure {
     match error {
         ServeError::Listener(_) => Failure::new(Exit::Unreachable, error.to_string()),
         _ => Failure::new(Exit::Config, error.to_string()),
