@@ -15,6 +15,7 @@ impl Alerts {
     }
 
     /// Something that happened once, and does not last.
+    #[expect(dead_code, reason = "nothing of the kind is reported yet")]
     pub(crate) fn happened(&self, condition: Condition) {
         tracing::warn!(kind = condition.kind, level = ?condition.level, "{}", condition.message);
     }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::settings::Settings;
-use super::value::Setting;
-use crate::facts::{Owner, Ttl};
+use super::value::{Setting, Written};
+use crate::facts::{LockName, Owner, RawPattern, Ttl};
 
 /// `gpu_scope`: whose the number of a GPU is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -119,6 +119,40 @@ pub struct GpuLockMonitor {
     pub enabled: bool,
     /// Whether it takes locks away, or only tells.
     pub auto_recovery: bool,
+    /// Whether also a holder that is alive is evicted when it is over the hard timeout.
+    pub evict_living: bool,
+    /// The locks that the levels are for, and that may be taken away. Every other one is looked at as well.
+    pub names: LockNames,
+}
+
+/// Locks by their names: a list of texts, each with `*` at its end or not at all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LockNames(Vec<RawPattern>);
+
+impl LockNames {
+    /// Whether a lock is meant.
+    pub fn contains(&self, name: &LockName) -> bool {
+        self.0.iter().any(|pattern| pattern.matches(name.as_str()))
+    }
+}
+
+impl Setting for LockNames {
+    fn parse(text: &str) -> Result<Self, String> {
+        Vec::parse(text).map(Self).map_err(in_plain_words)
+    }
+
+    fn show(&self) -> String {
+        self.0.show()
+    }
+
+    fn read(written: &Written) -> Result<Self, String> {
+        Vec::read(written).map(Self).map_err(in_plain_words)
+    }
+}
+
+/// These names are not about keys.
+fn in_plain_words(problem: String) -> String {
+    problem.replacen("raw pattern", "name", 1)
 }
 
 /// `gpu_lock_monitor.timeout_levels`
@@ -192,6 +226,12 @@ impl GpuLock {
     }
 }
 
+impl Default for GpuLockMonitor {
+    fn default() -> Self {
+        Self::read(&mut Settings::new())
+    }
+}
+
 impl GpuLockMonitor {
     pub(super) fn read(settings: &mut Settings) -> Self {
         let read = Self {
@@ -211,6 +251,8 @@ impl GpuLockMonitor {
             },
             enabled: settings.get("gpu_lock_monitor.enabled", true),
             auto_recovery: settings.get("gpu_lock_monitor.auto_recovery", true),
+            evict_living: settings.get("gpu_lock_monitor.evict_living", false),
+            names: settings.get("gpu_lock_monitor.names", LockNames::parse("gpu_lock:*").expect("a pattern")),
         };
         positive(settings, "gpu_lock_monitor.monitor_interval", read.monitor_interval);
         let levels = &read.timeout_levels;
