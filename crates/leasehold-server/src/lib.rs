@@ -157,6 +157,23 @@ struct Shared {
     stopping: CancellationToken,
 }
 
+impl App {
+    fn new(locks: LockManager, settings: Settings) -> Result<Self, ServeError> {
+        Ok(Self(Arc::new(Shared {
+            keys: settings.keys.clone().map(Keys::open).transpose()?,
+            failures: Failures::default(),
+            events: Events::new(),
+            alerts: Alerts::default(),
+            monitor: Monitor::default(),
+            metrics: Metrics::new(),
+            audit: settings.audit.as_deref().map(open_audit).transpose()?,
+            locks,
+            settings,
+            stopping: CancellationToken::new(),
+        })))
+    }
+}
+
 impl std::ops::Deref for App {
     type Target = Shared;
     fn deref(&self) -> &Shared {
@@ -170,16 +187,18 @@ impl Server {
         Self { locks, settings }
     }
 
-    /// Whether it may listen there.
+    /// Whether it can serve there, as far as can be told before it listens.
     ///
     /// # Errors
-    /// [`ServeError::NeedsKeys`] for an address that others can reach, when there are no keys.
+    /// [`ServeError::NeedsKeys`] for an address that others can reach, when there are no keys; or why the keys or
+    /// the audit cannot be used.
     pub fn may_listen_on(&self, address: SocketAddr) -> Result<(), ServeError> {
-        if address.ip().is_loopback() || self.settings.keys.is_some() {
-            Ok(())
-        } else {
-            Err(ServeError::NeedsKeys { address })
+        if !address.ip().is_loopback() && self.settings.keys.is_none() {
+            return Err(ServeError::NeedsKeys { address });
         }
+        self.settings.keys.clone().map(Keys::open).transpose()?;
+        self.settings.audit.as_deref().map(open_audit).transpose()?;
+        Ok(())
     }
 
     /// Serves until `shutdown` is done; then answers what was asked before and ends, at most ten seconds
@@ -189,19 +208,8 @@ impl Server {
     /// [`ServeError`] before anything is served.
     pub async fn run(self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
         self.may_listen_on(listener.local_addr()?)?;
-        let stopping = CancellationToken::new();
-        let app = App(Arc::new(Shared {
-            keys: self.settings.keys.clone().map(Keys::open).transpose()?,
-            failures: Failures::default(),
-            events: Events::new(),
-            alerts: Alerts::default(),
-            monitor: Monitor::default(),
-            metrics: Metrics::new(),
-            audit: self.settings.audit.as_deref().map(open_audit).transpose()?,
-            locks: self.locks,
-            settings: self.settings,
-            stopping: stopping.clone(),
-        }));
+        let app = App::new(self.locks, self.settings)?;
+        let stopping = app.stopping.clone();
         let following = Events::follow(app.clone()).await;
         let monitoring = Monitor::start(app.clone());
         let routes = routes::routes(app);

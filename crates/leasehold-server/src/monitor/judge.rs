@@ -232,9 +232,15 @@ impl<'a> Look<'a> {
         Self { holder, held, silent, gone_for: past.gone_since_ms.map(since) }
     }
 
-    /// A process that is there is a sign of life, also of a lease that is not renewed by design.
+    /// A process that is there is a sign of life, also of a lease that is not renewed by design; and it is there
+    /// while it reconnects.
     fn is_dead(&self, rules: &Rules) -> bool {
-        self.silent >= rules.silence && self.holder.connected != Some(true)
+        let there = match self.holder.connected {
+            Some(true) => true,
+            Some(false) => self.gone_for.is_none_or(|gone| gone < rules.heartbeat),
+            None => false,
+        };
+        self.silent >= rules.silence && !there
     }
 
     fn can_be_asked(&self) -> bool {

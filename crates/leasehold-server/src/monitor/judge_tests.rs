@@ -150,6 +150,10 @@ fn a_process_is_not_dead_because_it_reconnects() {
     assert!(!judged("gpu_lock:0", &holder, &past, &rules).0.contains(&DEAD), "just gone");
     assert!(!judged("a", &holder, &since(&holder, 59), &rules).0.contains(&DEAD), "for less than a heartbeat");
     assert_eq!(judged("a", &holder, &since(&holder, 60), &rules), (vec![DEAD], None), "told of whatever lock");
+    // Not even one that does not renew.
+    let silent = ours(3_600, 3_000, 7_200, Some(false));
+    assert_eq!(judged("gpu_lock:0", &silent, &since(&silent, 59), &rules).1, None);
+    assert_eq!(judged("gpu_lock:0", &silent, &since(&silent, 60), &rules).1, Some("force"));
     past.seen_again(&ours(3_600, 0, 300, Some(true)), NOW + 1);
     assert_eq!(past.gone_since_ms, None, "and back");
 }

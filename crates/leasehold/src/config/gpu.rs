@@ -219,7 +219,8 @@ impl GpuLock {
         positive(settings, "gpu_lock.poll_interval", read.poll_interval);
         positive(settings, "gpu_lock.fallback_timeout", read.fallback_timeout);
         if read.exponential_backoff && read.max_poll_interval < read.poll_interval {
-            settings.refuse("gpu_lock.max_poll_interval", "must not be shorter than gpu_lock.poll_interval");
+            let (longest, first) = ("gpu_lock.max_poll_interval", "gpu_lock.poll_interval");
+            settings.refuse_with(longest, first, "must not be shorter than gpu_lock.poll_interval");
         }
         beats(settings, "gpu_lock.heartbeat", read.heartbeat.interval, read.heartbeat.timeout);
         read
@@ -256,11 +257,13 @@ impl GpuLockMonitor {
         };
         positive(settings, "gpu_lock_monitor.monitor_interval", read.monitor_interval);
         let levels = &read.timeout_levels;
+        let [warning, soft, hard] =
+            ["warning", "soft_timeout", "hard_timeout"].map(|level| format!("gpu_lock_monitor.timeout_levels.{level}"));
         if levels.soft_timeout < levels.warning {
-            settings.refuse("gpu_lock_monitor.timeout_levels.soft_timeout", "must not come before `warning`");
+            settings.refuse_with(&soft, &warning, "must not come before `warning`");
         }
         if levels.hard_timeout < levels.soft_timeout {
-            settings.refuse("gpu_lock_monitor.timeout_levels.hard_timeout", "must not come before `soft_timeout`");
+            settings.refuse_with(&hard, &soft, "must not come before `soft_timeout`");
         }
         beats(settings, "gpu_lock_monitor.heartbeat", read.heartbeat.interval, read.heartbeat.timeout);
         read
@@ -277,8 +280,9 @@ fn positive(settings: &mut Settings, key: &str, value: Duration) {
 fn beats(settings: &mut Settings, section: &str, interval: Duration, timeout: Ttl) {
     positive(settings, &format!("{section}.interval"), interval);
     if interval.saturating_mul(2) > timeout.duration() {
-        settings.refuse(
+        settings.refuse_with(
             &format!("{section}.timeout"),
+            &format!("{section}.interval"),
             "must be at least twice the `interval`: one heartbeat may be late without its holder being dead",
         );
     }

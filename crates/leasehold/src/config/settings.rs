@@ -174,8 +174,16 @@ impl Settings {
 
     /// Refuses the value in force of a key for a reason that only several keys together give.
     pub fn refuse(&mut self, key: &str, problem: &str) {
-        let shown = self.shown.iter().rev().find(|shown| shown.key == key);
-        let origin = shown.map_or(Origin::Default, |shown| shown.origin.clone());
+        self.refuse_with(key, key, problem);
+    }
+
+    /// The same where another key has its part in it: what nobody wrote has no place to show.
+    pub fn refuse_with(&mut self, key: &str, other: &str, problem: &str) {
+        let origin = |key: &str| {
+            let shown = self.shown.iter().rev().find(|shown| shown.key == key);
+            shown.map(|shown| shown.origin.clone()).filter(|origin| *origin != Origin::Default)
+        };
+        let origin = origin(key).or_else(|| origin(other)).unwrap_or(Origin::Default);
         self.refuse_at(origin, format!("{key}: {problem}"));
     }
 

@@ -179,6 +179,10 @@ fn each_wrong_value_gives_one_clear_line() {
             "locks.yaml:1:51: gpu_lock_monitor.timeout_levels.hard_timeout: must not come before `soft_timeout`",
         ),
         (
+            "gpu_lock_monitor: {timeout_levels: {warning: 700}}",
+            "locks.yaml:1:46: gpu_lock_monitor.timeout_levels.soft_timeout: must not come before `warning`",
+        ),
+        (
             "gpu_lock: {exception_handling: {max_release_retries: -1}}",
             "locks.yaml:1:54: gpu_lock.exception_handling.max_release_retries: `-1` is not a whole number from 0 to 4294967295",
         ),
@@ -192,7 +196,7 @@ fn each_wrong_value_gives_one_clear_line() {
         ),
         (
             "gpu_lock_monitor: {names: ['a*b']}",
-            "locks.yaml:1:28: gpu_lock_monitor.names: name \"a*b\" must be a text, with `*` at its end or not at all",
+            "locks.yaml:1:27: gpu_lock_monitor.names: name \"a*b\" must be a text, with `*` at its end or not at all",
         ),
         ("raw_names: [{a: 1}]", "locks.yaml:1:13: raw_names: a list holds single values"),
         ("ttl: 5s\npatience: 3\nttl: 6s", "locks.yaml:3:1: `ttl` is given twice"),
