@@ -91,7 +91,9 @@ fn show(shown: &[Shown], json: bool) -> Result<Exit, Failure> {
 /// Where something stands, for programs.
 fn origin(origin: &Origin) -> Value {
     match origin {
-        Origin::File { file, line, column } => json!({ "origin": "file", "file": file, "line": line, "column": column }),
+        Origin::File { file, line, column } => {
+            json!({ "origin": "file", "file": file, "line": line, "column": column })
+        }
         Origin::WholeFile(file) => json!({ "origin": "file", "file": file }),
         Origin::Environment(variable) => json!({ "origin": "environment", "from": variable }),
         Origin::Explicit => json!({ "origin": "flag" }),

@@ -251,7 +251,8 @@ fn children(of: u32) -> Vec<u32> {
 async fn one_server_monitors_and_when_it_is_killed_another_does() {
     for place in Place::each().await {
         let config = impatient(&place);
-        let mut servers = [Serving::start(&place, &["--config", &config]), Serving::start(&place, &["--config", &config])];
+        let mut servers =
+            [Serving::start(&place, &["--config", &config]), Serving::start(&place, &["--config", &config])];
         let leads = |serving: &Serving| serving.get("/api/v1/monitor").1["leader"] == true;
         let began = Instant::now();
         while !servers.iter().any(leads) {
@@ -265,7 +266,8 @@ async fn one_server_monitors_and_when_it_is_killed_another_does() {
         let owner = other.get("/api/v1/monitor").1["leader_owner"].as_str().expect("somebody leads").to_owned();
         assert!(owner.contains(&format!("pid {}", leader.child.id())), "{owner}");
         leader.child.kill().and_then(|()| leader.child.wait()).expect("killed");
-        let passed = until(&other, "/api/v1/monitor", |shown| shown["leader"] == true && shown["last_pass_ms"].is_u64());
+        let passed =
+            until(&other, "/api/v1/monitor", |shown| shown["leader"] == true && shown["last_pass_ms"].is_u64());
         assert!(passed["leader_owner"].as_str().is_some_and(|owner| owner.contains(&other.child.id().to_string())));
     }
 }
@@ -348,7 +350,11 @@ async fn m01_a_pass_and_a_page_do_not_hold_up_a_large_store() {
             "{locks} locks among {keys} other keys: a pass {} ms, the first page {:.1?} (median of 20, slowest {:.1?}), \
              all foreign locks found in {:.1?}, slowest command {slowest_us} us {command}, memory of the server at \
              most {} MB",
-            passed["pass_took_ms"], took[10], took[19], searched_in, peak_kb / 1_024,
+            passed["pass_took_ms"],
+            took[10],
+            took[19],
+            searched_in,
+            peak_kb / 1_024,
         ),
     );
     assert!(peak_kb < 200 * 1_024, "{peak_kb} kB");

@@ -216,7 +216,10 @@ async fn it_runs_on_every_store_and_says_what_it_goes_by() {
     }
     let off = Place::memory().await;
     let shown = shown(&off).await;
-    assert_eq!((&shown["enabled"], &shown["leader"], &shown["leader_owner"]), (&json!(false), &json!(false), &Value::Null));
+    assert_eq!(
+        (&shown["enabled"], &shown["leader"], &shown["leader_owner"]),
+        (&json!(false), &json!(false), &Value::Null)
+    );
     assert!(off.locks.overview("").await.expect("answered").is_empty(), "nobody stands for election");
     off.end().await;
 }
