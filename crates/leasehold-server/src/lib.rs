@@ -15,15 +15,20 @@
 //! | `evict` | taking a lock away from the holder that was looked at |
 //! | `tasks` | task locks by the id of their task |
 //! | `events` | what happens to all locks, as a stream |
+//! | `monitor` | one server among all looks at every lock: told about, asked to finish, taken away |
+//! | `alerts` | what is the matter, from when until when, and who is told |
+//! | `config` | the section of the configuration file that is the server's |
 //! | `alive`, `health`, `metrics` | whether the server lives, how the GPU locks are, figures for Prometheus |
 //! | `document` | the OpenAPI document, and a page of it for people |
 //! | `asked` | names, queries and bodies as they were sent, or what is wrong with them |
 //! | `answer` | errors: a stable code and a sentence |
 
+mod alerts;
 mod alive;
 mod answer;
 mod asked;
 mod audit;
+mod config;
 mod connection;
 mod document;
 mod doors;
@@ -34,6 +39,7 @@ mod health;
 mod keys;
 mod locks;
 mod metrics;
+mod monitor;
 mod routes;
 mod taking;
 mod tasks;
@@ -41,17 +47,22 @@ mod tasks;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use leasehold::LockManager;
+use leasehold::config::GpuLockMonitor;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use alerts::Alerts;
 use audit::Audit;
+pub use config::{Listen, ServerConfig, TlsFiles};
 use events::Events;
 use failures::Failures;
 use keys::Keys;
 pub use keys::{KeyEntry, KeyError, KeyFile, Role};
 use metrics::Metrics;
+use monitor::Monitor;
 
 /// A server of one store's locks.
 ///
@@ -75,7 +86,7 @@ pub struct Server {
 }
 
 /// How a server behaves.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Settings {
     /// Host names that requests may be addressed to, besides `localhost` and plain addresses. A page of
@@ -86,6 +97,17 @@ pub struct Settings {
     pub keys: Option<KeyFile>,
     /// Where it is written down who took which lock away; only in the log when not set.
     pub audit: Option<PathBuf>,
+    /// When somebody is told of a lock that is held for long, and when it is taken away. Not enabled unless said so:
+    /// a server that a program runs by the way does not take locks away.
+    pub monitor: GpuLockMonitor,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        let mut monitor = GpuLockMonitor::default();
+        monitor.enabled = false;
+        Self { hosts: Vec::new(), keys: None, audit: None, monitor }
+    }
 }
 
 /// Why a server did not begin, or ended.
@@ -128,9 +150,28 @@ struct Shared {
     failures: Failures,
     audit: Option<Audit>,
     events: Events,
+    alerts: Alerts,
+    monitor: Monitor,
     metrics: Metrics,
     /// Set when the server is to end: whoever waits is told.
     stopping: CancellationToken,
+}
+
+impl App {
+    fn new(locks: LockManager, settings: Settings) -> Result<Self, ServeError> {
+        Ok(Self(Arc::new(Shared {
+            keys: settings.keys.clone().map(Keys::open).transpose()?,
+            failures: Failures::default(),
+            events: Events::new(),
+            alerts: Alerts::default(),
+            monitor: Monitor::default(),
+            metrics: Metrics::new(),
+            audit: settings.audit.as_deref().map(open_audit).transpose()?,
+            locks,
+            settings,
+            stopping: CancellationToken::new(),
+        })))
+    }
 }
 
 impl std::ops::Deref for App {
@@ -146,16 +187,18 @@ impl Server {
         Self { locks, settings }
     }
 
-    /// Whether it may listen there.
+    /// Whether it can serve there, as far as can be told before it listens.
     ///
     /// # Errors
-    /// [`ServeError::NeedsKeys`] for an address that others can reach, when there are no keys.
+    /// [`ServeError::NeedsKeys`] for an address that others can reach, when there are no keys; or why the keys or
+    /// the audit cannot be used.
     pub fn may_listen_on(&self, address: SocketAddr) -> Result<(), ServeError> {
-        if address.ip().is_loopback() || self.settings.keys.is_some() {
-            Ok(())
-        } else {
-            Err(ServeError::NeedsKeys { address })
+        if !address.ip().is_loopback() && self.settings.keys.is_none() {
+            return Err(ServeError::NeedsKeys { address });
         }
+        self.settings.keys.clone().map(Keys::open).transpose()?;
+        self.settings.audit.as_deref().map(open_audit).transpose()?;
+        Ok(())
     }
 
     /// Serves until `shutdown` is done; then answers what was asked before and ends, at most ten seconds
@@ -165,18 +208,10 @@ impl Server {
     /// [`ServeError`] before anything is served.
     pub async fn run(self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
         self.may_listen_on(listener.local_addr()?)?;
-        let stopping = CancellationToken::new();
-        let app = App(Arc::new(Shared {
-            keys: self.settings.keys.clone().map(Keys::open).transpose()?,
-            failures: Failures::default(),
-            events: Events::new(),
-            metrics: Metrics::new(),
-            audit: self.settings.audit.as_deref().map(open_audit).transpose()?,
-            locks: self.locks,
-            settings: self.settings,
-            stopping: stopping.clone(),
-        }));
+        let app = App::new(self.locks, self.settings)?;
+        let stopping = app.stopping.clone();
         let following = Events::follow(app.clone()).await;
+        let monitoring = Monitor::start(app.clone());
         let routes = routes::routes(app);
         let serving = connection::serve(&listener, routes, stopping.clone());
         tokio::pin!(serving);
@@ -190,9 +225,15 @@ impl Server {
         }
         stopping.cancel();
         // It ends when the server stops; what it was about to tell has no readers any more.
-        let _ = following.await;
+        let _ = tokio::join!(following, monitoring);
         Ok(())
     }
+}
+
+/// Now, in wall-clock milliseconds.
+fn wall_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn open_audit(path: &std::path::Path) -> Result<Audit, ServeError> {

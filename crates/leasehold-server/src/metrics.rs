@@ -16,7 +16,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::App;
+use crate::{App, monitor};
 
 /// From a look at memory to a long wait, in seconds.
 const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0];
@@ -44,6 +44,7 @@ pub(crate) struct Metrics {
     store_up: Gauge,
     pub(crate) in_flight: Gauge,
     pub(crate) streams: Gauge,
+    pub(crate) monitor: monitor::Figures,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -75,6 +76,7 @@ impl Metrics {
             store_up: Gauge::<i64, _>::default(),
             in_flight: Gauge::default(),
             streams: Gauge::default(),
+            monitor: monitor::Figures::default(),
         };
         registry.register("http_requests", "Requests answered", new.requests.clone());
         registry.register("http_request_seconds", "From the head of a request to that of its answer", new.took.clone());
@@ -83,6 +85,7 @@ impl Metrics {
         registry.register("event_streams", "Readers of the events", new.streams.clone());
         registry.register("store_up", "Whether the store answered when this was asked", new.store_up.clone());
         registry.register_collector(Box::new(new.fleet.clone()));
+        new.monitor.register(&mut registry);
         Self { registry, ..new }
     }
 

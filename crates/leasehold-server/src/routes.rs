@@ -9,7 +9,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::answer::Problem;
-use crate::{App, alive, document, doors, events, evict, health, locks, metrics, taking, tasks};
+use crate::{App, alive, document, doors, events, evict, health, locks, metrics, monitor, taking, tasks};
 
 #[derive(OpenApi)]
 #[openapi(info(
@@ -31,6 +31,7 @@ pub(crate) fn routes(app: App) -> Router {
         .routes(routes!(tasks::show))
         .routes(routes!(tasks::release))
         .routes(routes!(health::gpu))
+        .routes(routes!(monitor::show))
         .routes(routes!(events::stream))
         .routes(routes!(metrics::metrics))
         .routes(routes!(document::openapi))

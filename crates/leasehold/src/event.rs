@@ -39,6 +39,8 @@ pub enum EventKind {
     Revoked,
     /// It was taken away by force.
     Forced,
+    /// Its holder was asked to come to an end soon.
+    AskedToFinish,
 }
 
 /// Gets every transition of this process as it happens: the place for metrics.

@@ -23,7 +23,7 @@ pub(crate) use worker::{Trade, work};
 use crate::cli::{DemoArgs, Global};
 use crate::duration::shown;
 use crate::exit::{Exit, Failure};
-use crate::serve::{LISTEN, refused, signalled};
+use crate::serve::{refused, signalled};
 use crate::store::Choice;
 use crate::{duration, say};
 
@@ -44,6 +44,8 @@ const CAST: [(&str, Trade); 12] = [
 ];
 /// Before each of the three accidents there is time to look at the page.
 const PEACE: Duration = Duration::from_secs(8);
+/// Where the page is, unless somebody is there already.
+const LISTEN: &str = "127.0.0.1:8847";
 /// Two leases long: whoever hangs for so long has lost its lock.
 const HANG: Duration = Duration::from_secs(12);
 const SOON: Duration = Duration::from_millis(100);
@@ -228,7 +230,8 @@ impl Place {
     }
 
     fn store(&self) -> Result<Choice, Failure> {
-        Choice::from_flags(&Global { store: Some(self.url()), namespace: Some("demo".into()), json: false })
+        let global = Global { store: Some(self.url()), namespace: Some("demo".into()), config: None, json: false };
+        Choice::with(&global, None)
     }
 
     fn options(&self) -> Result<leasehold::Options, Failure> {

@@ -39,17 +39,25 @@ impl Place {
     }
 
     pub(crate) async fn sqlite() -> Self {
+        Self::sqlite_with(Settings::default()).await
+    }
+
+    pub(crate) async fn sqlite_with(settings: Settings) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let url = format!("sqlite:{}", dir.path().join("locks.db").display());
-        let mut place = Self::start("sqlite", open(&url).await, open(&url).await, None, Settings::default()).await;
+        let mut place = Self::start("sqlite", open(&url).await, open(&url).await, None, settings).await;
         place.dir = dir;
         place
     }
 
     pub(crate) async fn redis() -> Self {
+        Self::redis_with(Settings::default()).await
+    }
+
+    pub(crate) async fn redis_with(settings: Settings) -> Self {
         let redis = RedisServer::start().await;
         let (ours, theirs) = (open(&redis.url()).await, open(&redis.url()).await);
-        Self::start("redis", ours, theirs, Some(redis), Settings::default()).await
+        Self::start("redis", ours, theirs, Some(redis), settings).await
     }
 
     pub(crate) async fn each() -> [Self; 3] {
