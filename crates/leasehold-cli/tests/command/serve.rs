@@ -234,7 +234,7 @@ async fn a_killed_gpu_holder_is_freed_and_a_living_one_is_not() {
     let living = serving.get("/api/v1/locks/gpu_lock:1").1;
     assert_eq!((&living["held"], &living["revoked"]), (&true.into(), &false.into()), "{living}");
     println!("a killed holder was freed in {freed_in:?}: heartbeat timeout 1 s, interval 0.2 s");
-    assert!(freed_in < Duration::from_secs(5), "{freed_in:?}");
+    assert!(freed_in < Duration::from_secs(10), "{freed_in:?}");
     for child in [&mut dies, &mut lives] {
         kill_process(Pid::from_child(child), Signal::TERM).ok();
         child.wait().expect("it ends");

@@ -222,8 +222,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn what_cannot_be_written_down_is_not_done() {
-        let mut settings = Settings::default();
-        settings.audit = Some("/dev/full".into());
+        let settings = Settings { audit: Some("/dev/full".into()), ..Settings::default() };
         let locks = LockManager::connect("memory:").await.expect("a store");
         let app = App::new(locks.clone(), settings).unwrap_or_else(|error| panic!("{error}"));
         let guard = locks.lock("gpu_lock:0").await.expect("free");

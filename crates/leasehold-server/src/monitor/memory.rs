@@ -42,14 +42,17 @@ pub(super) struct Tries {
 impl Tries {
     /// Whether it is time to try, again or for the first time.
     pub(super) fn may_begin(self, now_ms: u64, cleanup: &Cleanup) -> bool {
-        self.failed == 0 || (self.failed <= cleanup.max_retry && now_ms >= self.again_ms)
+        self.failed == 0 || (!self.given_up(cleanup) && now_ms >= self.again_ms)
     }
 
-    /// Counts a failure; `false`: it was the last one.
-    pub(super) fn failed(&mut self, now_ms: u64, cleanup: &Cleanup) -> bool {
+    pub(super) fn failed(&mut self, now_ms: u64, cleanup: &Cleanup) {
         self.failed = self.failed.saturating_add(1);
         self.again_ms = now_ms.saturating_add(u64::try_from(cleanup.retry_delay.as_millis()).unwrap_or(u64::MAX));
-        self.failed <= cleanup.max_retry
+    }
+
+    /// Whether it failed as often as it may.
+    pub(super) fn given_up(self, cleanup: &Cleanup) -> bool {
+        self.failed > cleanup.max_retry
     }
 }
 
@@ -117,11 +120,11 @@ mod tests {
         cleanup.max_retry = 2;
         let mut tries = Tries::default();
         assert!(tries.may_begin(0, &cleanup));
-        assert!(tries.failed(1_000, &cleanup), "once");
+        tries.failed(1_000, &cleanup);
         assert!(!tries.may_begin(60_999, &cleanup) && tries.may_begin(61_000, &cleanup), "a minute later");
-        assert!(tries.failed(61_000, &cleanup), "and again");
-        assert!(tries.may_begin(121_000, &cleanup));
-        assert!(!tries.failed(121_000, &cleanup), "two retries were all");
-        assert!(!tries.may_begin(u64::MAX, &cleanup));
+        tries.failed(61_000, &cleanup);
+        assert!(tries.may_begin(121_000, &cleanup) && !tries.given_up(&cleanup), "and again");
+        tries.failed(121_000, &cleanup);
+        assert!(!tries.may_begin(u64::MAX, &cleanup) && tries.given_up(&cleanup), "two retries were all");
     }
 }

@@ -37,8 +37,8 @@ use pass::{Seen, Watch};
 pub(crate) const ELECTION: &str = "leasehold-monitor";
 /// The dead leader's successor leads after this at the latest.
 const LEAD: Duration = Duration::from_secs(10);
-/// Nobody renews more often than it takes a store to answer.
-const SHORTEST_LEAD: Duration = Duration::from_secs(1);
+/// Shorter, and a busy machine would change the leader again and again.
+const SHORTEST_LEAD: Duration = Duration::from_secs(3);
 /// The pause before a server stands again that could not stand at all.
 const PAUSE: Duration = Duration::from_secs(5);
 /// Actions that are shown.

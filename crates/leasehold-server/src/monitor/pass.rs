@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep_until};
 use super::act::{End, act};
 use super::judge::{Action, Rules, judge};
 use super::memory::{Memory, Remembered};
+use crate::alerts::Level;
 use crate::{App, wall_ms};
 
 /// Locks asked for at once: an answer of the store stays small, and nobody else waits for long.
@@ -124,6 +125,12 @@ impl Watch {
         {
             return;
         }
+        if known.tries.given_up(&self.cleanup) {
+            for condition in &mut known.conditions {
+                condition.level = Level::Critical;
+                condition.message += "; taking it away failed, and is not tried again";
+            }
+        }
         if verdict.remember {
             self.memory.put(name, known);
         }
@@ -153,7 +160,8 @@ impl Watch {
                 known.asked = asks.or(known.asked);
             }
             End::Failed => {
-                if !known.tries.failed(now_ms, &self.cleanup) {
+                known.tries.failed(now_ms, &self.cleanup);
+                if known.tries.given_up(&self.cleanup) {
                     tracing::error!(%name, holder = %holder.id, "given up: it stays as it is until somebody acts");
                 }
             }

@@ -223,3 +223,38 @@ async fn it_runs_on_every_store_and_says_what_it_goes_by() {
     assert!(off.locks.overview("").await.expect("answered").is_empty(), "nobody stands for election");
     off.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_eviction_that_fails_is_tried_again_as_often_as_configured() {
+    // It can be opened, and nothing can be written to it.
+    let mut settings = impatient(Path::new("/dev/full"));
+    settings.monitor.cleanup.max_retry = 2;
+    settings.monitor.cleanup.retry_delay = ms(250);
+    let place = Place::redis_with(settings).await;
+    let redis = place.redis.as_ref().expect("a server");
+    redis.command(&["SET", "gpu_lock:1", "locked_by_tts", "PX", "600000"]).await;
+    let failed = |shown: &Value| shown["actions"].as_array().expect("a list").len();
+    let shown = until(&place, "tried again", |shown| failed(shown) >= 3).await;
+    let times: Vec<u64> =
+        shown["actions"].as_array().expect("a list").iter().filter_map(|a| a["at_ms"].as_u64()).collect();
+    assert!(times.windows(2).all(|pair| pair[0] - pair[1] >= 250), "the newest first, with pauses: {times:?}");
+    assert!(did(&shown, "force", "failed").is_some(), "{shown}");
+    tokio::time::sleep(ms(800)).await;
+    assert_eq!(failed(&self::shown(&place).await), 3, "once, and twice more");
+    assert_eq!(place.get("/api/v1/locks/gpu_lock:1").await.ok()["held"], true, "what is not written down is not done");
+    place.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_goes_on_when_the_store_is_back() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let place = Place::redis_with(impatient(&dir.path().join("audit.jsonl"))).await;
+    let redis = place.redis.as_ref().expect("a server");
+    until(&place, "leads", |shown| shown["last_pass_ms"].is_u64()).await;
+    redis.restart().await;
+    let back_ms = since_now_ms();
+    redis.command(&["SET", "gpu_lock:1", "locked_by_tts", "PX", "600000"]).await;
+    let looked = |shown: &Value| shown["last_pass_ms"].as_u64().is_some_and(|at_ms| at_ms > back_ms);
+    until(&place, "looks again", |shown| looked(shown) && did(shown, "force", "forced").is_some()).await;
+    place.end().await;
+}
