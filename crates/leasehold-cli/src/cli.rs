@@ -513,6 +513,8 @@ pub(crate) struct DemoWorkerArgs {
     pub(crate) name: String,
     /// What it does
     pub(crate) trade: Trade,
+    /// The process id of the demo
+    pub(crate) of: u32,
 }
 
 /// Make, list and revoke the keys of `serve`

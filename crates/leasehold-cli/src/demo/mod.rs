@@ -265,10 +265,10 @@ struct Crew {
 
 impl Crew {
     fn hire(&mut self, name: &'static str, trade: Trade) -> Result<(), Failure> {
-        let trade_name = format!("{trade:?}").to_lowercase();
+        let (trade_name, of) = (format!("{trade:?}").to_lowercase(), std::process::id().to_string());
         let child = std::env::current_exe().and_then(|program| {
             Command::new(program)
-                .args(["--store", &self.url, "--namespace", "demo", "demo-worker", name, &trade_name])
+                .args(["--store", &self.url, "--namespace", "demo", "demo-worker", name, &trade_name, &of])
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(Stdio::null())

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use leasehold::{Error, Guard, LockManager};
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use crate::cli::DemoWorkerArgs;
 use crate::exit::{Exit, Failure};
@@ -32,8 +32,11 @@ pub(crate) enum Trade {
 
 /// Works until it is killed, at the latest with the demo.
 pub(crate) async fn work(args: DemoWorkerArgs, store: &Choice) -> Result<Exit, Failure> {
-    // Also when the demo itself is killed.
+    // Also when the demo itself is killed, be it a moment before this.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    if getppid().is_none_or(|demo| demo.as_raw_nonzero().get().unsigned_abs() != args.of) {
+        return Ok(Exit::Done);
+    }
     let mut options = store.options()?;
     options.journal = None;
     let locks = store.connect_with(options).await?;
