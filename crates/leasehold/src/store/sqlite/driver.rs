@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::thread;
 
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
@@ -13,7 +14,7 @@ use super::ear::Watch;
 use super::fast;
 use super::room::Room;
 use super::row::Key;
-use super::schema::{Patience, refused};
+use super::schema::{self, Patience, refused};
 use super::waits::Waits;
 use crate::clock::Moment;
 use crate::event::LockEvent;
@@ -23,6 +24,8 @@ use crate::store::*;
 
 /// Commands taken off the channel at once: one transaction carries the plain ones among them.
 const AT_ONCE: usize = 64;
+/// The pause between two tries to open the file again.
+const REOPEN_EVERY: Duration = Duration::from_millis(20);
 
 pub(super) type Reply<R> = oneshot::Sender<Result<R, StoreError>>;
 
@@ -61,9 +64,11 @@ pub(super) enum Command {
     Heard,
     /// A second went by while we wait, or a holder died.
     LookAround,
-    Expire(Key, std::sync::mpsc::Sender<()>),
+    Expire(Key, Sender<()>),
     Provisional(u64),
     LooksAround(bool),
+    /// Closes the file, says so, and opens it again when the other end is gone.
+    StandAside(Sender<()>, Receiver<()>),
     Close(oneshot::Sender<()>),
 }
 
@@ -259,7 +264,33 @@ impl Driver {
             }
             Command::Provisional(ms) => self.limits.provisional_ms = ms,
             Command::LooksAround(looks) => self.looks_around = looks,
+            Command::StandAside(closed, go_on) => self.stand_aside(&closed, &go_on),
             Command::Close(_) => {}
+        }
+    }
+
+    /// What is asked meanwhile waits in the channel.
+    fn stand_aside(&mut self, closed: &Sender<()>, go_on: &Receiver<()>) {
+        // Nothing of SQLite's is open then. It is not used before it is exchanged again.
+        let nothing = Connection::open_in_memory().expect("a database in memory");
+        drop(std::mem::replace(&mut self.conn, nothing));
+        let _ = closed.send(());
+        // Ends when the other end is dropped; nothing is ever sent.
+        let _ = go_on.recv();
+        loop {
+            let opened = schema::open(&self.path).and_then(|(conn, patience, _)| {
+                // With a lock file of its own: a child has the old one, and would share what is locked in it.
+                let room = Room::prepare(&conn, &patience, &self.path)?;
+                Ok((conn, patience, room))
+            });
+            match opened {
+                Ok((conn, patience, room)) => {
+                    (self.conn, self.patience, self.room) = (conn, patience, room);
+                    return;
+                }
+                Err(error) => tracing::warn!(%error, "the file cannot be opened again yet"),
+            }
+            thread::sleep(REOPEN_EVERY);
         }
     }
 

@@ -281,6 +281,14 @@ impl Store for SqliteStore {
         if self.is_forked() { None } else { self.alive.lifeline() }
     }
 
+    fn stand_aside(&self) -> Option<StandAside> {
+        let ((tell, closed), (stay, go_on)) = (channel(), channel());
+        self.send(Command::StandAside(tell, go_on)).ok()?;
+        // An error says that the thread is gone, and the file closed with it.
+        let _ = closed.recv();
+        Some(StandAside::until_dropped(stay))
+    }
+
     async fn close(&self) {
         let (reply, done) = oneshot::channel();
         if self.send(Command::Close(reply)).is_ok() {
