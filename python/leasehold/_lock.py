@@ -22,6 +22,9 @@ OnUnavailable: TypeAlias = Literal["closed", "open"]
 
 T = TypeVar("T")
 
+#: A process that ends waits at most so long for what is under way.
+EXIT_WITHIN = 2.0
+
 log = logging.getLogger("leasehold")
 
 _WHY = {
@@ -233,6 +236,8 @@ def _give_everything_back() -> None:
     for guard in list(_held):
         if guard._native.is_held:
             _released(guard.name, _native.Call.wait, guard._native)
+    # What a call that was interrupted may have got is given back in the background.
+    _native.close_all(EXIT_WITHIN).wait()
 
 
 def _released(name: str, how: Any, guard: _native.Guard) -> bool:

@@ -1,11 +1,14 @@
 //! A client: which store, and this process's connection to it.
 
+use std::cell::RefCell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use futures_util::future::join_all;
+use leasehold::store::sqlite::Forking;
 use leasehold::{
     EvictMode, Evicted, EvictedView, HolderId, KeySpace, LockInfo, LockManager, LockName, LockRequest, LockView,
-    Namespace, OnUnavailable, Once, Options, Owner, Permits, PoolRequest, RawPattern, StandAside,
+    Namespace, OnUnavailable, Once, Options, Owner, Permits, PoolRequest, RawPattern,
 };
 use pyo3::prelude::*;
 use tokio::sync::OnceCell;
@@ -48,13 +51,11 @@ pub(crate) struct Connection {
     terms: Terms,
     /// There until it is dropped; empty until it is used.
     locks: Option<OnceCell<LockManager>>,
-    /// Forked off a process whose files could not be closed before.
-    is_cut_off: bool,
 }
 
 impl Connection {
-    fn new(terms: Terms, is_cut_off: bool) -> Arc<Self> {
-        let new = Arc::new(Self { process: Process::this(), terms, locks: Some(OnceCell::new()), is_cut_off });
+    fn new(terms: Terms) -> Arc<Self> {
+        let new = Arc::new(Self { process: Process::this(), terms, locks: Some(OnceCell::new()) });
         let mut all = lock(&CONNECTIONS);
         all.retain(|connection| connection.strong_count() > 0);
         all.push(Arc::downgrade(&new));
@@ -69,12 +70,7 @@ impl Connection {
         if let Some(locks) = self.cell().get() {
             return Ok(locks.clone());
         }
-        let connect = async || {
-            if self.is_cut_off && self.terms.url.starts_with("sqlite:") {
-                return Err(Failure::OpenAtFork { store: self.terms.url.clone() });
-            }
-            Ok(LockManager::connect_with(&self.terms.url, self.terms.options()?).await?)
-        };
+        let connect = async || Ok(LockManager::connect_with(&self.terms.url, self.terms.options()?).await?);
         self.cell().get_or_try_init(connect).await.cloned()
     }
 }
@@ -90,8 +86,11 @@ impl Drop for Connection {
 
 /// Every connection of this process. Only taken under the interpreter's lock, so never held at a fork.
 static CONNECTIONS: Mutex<Vec<Weak<Connection>>> = Mutex::new(Vec::new());
-/// Stores that stand aside while this process forks.
-static ASIDE: Mutex<Vec<StandAside>> = Mutex::new(Vec::new());
+
+thread_local! {
+    /// The fork this thread is in the midst of.
+    static FORKING: RefCell<Option<Forking>> = const { RefCell::new(None) };
+}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -100,24 +99,36 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Closes what must not be open while this process forks.
 #[pyfunction]
 pub(crate) fn before_fork() {
-    let all: Vec<_> = lock(&CONNECTIONS).iter().filter_map(Weak::upgrade).collect();
-    let ours = all.iter().filter(|connection| connection.process.is_this());
-    let aside = ours.filter_map(|connection| connection.cell().get()?.stand_aside());
-    lock(&ASIDE).extend(aside);
+    FORKING.set(Some(Forking::begin()));
 }
 
 /// Opens it again.
 #[pyfunction]
 pub(crate) fn after_fork_in_parent() {
-    lock(&ASIDE).clear();
+    FORKING.set(None);
 }
 
 /// Begins anew, without anything of the parent's.
 #[pyfunction]
 pub(crate) fn after_fork_in_child() {
     forked();
-    std::mem::forget(std::mem::take(&mut *lock(&ASIDE)));
     lock(&CONNECTIONS).clear();
+    if let Some(forking) = FORKING.take() {
+        forking.in_child();
+    }
+}
+
+/// A call that closes every connection of this process, at most so many seconds: it is about to end.
+#[pyfunction]
+pub(crate) fn close_all(py: Python<'_>, within: f64) -> PyResult<Call> {
+    let within = span("within", within).map_err(|failure| failure.raise(py))?;
+    let all: Vec<_> = lock(&CONNECTIONS).iter().filter_map(Weak::upgrade).collect();
+    Call::new(async move {
+        let closing = all.iter().filter_map(|connection| connection.cell().get().map(LockManager::shutdown));
+        // Whoever is late is taken care of by the end of its lease.
+        let _ = tokio::time::timeout(within, join_all(closing)).await;
+        Ok(Answer::Nothing)
+    })
 }
 
 /// The way to locks in one store.
@@ -136,8 +147,7 @@ impl Client {
         if current.process.is_this() {
             return Ok(current.clone());
         }
-        let is_cut_off = current.is_cut_off || current.process.was_forked_unnoticed();
-        let new = Connection::new(self.terms.clone(), is_cut_off);
+        let new = Connection::new(self.terms.clone());
         // The parent's is left as it is.
         std::mem::forget(connection.replace(new.clone()));
         Ok(new)
@@ -180,7 +190,7 @@ impl Client {
             })
         };
         let terms = read().and_then(|terms| terms.options().map(|_| terms)).map_err(|failure| failure.raise(py))?;
-        let connection = Mutex::new(Some(Connection::new(terms.clone(), false)));
+        let connection = Mutex::new(Some(Connection::new(terms.clone())));
         Ok(Self { terms, connection })
     }
 

@@ -30,12 +30,6 @@ impl Process {
     pub(crate) fn pid(self) -> u32 {
         self.pid
     }
-
-    /// Whether this process was forked from that one behind Python's back, so that nothing could be closed
-    /// before.
-    pub(crate) fn was_forked_unnoticed(self) -> bool {
-        self.pid != std::process::id() && self.forks == FORKS.load(Ordering::Relaxed)
-    }
 }
 
 /// To be called in the child.

@@ -23,10 +23,6 @@ pub(crate) enum Failure {
     Closed {
         store: String,
     },
-    /// A SQLite file that was open when somebody forked behind Python's back.
-    OpenAtFork {
-        store: String,
-    },
     /// What was to be evicted is held by another one, or cannot be revoked: its view.
     NotEvicted {
         message: String,
@@ -101,14 +97,6 @@ impl Failure {
             Self::Argument(message) => class("InvalidArgument")?.call1((message,))?,
             Self::Closed { store } => {
                 class("ClientClosed")?.call1((format!("the client of {store} was closed; connect again"),))?
-            }
-            Self::OpenAtFork { store } => {
-                let message = format!(
-                    "{store} was open when this process was forked by other means than Python's os.fork, so that it \
-                     could not be closed before: it cannot be used here. Start the process by exec (spawn), or \
-                     connect after the fork only"
-                );
-                class("StoreUnavailable")?.call1((message, store, None::<String>, "forked", false))?
             }
             Self::NotEvicted { message, name, holder } => class("not_evicted")?.call1((message, name, holder))?,
         };

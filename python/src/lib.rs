@@ -30,7 +30,7 @@ mod _native {
     #[pymodule_export]
     use super::call::{Call, Mailbox};
     #[pymodule_export]
-    use super::client::{Client, after_fork_in_child, after_fork_in_parent, before_fork};
+    use super::client::{Client, after_fork_in_child, after_fork_in_parent, before_fork, close_all};
     #[pymodule_export]
     use super::guard::Guard;
     #[pymodule_export]

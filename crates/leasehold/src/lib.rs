@@ -101,9 +101,7 @@ mod using_a_fence {}
 #[doc = include_str!("../../../docs/share-the-gpus.md")]
 mod share_the_gpus {}
 
-pub use store::{
-    Asked, Cursor, EvictMode, Evicted, Finding, Holder, Level, Page, StandAside, StoreError, StoreErrorKind, Waiter,
-};
+pub use store::{Asked, Cursor, EvictMode, Evicted, Finding, Holder, Level, Page, StoreError, StoreErrorKind, Waiter};
 pub use view::{AcquiredView, EvictOutcome, EvictedView, LockInfo, LockView, PoolMember, ReleasedView, WaiterView};
 
 /// Runs an async function, or method, under a lock.

@@ -17,7 +17,7 @@ use crate::store::memory::MemoryWorld;
 use crate::store::redis::{RedisOptions, RedisStore};
 use crate::store::sqlite::{self, SqliteStore};
 use crate::store::{
-    Asked, EvictMode, Evicted, Note, Release, Renewal, Renewed, SharedStore, StandAside, StoreError, StoreErrorKind,
+    Asked, EvictMode, Evicted, Note, Release, Renewal, Renewed, SharedStore, StoreError, StoreErrorKind,
 };
 
 /// The way to locks in one store. Cheap to clone; all clones share one connection, one renewal
@@ -293,19 +293,6 @@ impl LockManager {
     /// ttl is over, nobody else gets the lock. `None` where only the ttl counts (Redis, memory).
     pub fn lifeline(&self) -> Option<OwnedFd> {
         self.core().store.lifeline()
-    }
-
-    /// To be called before this process forks, and its answer dropped after it, in the parent: what must not
-    /// be open at that moment is closed in between, and what is asked meanwhile waits. The leases stay.
-    ///
-    /// Without this, a child of a process that has a SQLite store open must never open the same file: SQLite
-    /// keeps a table of locks per process, the child would believe that it has those of its parent, and both
-    /// would lose commits. In the child the answer must be forgotten ([`std::mem::forget`]), as everything
-    /// that belongs to the parent.
-    ///
-    /// `None` where nothing has to be closed (Redis, memory), and for a manager that was shut down.
-    pub fn stand_aside(&self) -> Option<StandAside> {
-        self.core().store.stand_aside()
     }
 
     /// Lets nothing new begin, tells every holder that its lease is over, and waits until all locks

@@ -418,28 +418,8 @@ pub trait Store: Inspect + Bind + Send + Sync + 'static {
         None
     }
 
-    /// Closes, until the answer is dropped, what must not be open while this process forks: see
-    /// [`LockManager::stand_aside`](crate::LockManager::stand_aside). `None` where nothing must.
-    fn stand_aside(&self) -> Option<StandAside> {
-        None
-    }
-
     /// Lets go of connections, threads and files. Verbs answer with an error afterwards.
     async fn close(&self) {}
-}
-
-/// A store stands aside as long as this lives: see [`LockManager::stand_aside`](crate::LockManager::stand_aside).
-#[derive(Debug)]
-#[must_use = "dropped, the store opens its files again"]
-pub struct StandAside {
-    /// Nothing is sent: the store goes on when it is dropped.
-    _stay: std::sync::mpsc::Sender<()>,
-}
-
-impl StandAside {
-    pub(crate) fn until_dropped(stay: std::sync::mpsc::Sender<()>) -> Self {
-        Self { _stay: stay }
-    }
 }
 
 /// The look path.

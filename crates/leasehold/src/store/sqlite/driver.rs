@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::thread;
 
 use rusqlite::Connection;
@@ -12,6 +12,7 @@ use super::alive::Alive;
 use super::bindings::{Changing, Creating};
 use super::ear::Watch;
 use super::fast;
+use super::forking::{Listed, Open};
 use super::room::Room;
 use super::row::Key;
 use super::schema::{self, Patience, refused};
@@ -64,11 +65,11 @@ pub(super) enum Command {
     Heard,
     /// A second went by while we wait, or a holder died.
     LookAround,
-    Expire(Key, Sender<()>),
+    Expire(Key, std::sync::mpsc::Sender<()>),
     Provisional(u64),
     LooksAround(bool),
-    /// Closes the file, says so, and opens it again when the other end is gone.
-    StandAside(Sender<()>, Receiver<()>),
+    /// Closes the file, and opens it again when that is possible: this process forks.
+    StandAside,
     Close(oneshot::Sender<()>),
 }
 
@@ -110,6 +111,9 @@ impl From<FenceUnusable> for Fault {
 /// The thread's own.
 pub(super) struct Driver {
     pub(super) conn: Connection,
+    /// After the connection: it is told when that is closed. `None` while this process forks.
+    pub(super) open: Option<Open>,
+    pub(super) _listed: Listed,
     pub(super) path: PathBuf,
     /// Which rows are ours to list, and under which namespace we count and tell.
     pub(super) keys: KeySpace,
@@ -161,6 +165,7 @@ impl Driver {
         self.alive.leave();
         self.tidy_on_leaving();
         drop(self.conn);
+        drop(self.open);
         if let Some(reply) = closing {
             let _ = reply.send(());
         }
@@ -264,28 +269,27 @@ impl Driver {
             }
             Command::Provisional(ms) => self.limits.provisional_ms = ms,
             Command::LooksAround(looks) => self.looks_around = looks,
-            Command::StandAside(closed, go_on) => self.stand_aside(&closed, &go_on),
+            Command::StandAside => self.stand_aside(),
             Command::Close(_) => {}
         }
     }
 
     /// What is asked meanwhile waits in the channel.
-    fn stand_aside(&mut self, closed: &Sender<()>, go_on: &Receiver<()>) {
+    fn stand_aside(&mut self) {
         // Nothing of SQLite's is open then. It is not used before it is exchanged again.
         let nothing = Connection::open_in_memory().expect("a database in memory");
         drop(std::mem::replace(&mut self.conn, nothing));
-        let _ = closed.send(());
-        // Ends when the other end is dropped; nothing is ever sent.
-        let _ = go_on.recv();
+        self.open = None;
         loop {
-            let opened = schema::open(&self.path).and_then(|(conn, patience, _)| {
+            let opened = Open::begin().and_then(|open| {
+                let (conn, patience, _) = schema::open(&self.path)?;
                 // With a lock file of its own: a child has the old one, and would share what is locked in it.
                 let room = Room::prepare(&conn, &patience, &self.path)?;
-                Ok((conn, patience, room))
+                Ok((conn, patience, room, open))
             });
             match opened {
-                Ok((conn, patience, room)) => {
-                    (self.conn, self.patience, self.room) = (conn, patience, room);
+                Ok((conn, patience, room, open)) => {
+                    (self.conn, self.patience, self.room, self.open) = (conn, patience, room, Some(open));
                     return;
                 }
                 Err(error) => tracing::warn!(%error, "the file cannot be opened again yet"),
