@@ -29,6 +29,7 @@ from ._errors import (
 )
 from ._info import Evicted, LockInfo, Statistics, Waiter
 from ._lock import Guard, Lock, Lost, current_fence
+from ._native import new_token
 from ._once import Claim, Once, Outcome
 from ._pool import Permit, Pool, PoolMember, PoolRequest
 
@@ -59,4 +60,5 @@ __all__ = [
     "connect",
     "connect_async",
     "current_fence",
+    "new_token",
 ]

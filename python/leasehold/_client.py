@@ -16,7 +16,8 @@ from ._lock import Guard, Lock, OnLost, OnUnavailable
 from ._once import Claim, Once
 from ._pool import Pool
 from ._times import Seconds, optional_seconds, seconds
-from ._waiting import wait, wait_async
+from ._waiting import wait as _wait
+from ._waiting import wait_async
 
 #: A client that is closed waits so long for what is under way.
 CLOSE_WITHIN = 5.0
@@ -45,7 +46,8 @@ def connect(
         ``"open"``, it goes on without protection, with a warning and an entry in the journal.
     :param answer_within: how long one request may go unanswered: 2 s by default.
     :param patience: how long a waiter goes on while the store cannot be reached: 10 s by default.
-    :param lazy: connect with the first call, not now: for a client that is made before the store is there.
+    :param lazy: connect with the first call, not now: for a client that is made before its server is there. Until
+        it is, calls raise :class:`StoreUnavailable`, or go on as `on_unavailable` says.
     :raises StoreUnavailable: when the store cannot be used.
     :raises InvalidArgument: for a URL, namespace, owner or time that makes no sense.
 
@@ -55,7 +57,7 @@ def connect(
     """
     client = Client(url, namespace, owner, ttl, on_unavailable, answer_within, patience)
     if not lazy:
-        wait(client._native.connect())
+        _wait(client._native.connect())
     return client
 
 
@@ -196,9 +198,71 @@ class Client:
         except LockNotAcquired:
             return None
 
+    def acquire_token(
+        self,
+        name: str,
+        token: str,
+        *,
+        ttl: Seconds | None = None,
+        wait: Seconds | None = None,
+        fenced: bool = True,
+        owner: str | None = None,
+    ) -> int | None:
+        """Takes a lock for somebody else, without a guard, and returns its fence: a lease that belongs to no
+        process, is not renewed, and which its token alone renews and releases. Make one by :func:`new_token`.
+
+        Asked again with the same token it answers with the same lease, counted anew: whoever lost the answer
+        asks again.
+
+        >>> client = connect("memory:")
+        >>> token = _native.new_token()
+        >>> client.acquire_token("deploy", token, ttl=60) is not None
+        True
+        >>> client.release_token("deploy", token)
+        True
+        """
+        times = optional_seconds(ttl), optional_seconds(wait)
+        fence: int | None = _wait(self._native.acquire_token(name, token, *times, fenced, owner))
+        return fence
+
+    async def acquire_token_async(
+        self,
+        name: str,
+        token: str,
+        *,
+        ttl: Seconds | None = None,
+        wait: Seconds | None = None,
+        fenced: bool = True,
+        owner: str | None = None,
+    ) -> int | None:
+        """As :meth:`acquire_token`."""
+        times = optional_seconds(ttl), optional_seconds(wait)
+        fence: int | None = await wait_async(self._native.acquire_token(name, token, *times, fenced, owner))
+        return fence
+
+    def renew_token(self, name: str, token: str, ttl: Seconds | None = None) -> None:
+        """Renews a lease by its token: to another ttl, which becomes its own, or to the one it was taken with.
+
+        :raises LockLost: when it is not that token's (any more).
+        """
+        _wait(self._native.renew_token(name, token, optional_seconds(ttl)))
+
+    async def renew_token_async(self, name: str, token: str, ttl: Seconds | None = None) -> None:
+        """As :meth:`renew_token`."""
+        await wait_async(self._native.renew_token(name, token, optional_seconds(ttl)))
+
+    def release_token(self, name: str, token: str) -> bool:
+        """Releases a lock by its token, wherever it was taken. ``False``: it is not that token's (any more), and
+        nothing was touched."""
+        return bool(_wait(self._native.release_token(name, token)))
+
+    async def release_token_async(self, name: str, token: str) -> bool:
+        """As :meth:`release_token`."""
+        return bool(await wait_async(self._native.release_token(name, token)))
+
     def info(self, name: str) -> LockInfo:
         """Who holds a lock and who waits for it."""
-        return LockInfo.from_json(wait(self._native.info(name)))
+        return LockInfo.from_json(_wait(self._native.info(name)))
 
     async def info_async(self, name: str) -> LockInfo:
         """As :meth:`info`."""
@@ -206,7 +270,7 @@ class Client:
 
     def locks(self, prefix: str = "") -> list[LockInfo]:
         """All locks that are held and whose names begin with `prefix`, by name."""
-        return _infos(wait(self._native.locks(prefix)))
+        return _infos(_wait(self._native.locks(prefix)))
 
     async def locks_async(self, prefix: str = "") -> list[LockInfo]:
         """As :meth:`locks`."""
@@ -214,7 +278,7 @@ class Client:
 
     def holder(self, name: str) -> LockInfo | None:
         """Who holds a lock; ``None`` when it is free. Cheaper than :meth:`info`: who waits is not looked at."""
-        return _info(wait(self._native.holder(name)))
+        return _info(_wait(self._native.holder(name)))
 
     async def holder_async(self, name: str) -> LockInfo | None:
         """As :meth:`holder`."""
@@ -252,7 +316,7 @@ class Client:
         holder_id = _holder_id(holder if holder is not None else self.holder(name))
         if holder_id is None:
             return Evicted(name, "free", False)
-        return Evicted(**json.loads(wait(self._native.evict(name, holder_id, force, reason))))
+        return Evicted(**json.loads(_wait(self._native.evict(name, holder_id, force, reason))))
 
     async def evict_async(
         self, name: str, holder: LockInfo | str | None = None, *, force: bool = False, reason: str = ""
@@ -266,7 +330,7 @@ class Client:
     def ask_to_finish(self, name: str, holder: LockInfo | str | None = None, *, reason: str = "") -> bool:
         """Asks a lock's holder to come to an end soon; it keeps the lock until it does. Whether it was told."""
         holder_id = _holder_id(holder if holder is not None else self.holder(name))
-        return holder_id is not None and bool(wait(self._native.ask_to_finish(name, holder_id, reason)))
+        return holder_id is not None and bool(_wait(self._native.ask_to_finish(name, holder_id, reason)))
 
     async def ask_to_finish_async(self, name: str, holder: LockInfo | str | None = None, *, reason: str = "") -> bool:
         """As :meth:`ask_to_finish`."""
@@ -320,7 +384,7 @@ class Client:
         >>> client.claim("req-1", "job-b", lease=60)
         Claim(created=False, value='job-a')
         """
-        return Claim(**json.loads(wait(_native.claim(self._native, id, json.dumps(value), seconds(lease)))))
+        return Claim(**json.loads(_wait(_native.claim(self._native, id, json.dumps(value), seconds(lease)))))
 
     async def claim_async(self, id: str, value: Any, *, lease: Seconds) -> Claim:
         """As :meth:`claim`."""
@@ -333,7 +397,7 @@ class Client:
 
     def close(self) -> None:
         """Lets nothing new begin, tells every holder that its lease is over, and gives everything back."""
-        wait(self._native.close(CLOSE_WITHIN))
+        _wait(self._native.close(CLOSE_WITHIN))
 
     async def close_async(self) -> None:
         """As :meth:`close`."""

@@ -2,6 +2,25 @@
 
 from typing import Any, final
 
+__all__ = [
+    "Call",
+    "Client",
+    "Guard",
+    "Mailbox",
+    "Running",
+    "acquire_any",
+    "after_fork_in_child",
+    "after_fork_in_parent",
+    "before_fork",
+    "claim",
+    "close_all",
+    "new_token",
+    "once",
+    "once_forget",
+    "once_result",
+    "pool_status",
+]
+
 @final
 class Call:
     """A question that has not been asked yet, is being asked, or was answered."""
@@ -47,6 +66,17 @@ class Client:
         owner: str | None,
         on_unavailable: str | None,
     ) -> Call: ...
+    def acquire_token(
+        self,
+        name: str,
+        token: str,
+        ttl: float | None,
+        wait: float | None,
+        fenced: bool,
+        owner: str | None,
+    ) -> Call: ...
+    def renew_token(self, name: str, token: str, ttl: float | None) -> Call: ...
+    def release_token(self, name: str, token: str) -> Call: ...
     def info(self, name: str) -> Call: ...
     def holder(self, name: str) -> Call: ...
     def locks(self, prefix: str) -> Call: ...
@@ -121,6 +151,7 @@ def once(
 def once_result(client: Client, id: str) -> Call: ...
 def once_forget(client: Client, id: str) -> Call: ...
 def claim(client: Client, id: str, value: str, keep: float) -> Call: ...
+def new_token() -> str: ...
 def close_all(within: float) -> Call: ...
 def before_fork() -> None: ...
 def after_fork_in_parent() -> None: ...

@@ -10,6 +10,7 @@ use crate::once::Running;
 pub(crate) enum Answer {
     Nothing,
     Bool(bool),
+    Number(Option<u64>),
     Text(Option<String>),
     Guard(Held),
     /// Members of a pool.
@@ -28,6 +29,7 @@ impl Answer {
         match self {
             Self::Nothing => Ok(py.None()),
             Self::Bool(is) => is.into_py_any(py),
+            Self::Number(number) => number.into_py_any(py),
             Self::Text(text) => text.into_py_any(py),
             Self::Guard(held) => Guard::new(held).into_py_any(py),
             Self::Permits(permits) => {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use leasehold::store::sqlite::Forking;
 use leasehold::{
-    EvictMode, Evicted, EvictedView, HolderId, KeySpace, LockInfo, LockManager, LockName, LockRequest, LockView,
-    Namespace, OnUnavailable, Once, Options, Owner, Permits, PoolRequest, RawPattern,
+    EvictMode, Evicted, EvictedView, Fence, HolderId, KeySpace, LockInfo, LockManager, LockName, LockRequest, LockView,
+    Namespace, OnUnavailable, Once, Options, Owner, Permits, PoolRequest, RawPattern, Token, Ttl,
 };
 use pyo3::prelude::*;
 use tokio::sync::OnceCell;
@@ -37,7 +37,7 @@ impl Terms {
         options.owner = Owner::named(&self.owner)?;
         options.on_unavailable = self.on_unavailable;
         if let Some(ttl) = self.ttl {
-            options.ttl = leasehold::Ttl::new(ttl)?;
+            options.ttl = Ttl::new(ttl)?;
         }
         options.answer_within = self.answer_within.unwrap_or(options.answer_within);
         options.patience = self.patience.unwrap_or(options.patience);
@@ -66,11 +66,16 @@ impl Connection {
         self.locks.as_ref().expect("there until it is dropped")
     }
 
-    pub(crate) async fn locks(&self) -> Result<LockManager, Failure> {
+    /// Connects where nobody has yet. A server that is not there is one that was lost, unless `now` was said.
+    async fn locks(&self, now: bool) -> Result<LockManager, Failure> {
         if let Some(locks) = self.cell().get() {
             return Ok(locks.clone());
         }
-        let connect = async || Ok(LockManager::connect_with(&self.terms.url, self.terms.options()?).await?);
+        let connect = async || {
+            let mut options = self.terms.options()?;
+            options.connect_later = !now;
+            Ok(LockManager::connect_with(&self.terms.url, options).await?)
+        };
         self.cell().get_or_try_init(connect).await.cloned()
     }
 }
@@ -159,7 +164,7 @@ impl Client {
         F: Future<Output = Outcome> + Send,
     {
         let connection = self.connection().map_err(|failure| failure.raise(py))?;
-        Call::new(async move { ask(connection.locks().await?).await })
+        Call::new(async move { ask(connection.locks(false).await?).await })
     }
 }
 
@@ -196,7 +201,8 @@ impl Client {
 
     /// A call that makes the connection, where it is not there yet.
     fn connect(&self, py: Python<'_>) -> PyResult<Call> {
-        self.call(py, async |_| Ok(Answer::Nothing))
+        let connection = self.connection().map_err(|failure| failure.raise(py))?;
+        Call::new(async move { connection.locks(true).await.map(|_| Answer::Nothing) })
     }
 
     /// Which store this is, without its secrets; `None` before it is connected.
@@ -234,6 +240,47 @@ impl Client {
             }
             Ok(Answer::Guard(request.await?.into()))
         })
+    }
+
+    /// A call that takes a lock under a token of the caller's choice, without a guard: its fence.
+    #[pyo3(signature = (name, token, ttl, wait, fenced, owner))]
+    #[expect(clippy::too_many_arguments, reason = "Python gives them names")]
+    fn acquire_token(
+        &self,
+        py: Python<'_>,
+        name: String,
+        token: &str,
+        ttl: Option<f64>,
+        wait: Option<f64>,
+        fenced: bool,
+        owner: Option<String>,
+    ) -> PyResult<Call> {
+        let wish = Wish::new(ttl, wait, false, None, owner).map_err(|failure| failure.raise(py))?;
+        let token = Token::parse(token).map_err(|invalid| Failure::from(invalid).raise(py))?;
+        self.call(py, async move |locks| {
+            let mut request = wish.say(locks.lock(name));
+            if !fenced {
+                request = request.unfenced();
+            }
+            Ok(Answer::Number(request.under_token(&token).await?.map(Fence::get)))
+        })
+    }
+
+    /// A call that renews a lease by its token; without a ttl to the one it was taken with.
+    fn renew_token(&self, py: Python<'_>, name: String, token: &str, ttl: Option<f64>) -> PyResult<Call> {
+        let ttl = ttl.map(|ttl| lease("ttl", ttl)).transpose().map_err(|failure| failure.raise(py))?;
+        let token = Token::parse(token).map_err(|invalid| Failure::from(invalid).raise(py))?;
+        self.call(py, async move |locks| {
+            let ttl = ttl.map(Ttl::new).transpose()?;
+            locks.renew_token(name, &token, ttl).await?;
+            Ok(Answer::Nothing)
+        })
+    }
+
+    /// A call that releases a lock by its token: whether it was that token's.
+    fn release_token(&self, py: Python<'_>, name: String, token: &str) -> PyResult<Call> {
+        let token = Token::parse(token).map_err(|invalid| Failure::from(invalid).raise(py))?;
+        self.call(py, async move |locks| Ok(Answer::Bool(locks.release_token_and_tell(name, &token).await?)))
     }
 
     /// A call that says who holds a lock and who waits for it: a view, in JSON.
@@ -425,4 +472,10 @@ fn keys(namespace: Option<String>) -> Result<KeySpace, Failure> {
         _ => ["gpu_lock:*", "task_lock:*"].map(|pattern| RawPattern::new(pattern).expect("a pattern")).into(),
     };
     Ok(KeySpace::new(namespace, raw)?)
+}
+
+/// A fresh token, for a lease that is taken without a guard.
+#[pyfunction]
+pub(crate) fn new_token() -> String {
+    Token::random().reveal().to_owned()
 }

@@ -30,7 +30,7 @@ mod _native {
     #[pymodule_export]
     use super::call::{Call, Mailbox};
     #[pymodule_export]
-    use super::client::{Client, after_fork_in_child, after_fork_in_parent, before_fork, close_all};
+    use super::client::{Client, after_fork_in_child, after_fork_in_parent, before_fork, close_all, new_token};
     #[pymodule_export]
     use super::guard::Guard;
     #[pymodule_export]

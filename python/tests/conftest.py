@@ -41,19 +41,24 @@ class Server:
     """A redis-server of our own, on a free port."""
 
     def __init__(self, directory: Path) -> None:
-        program = os.environ.get("LEASEHOLD_TEST_SERVER") or shutil.which("redis-server")
-        assert program, "redis-server is needed"
+        self.directory = directory
         for _ in range(5):
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
                 self.port = free.getsockname()[1]
-            arguments = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(directory)]
-            log = open(directory / "server.log", "wb")
-            self.process = subprocess.Popen([program, *arguments], stdout=log, stderr=log)
-            self.redis = redis.Redis(port=self.port, protocol=2)
-            if self._is_up():
+            if self.start():
                 return
         raise AssertionError((directory / "server.log").read_text())
+
+    def start(self) -> bool:
+        """Also again, on the same port."""
+        program = os.environ.get("LEASEHOLD_TEST_SERVER") or shutil.which("redis-server")
+        assert program, "redis-server is needed"
+        arguments = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self.directory)]
+        with open(self.directory / "server.log", "ab") as log:
+            self.process = subprocess.Popen([program, *arguments], stdout=log, stderr=log)
+        self.redis = redis.Redis(port=self.port, protocol=2)
+        return self._is_up()
 
     def _is_up(self) -> bool:
         end = time.monotonic() + SOON
@@ -116,10 +121,15 @@ def redis_client(redis_url: str) -> Iterator[leasehold.Client]:
         yield client
 
 
-def until(true: Callable[[], bool], within: float = SOON) -> None:
+def until(true: Callable[[], bool], within: float = SOON, unless: type[Exception] | tuple[()] = ()) -> None:
     """Waits for something another thread or process does."""
     end = time.monotonic() + within
-    while not true():
+    while True:
+        try:
+            if true():
+                return
+        except unless:
+            pass
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.005)
 

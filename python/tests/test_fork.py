@@ -6,7 +6,6 @@ import gc
 import multiprocessing
 import os
 import signal
-import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -18,10 +17,11 @@ from conftest import Background, run_python, until
 import leasehold
 from leasehold import Client, LockLost
 
-FULL, SOME = 100, 8
+#: Forks are cheap; a Python that is started takes its time.
+FORKS, SPAWNS, SOME_SPAWNS = 100, 100, 4
 
 
-def in_child(work: Callable[[], None], within: float = 10.0) -> None:
+def in_child(work: Callable[[], object], within: float = 10.0) -> None:
     """Forks, works there, and fails here when it hangs or fails there."""
     pid = os.fork()
     if pid == 0:
@@ -46,7 +46,7 @@ def in_child(work: Callable[[], None], within: float = 10.0) -> None:
         time.sleep(0.002)
 
 
-def test_fork_after_use(client: Client, full: bool) -> None:
+def test_fork_after_use(client: Client) -> None:
     """The child works at once, and leaves its parent's leases alone."""
     with client.lock("parents", ttl=2) as guard:
 
@@ -57,7 +57,7 @@ def test_fork_after_use(client: Client, full: bool) -> None:
                 assert own.is_valid
             assert time.monotonic() - began < 2
 
-        for _ in range(FULL if full else SOME):
+        for _ in range(FORKS):
             in_child(work)
             assert guard.is_valid, guard.lost.reason
             assert client.is_locked("parents") and not client.is_locked("childs")
@@ -110,7 +110,7 @@ def test_a_grandchild(client: Client) -> None:
     assert client.locks() == []
 
 
-def test_fork_while_other_threads_are_at_it(client: Client, url: str, full: bool) -> None:
+def test_fork_while_other_threads_are_at_it(client: Client, url: str) -> None:
     """Whatever they had in hand at that moment, the child does not need it."""
     ends = threading.Event()
 
@@ -125,7 +125,7 @@ def test_fork_while_other_threads_are_at_it(client: Client, url: str, full: bool
         waiter = Background(lambda: client.lock("held").acquire().release())
         threads = [Background(lambda name=name: busy(name)) for name in ("a", "b")]  # type: ignore[misc]
         try:
-            for _ in range(FULL if full else SOME):
+            for _ in range(FORKS):
                 in_child(lambda: client.lock("childs").acquire().release() or exit(1))
         finally:
             ends.set()
@@ -165,7 +165,6 @@ def test_parent_and_children_on_one_file_lose_nothing(tmp_path: Path) -> None:
     # In another process: two copies of SQLite on one file in one process undo each other's locks.
     code = "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('PRAGMA integrity_check').fetchone()[0])"
     assert run_python(code, str(path)) == "ok\n"
-    assert sqlite3.sqlite_version
 
 
 def _use(url: str, client: Client | None, told: object) -> None:
@@ -177,12 +176,12 @@ def _use(url: str, client: Client | None, told: object) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_multiprocessing(client: Client, url: str, full: bool, method: str) -> None:
-    some = SOME if method == "fork" else 2
+    spawns = SPAWNS if full and method == "spawn" else SOME_SPAWNS
     context = multiprocessing.get_context(method)
     with client.lock("parents", ttl=2) as guard:
-        for at in range(FULL if full else some):
+        for at in range(FORKS if method == "fork" else spawns):
             # With the client itself, and with one of its own.
-            process = context.Process(target=_use, args=(url, client if at % 2 else None, None))
+            process = getattr(context, "Process")(target=_use, args=(url, client if at % 2 else None, None))
             process.start()
             process.join(30)
             assert process.exitcode == 0, "it hangs or failed"

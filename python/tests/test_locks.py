@@ -262,6 +262,38 @@ def test_a_store_that_went_away(own_server: Server) -> None:
     client.close()
 
 
+def test_a_client_that_is_there_before_its_server(own_server: Server) -> None:
+    own_server.stop()
+    client = leasehold.connect(own_server.url, lazy=True, answer_within=0.3, patience=0.3)
+    with pytest.raises(StoreUnavailable):
+        client.lock("a", wait=0).acquire()
+    with client.lock("a", wait=0, on_unavailable="open") as guard:
+        assert not guard.is_protected
+    own_server.start()
+    until(lambda: client.holder("a") is None, unless=StoreUnavailable)
+    with client.lock("a", wait=5) as guard:
+        assert guard.is_protected
+    client.close()
+
+
+def test_a_lease_by_its_token(client: Client) -> None:
+    token = leasehold.new_token()
+    fence = client.acquire_token("a", token, ttl=20, owner="ruby")
+    assert fence is not None and client.acquire_token("a", token, ttl=20) == fence
+    assert client.try_lock("a") is None
+    client.renew_token("a", token, 40)
+    left = client.ttl_left("a")
+    assert left is not None and left > 30
+    assert not client.release_token("a", leasehold.new_token())
+    assert client.release_token("a", token) and not client.release_token("a", token)
+    with pytest.raises(LockLost):
+        client.renew_token("a", token)
+    with pytest.raises(InvalidArgument):
+        client.release_token("a", "no token")
+    with client.lock("a", on_lost="continue") as guard:
+        assert client.release_token("a", guard.token), "also the lock of a guard"
+
+
 def test_a_client_that_was_closed(url: str) -> None:
     client = leasehold.connect(url)
     guard = client.lock("a").acquire()
