@@ -58,6 +58,12 @@ fn install(workspace: &Workspace, python: &Path, profile: &str) -> Command {
     let mut pip = workspace.command(python);
     pip.args(["-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps", "--no-build-isolation", "./python"]);
     pip.env("MATURIN_PEP517_ARGS", format!("--profile {profile}")).env("CARGO_TARGET_DIR", &workspace.target);
+    // Where maturin is looked for.
+    let tools = python.parent().map(Path::to_path_buf);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if let Ok(path) = std::env::join_paths(tools.into_iter().chain(std::env::split_paths(&path))) {
+        pip.env("PATH", path);
+    }
     pip
 }
 
