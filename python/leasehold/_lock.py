@@ -238,6 +238,7 @@ def _give_everything_back() -> None:
             _released(guard.name, _native.Call.wait, guard._native)
     # What a call that was interrupted may have got is given back in the background.
     _native.close_all(EXIT_WITHIN).wait()
+    _native.end_log()
 
 
 def _released(name: str, how: Any, guard: _native.Guard) -> bool:

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::runtime::Handle;
 
+use crate::log::Log;
+
 /// Forks that Python told us of. A child can get the number of a process that is long gone, but not
 /// without a fork.
 static FORKS: AtomicU64 = AtomicU64::new(0);
@@ -44,6 +46,7 @@ pub(crate) fn forked() {
 pub(crate) struct Engine {
     process: Process,
     runtime: Handle,
+    log: Log,
     next: OnceLock<Box<Engine>>,
 }
 
@@ -69,6 +72,15 @@ impl Engine {
         }
     }
 
+    /// The engine of this process, if it was started.
+    pub(crate) fn running() -> Option<&'static Self> {
+        let mut engine = FIRST.get()?;
+        while !engine.process.is_this() {
+            engine = engine.next.get()?;
+        }
+        Some(engine)
+    }
+
     fn start() -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
@@ -76,11 +88,15 @@ impl Engine {
         // ends.
         let work = move || runtime.block_on(pending::<()>());
         std::thread::Builder::new().name("leasehold".into()).spawn(work)?;
-        Ok(Self { process: Process::this(), runtime: handle, next: OnceLock::new() })
+        Ok(Self { process: Process::this(), runtime: handle, log: Log::default(), next: OnceLock::new() })
     }
 
     pub(crate) fn process(&self) -> Process {
         self.process
+    }
+
+    pub(crate) fn log(&self) -> &Log {
+        &self.log
     }
 
     pub(crate) fn runtime(&self) -> &Handle {

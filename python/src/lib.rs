@@ -19,6 +19,7 @@ mod client;
 mod engine;
 mod failure;
 mod guard;
+mod log;
 mod once;
 mod pool;
 
@@ -34,7 +35,14 @@ mod _native {
     #[pymodule_export]
     use super::guard::Guard;
     #[pymodule_export]
+    use super::log::end_log;
+    #[pymodule_export]
     use super::once::{Running, claim, once, once_forget, once_result};
     #[pymodule_export]
     use super::pool::{acquire_any, pool_status};
+
+    #[pymodule_init]
+    fn begin() {
+        super::log::begin();
+    }
 }

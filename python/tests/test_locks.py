@@ -250,7 +250,7 @@ def test_a_store_that_is_not_there_is_not_a_lock_that_is_held(own_server: Server
         lazy.try_lock("a")
 
 
-def test_a_store_that_went_away(own_server: Server) -> None:
+def test_a_store_that_went_away(own_server: Server, caplog: pytest.LogCaptureFixture) -> None:
     client = leasehold.connect(own_server.url, answer_within=0.3, patience=0.3)
     own_server.stop()
     with pytest.raises(StoreUnavailable) as away:
@@ -259,6 +259,8 @@ def test_a_store_that_went_away(own_server: Server) -> None:
     with client.lock("a", wait=0, on_unavailable="open") as guard:
         assert not guard.is_protected
     assert client.statistics().unprotected_runs == 1
+    until(lambda: "WITHOUT the lock" in caplog.text)
+    assert {record.name for record in caplog.records} == {"leasehold"}
     client.close()
 
 
@@ -274,6 +276,22 @@ def test_a_client_that_is_there_before_its_server(own_server: Server) -> None:
     with client.lock("a", wait=5) as guard:
         assert guard.is_protected
     client.close()
+
+
+def test_a_warning_is_told_before_the_end(own_server: Server) -> None:
+    out = run_python(
+        """
+import logging, os, signal, sys, leasehold
+logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(name)s %(message)s")
+client = leasehold.connect(sys.argv[1], answer_within=0.2, patience=0.2)
+os.kill(int(sys.argv[2]), signal.SIGKILL)
+with client.lock("a", wait=0, on_unavailable="open"):
+    pass
+""",
+        own_server.url,
+        str(own_server.process.pid),
+    )
+    assert "WARNING leasehold going on WITHOUT the lock" in out and "name=a" in out
 
 
 def test_a_lease_by_its_token(client: Client) -> None:

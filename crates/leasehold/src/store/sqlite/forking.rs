@@ -127,3 +127,48 @@ impl Drop for Forking {
         CHANGED.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+    use std::thread;
+
+    use super::super::SqliteStore;
+    use super::*;
+    use crate::facts::LockName;
+    use crate::store::Inspect;
+
+    fn is_open(path: &Path) -> bool {
+        let open = fs::read_dir("/proc/self/fd").expect("on Linux");
+        open.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok()).any(|file| file == path)
+    }
+
+    fn ask(store: &SqliteStore) -> bool {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        runtime.block_on(store.holder(&LockName::new("a").expect("a name"))).expect("an answer").is_none()
+    }
+
+    #[test]
+    fn no_file_is_open_while_this_process_forks() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().canonicalize().expect("a path").join("locks.db");
+        let store = SqliteStore::open(&path).expect("opens");
+        assert!(is_open(&path) && ask(&store));
+
+        let forking = Forking::begin();
+        assert!(!is_open(&path), "a child would inherit it");
+        thread::scope(|threads| {
+            let asked = threads.spawn(|| ask(&store));
+            let opened = threads.spawn(|| SqliteStore::open(&path).is_ok());
+            thread::sleep(Duration::from_millis(100));
+            assert!(!asked.is_finished() && !opened.is_finished(), "both wait");
+            assert!(!is_open(&path));
+            drop(forking);
+            assert!(asked.join().expect("no panic") && opened.join().expect("no panic"));
+        });
+        assert!(is_open(&path));
+        drop(Forking::begin());
+        assert!(ask(&store), "any number of times");
+    }
+}
