@@ -16,7 +16,7 @@ import redis.lock
 from conftest import SOON, Background, Server, run_python, start_python, until
 
 import leasehold
-from leasehold import _native, compat
+from leasehold import compat
 
 #: A worker: how often it goes inside, and what it finds there.
 WORKER = """
@@ -278,26 +278,30 @@ def test_a_cancelled_task_keeps_nothing(server: Server, raw: redis.Redis) -> Non
 
 
 def test_cancelled_in_the_last_moment_it_keeps_nothing(raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    keep = _native.keep_lease
+    class Guard:
+        """The loop is held up until the lease is kept, and the task does not know yet."""
 
-    async def work() -> None:
-        task = asyncio.create_task(compat.AsyncLock(raw, "thing", timeout=20).acquire())
+        def __init__(self, guard: Any) -> None:
+            self._guard = guard
+            self.token = guard.token
 
-        def cancel() -> None:
-            # The loop is held up until the lease is kept, and the task does not know yet.
+        def keep(self) -> Any:
+            asyncio.get_running_loop().call_soon(self._cancel, asyncio.current_task())
+            return self._guard.keep()
+
+        def _cancel(self, task: asyncio.Task[Any]) -> None:
             time.sleep(0.2)
             assert raw.exists("thing")
             task.cancel()
 
-        def keep_and_cancel(guard: _native.Guard) -> _native.Call:
-            asyncio.get_running_loop().call_soon(cancel)
-            return keep(guard)
+    stand_in_line = compat.AsyncLock._stand_in_line
 
-        monkeypatch.setattr(_native, "keep_lease", keep_and_cancel)
-        with pytest.raises(asyncio.CancelledError):
-            await task
+    def stand(self: Any, *args: Any, **named: Any) -> Any:
+        return Guard((yield from stand_in_line(self, *args, **named)))
 
-    asyncio.run(work())
+    monkeypatch.setattr(compat.AsyncLock, "_stand_in_line", stand)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(compat.AsyncLock(raw, "thing", timeout=20).acquire())
     until(lambda: not raw.exists("thing"))
 
 

@@ -17,7 +17,7 @@ from .._client import Client
 from .._errors import InvalidArgument, LockLost, LockNotAcquired
 from .._info import LockInfo
 from .._lock import Guard
-from .._native import Call, Mailbox
+from .._native import Mailbox
 from .._times import Seconds, optional_seconds, seconds
 from ._errors import LockError, LockNotOwnedError
 from ._steps import Steps
@@ -111,14 +111,14 @@ class BaseLock:
                 return None
             token = native.token
             try:
-                yield _native.keep_lease(native)
+                yield native.keep()
             except LockLost:
                 # Over before it was ours for good: so short is the lease, or so slow the store.
                 if wait.is_over():
                     return None
             except BaseException:
                 # Interrupted, perhaps just after it was kept.
-                self._call_by_token(_native.release_by_token, token).start(Mailbox(), 0)
+                self._client._native.release_token(self._key, token).start(Mailbox(), 0)
                 raise
             else:
                 return token.encode()
@@ -147,7 +147,7 @@ class BaseLock:
                 turn: _native.Guard = yield native.acquire(gate, None, None, True, None, True, None, "closed")
                 try:
                     if (yield native.holder(self._key)) is None:
-                        yield _native.take_by_token(native, self._key, token, ttl)
+                        yield native.acquire_token(self._key, token, ttl, 0.0, True, None)
                         return chosen
                 except LockNotAcquired:
                     pass
@@ -177,7 +177,7 @@ class BaseLock:
         guard = self._guard(token)
         try:
             if guard is None:
-                ours = yield self._call_by_token(_native.release_by_token, _ours(self._key, token))
+                ours = yield self._client._native.release_token(self._key, _ours(self._key, token))
             else:
                 ours = yield guard._native.release()
         except LockLost:
@@ -215,9 +215,8 @@ class BaseLock:
         return token
 
     def _renew(self, token: bytes, ttl: float, done: str) -> Steps[None]:
-        native = self._client._native
         try:
-            yield _native.renew_by_token(native, self._key, _ours(self._key, token), ttl)
+            yield self._client._native.renew_token(self._key, _ours(self._key, token), ttl)
         except LockLost as error:
             raise self._not_owned(done) from error
 
@@ -229,10 +228,6 @@ class BaseLock:
 
     def _not_in_time(self) -> LockError:
         return self._error("it could not be acquired in the time given")
-
-    def _call_by_token(self, verb: Any, token: str) -> Call:
-        call: Call = verb(self._client._native, self._key, token)
-        return call
 
     def _error(self, what: str) -> LockError:
         return LockError(f"lock {self._key!r}: {what}", self._key)
