@@ -286,7 +286,9 @@ def test_cancelled_in_the_last_moment_it_keeps_nothing(raw: redis.Redis, monkeyp
             self.token = guard.token
 
         def keep(self) -> Any:
-            asyncio.get_running_loop().call_soon(self._cancel, asyncio.current_task())
+            task = asyncio.current_task()
+            assert task is not None
+            asyncio.get_running_loop().call_soon(self._cancel, task)
             return self._guard.keep()
 
         def _cancel(self, task: asyncio.Task[Any]) -> None:
