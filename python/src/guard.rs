@@ -236,6 +236,18 @@ impl Guard {
         })
     }
 
+    /// A call that lets go of the guard and keeps the lease, which is its token's alone from then on and ends by
+    /// its ttl, counted from now: whether there was one.
+    fn keep(&self, py: Python<'_>) -> PyResult<Call> {
+        self.check_process(py)?;
+        let held = self.take();
+        Call::new(async move {
+            let Some(held) = held else { return Ok(Answer::Bool(false)) };
+            held.alone().await.into_token().await?;
+            Ok(Answer::Bool(true))
+        })
+    }
+
     /// Gives the lock back in the background.
     fn drop(&self) {
         if self.process.is_this() {
