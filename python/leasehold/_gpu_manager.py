@@ -15,6 +15,7 @@ from typing import Any
 
 from ._client import Client
 from ._errors import LeaseholdError, LockNotAcquired, NotEvicted
+from ._gpu_held import inside
 from ._gpu_settings import client_of, settings
 from ._info import LockInfo
 from ._lock import Guard
@@ -33,6 +34,8 @@ class _Lease:
     guard: Guard
     #: Tells the contexts (threads, tasks, greenlets) apart that acquired it.
     where: object
+    #: It was entered once more by whoever runs on that GPU, who gives it back in the end.
+    is_inner: bool = False
 
 
 class SmartGpuLockManager:
@@ -76,10 +79,15 @@ class SmartGpuLockManager:
 
     def acquire_lock(self, task_name: str, lock_key: str, max_wait_time: Seconds | None = None) -> bool:
         """Waits for the lock, at most `max_wait_time` (as configured, 300 s, unless said), and takes it for the
-        task. ``False``: somebody else still holds it. It is renewed until it is released.
+        task. ``False``: somebody else still holds it. It is renewed until it is released. Whoever runs on that GPU
+        already (:func:`leasehold.gpu.gpu_lock`) enters once more.
 
         :raises StoreUnavailable: when the store did not answer, which is not the same as "held".
         """
+        around = inside((lock_key,))
+        if around is not None:
+            self._keep(task_name, _Lease(around.guard, _here(), is_inner=True))
+            return True
         now = settings()
         lock = self.client.lock(
             lock_key,
@@ -93,8 +101,7 @@ class SmartGpuLockManager:
         except LockNotAcquired as held:
             log.warning("%s did not get a GPU: %s", task_name, held)
             return False
-        with self._lock:
-            self._leases.setdefault((task_name, lock_key), []).append(_Lease(guard, _here()))
+        self._keep(task_name, _Lease(guard, _here()))
         return True
 
     def release_lock(self, task_name: str, lock_key: str, reason: str = "normal") -> bool:
@@ -104,7 +111,7 @@ class SmartGpuLockManager:
         lease = self._take(task_name, lock_key)
         try:
             if lease is not None:
-                released = lease.guard.release()
+                released = lease.guard.is_valid if lease.is_inner else lease.guard.release()
             else:
                 released = self._release_plain(task_name, lock_key, reason)
         except LeaseholdError as problem:
@@ -123,7 +130,7 @@ class SmartGpuLockManager:
         older client's plain value. (Another run of the same task may hold it by other means.)"""
         with self._lock:
             leases = self._leases.get((task_name, lock_key), ())
-            if any(lease.where is _where.get() and lease.guard.is_valid for lease in leases):
+            if any(lease.where is _where.get() and lease.guard.is_valid and not lease.is_inner for lease in leases):
                 return True
         holder = self.client.holder(lock_key)
         return holder is not None and holder.foreign and holder.holder_id == _plain_holder(task_name)
@@ -134,7 +141,9 @@ class SmartGpuLockManager:
         counted["ownership_violations"] += self._violations
         counted["normal_release_failures"] += self._failures
         with self._lock:
-            counted["active_locks"] = {key: task for task, key in self._leases}
+            counted["active_locks"] = {
+                key: task for (task, key), leases in self._leases.items() if any(one.guard.is_valid for one in leases)
+            }
         return counted
 
     def get_exception_statistics(self) -> dict[str, Any]:
@@ -169,6 +178,10 @@ class SmartGpuLockManager:
         long_held = [lock for lock in locks if (lock.held_ms or 0) > LONG_MS]
         degraded = bool(zombies) or stats["emergency_release_rate"] > EMERGENCY_RATE
         return _health("degraded" if degraded else "healthy", True, zombies, long_held, stats, now)
+
+    def _keep(self, task_name: str, lease: _Lease) -> None:
+        with self._lock:
+            self._leases.setdefault((task_name, lease.guard.name), []).append(lease)
 
     def _take(self, task_name: str, lock_key: str) -> _Lease | None:
         """A task that was delivered twice can have a lease that is over and one that lives, under one name: each

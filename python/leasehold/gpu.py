@@ -22,11 +22,10 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
 from ._errors import InvalidArgument
+from ._gpu_held import Gpu, as_current, current, inside
 from ._gpu_manager import SmartGpuLockManager
 from ._gpu_settings import Heartbeat, Settings, client_of, configure, settings, visible_devices
 from ._lock import Guard
@@ -50,24 +49,6 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 log = logging.getLogger("leasehold")
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU that is ours for now."""
-
-    #: Its number, as its lock names it.
-    id: int
-    #: Its number for this process: its place in ``CUDA_VISIBLE_DEVICES`` where that names it. For ``cuda:<device>``.
-    device: int
-    #: Holds its lock: fence, ``lost``, ``raise_if_lost()``.
-    guard: Guard
-
-
-def current() -> Gpu | None:
-    """The GPU that the caller runs on, however deep it was called; ``None`` outside of any."""
-    held = _held.get()
-    return held[-1] if held else None
 
 
 def empty_torch_cache() -> None:
@@ -173,13 +154,13 @@ def hold(
     """
     again = _entered(gpu_id, gpus)
     if again is not None:
-        with _as_current(again):
+        with as_current(again):
             yield again
         return
     request = _Request(gpu_id, gpus, max_wait_time, lock_timeout, task_name)
     with request.asked() as permit:
         mine = request.granted(permit)
-        with _as_current(mine):
+        with as_current(mine):
             try:
                 yield mine
             finally:
@@ -202,13 +183,13 @@ async def hold_async(
     :class:`~leasehold.LockLost`."""
     again = _entered(gpu_id, gpus)
     if again is not None:
-        with _as_current(again):
+        with as_current(again):
             yield again
         return
     request = _Request(gpu_id, gpus, max_wait_time, lock_timeout, task_name)
     async with request.asked() as permit:
         mine = request.granted(permit)
-        with _as_current(mine):
+        with as_current(mine):
             try:
                 yield mine
             finally:
@@ -251,10 +232,6 @@ class _Request:
         return _gpu(self._gpu_id, granted)
 
 
-#: What the running thread, task or greenlet is inside of, the innermost last.
-_held: ContextVar[tuple[Gpu, ...]] = ContextVar("leasehold_gpus", default=())
-
-
 def _gpu(gpu_id: int, guard: Guard) -> Gpu:
     visible = visible_devices()
     return Gpu(gpu_id, visible.index(gpu_id) if gpu_id in visible else gpu_id, guard)
@@ -263,21 +240,8 @@ def _gpu(gpu_id: int, guard: Guard) -> Gpu:
 def _entered(gpu_id: int | None, gpus: int | None) -> Gpu | None:
     """The GPU, if the caller is inside of it already."""
     now = settings()
-    if gpu_id is not None:
-        good = {now.lock_name(gpu_id)}
-    else:
-        good = {now.lock_name(member) for member in now.members(gpus)}
-    inside = [mine for mine in _held.get() if mine.guard.name in good and mine.guard.is_valid]
-    return inside[-1] if inside else None
-
-
-@contextmanager
-def _as_current(mine: Gpu) -> Iterator[None]:
-    before = _held.set((*_held.get(), mine))
-    try:
-        yield
-    finally:
-        _held.reset(before)
+    ids = now.members(gpus) if gpu_id is None else (gpu_id,)
+    return inside([now.lock_name(gpu_id) for gpu_id in ids])
 
 
 @contextmanager

@@ -1,3 +1,4 @@
+# mypy: disable-error-code="untyped-decorator"
 """The tasks of the Celery tests: run by real workers, sent by the tests."""
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import redis
 from celery import Celery
 
 from leasehold.celery import GpuTask, locked_task
-from leasehold.gpu import SmartGpuLockManager
 
 broker = os.environ["LEASEHOLD_TEST_BROKER"]
 app = Celery("tests", broker=broker, backend=broker)
@@ -18,9 +18,16 @@ app.conf.update(
     worker_send_task_events=False,
     worker_hijack_root_logger=False,
     broker_connection_retry_on_startup=True,
-    broker_transport_options={"visibility_timeout": float(os.environ.get("LEASEHOLD_TEST_VISIBILITY", 3600))},
     result_expires=600,
 )
+visibility = os.environ.get("LEASEHOLD_TEST_VISIBILITY")
+if visibility is not None:
+    # And it is looked at every second.
+    app.conf.broker_transport_options = {
+        "visibility_timeout": float(visibility),
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+    }
 
 
 def seen() -> Any:
@@ -57,13 +64,10 @@ def fails_on_gpu(gpu_id: int = 0) -> None:
     raise RuntimeError("no memory left")
 
 
-#: For `acquires_by_itself`, whose class frees what it forgot.
-manager = SmartGpuLockManager()
-
-
 @app.task(base=GpuTask, bind=True)
-def acquires_by_itself(self: Any, other: int, gpu_id: int = 0) -> None:
-    """Another task's GPU, and what would be its own if it had not one already."""
+def acquires_by_itself(self: Any, gpu_id: int = 9) -> None:
+    """As it did before its class did it for it, and forgets to release."""
+    assert self.gpu_lock_manager.acquire_lock(self.request.id, f"gpu_lock:{gpu_id}", max_wait_time=5)
     raise RuntimeError("no memory left")
 
 
