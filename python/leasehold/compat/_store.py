@@ -45,12 +45,18 @@ def _url(redis: Any) -> str:
         raise _unusable("a client on a Unix socket; leasehold connects by TCP")
     if settings.get("credential_provider") is not None:
         raise _unusable("a client with a credential provider")
-    scheme = "rediss" if "SSL" in pool.connection_class.__name__ else "redis"
+    scheme, trust = "redis", ""
+    if "SSL" in pool.connection_class.__name__:
+        scheme = "rediss"
+        if settings.get("ssl_cert_reqs", "required") in ("none", "optional", 0, 1):
+            raise _unusable("a client that does not check its server's certificate, which leasehold always does")
+        if settings.get("ssl_ca_certs"):
+            trust = f"?ca={_quoted(str(settings['ssl_ca_certs']))}"
     host = str(settings.get("host") or "localhost")
     place = f"[{host}]" if ":" in host else host
     user, password = settings.get("username") or "", settings.get("password") or ""
     login = f"{_quoted(user)}:{_quoted(password)}@" if user or password else ""
-    return f"{scheme}://{login}{place}:{settings.get('port') or 6379}/{settings.get('db') or 0}"
+    return f"{scheme}://{login}{place}:{settings.get('port') or 6379}/{settings.get('db') or 0}{trust}"
 
 
 def _quoted(text: str | bytes) -> str:
