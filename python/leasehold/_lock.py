@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Generator
 from contextvars import ContextVar
 from datetime import datetime, timedelta, timezone
 from types import TracebackType
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from . import _native
 from ._errors import InvalidArgument, LeaseholdError, LockLost
@@ -258,8 +258,8 @@ class Lock:
     """A lock that can be asked for, in a ``with`` or an ``async with``, any number of times and by any number
     of threads and tasks. Made by :meth:`Client.lock`."""
 
-    __slots__ = ("_client", "_fenced", "_max_hold", "_name", "_on_lost", "_on_unavailable", "_owner", "_renew", "_ttl",
-                 "_wait")  # fmt: skip
+    __slots__ = ("_client", "_fenced", "_max_hold", "_name", "_on_lost", "_on_unavailable", "_open", "_owner", "_renew",
+                 "_ttl", "_wait")  # fmt: skip
 
     def __init__(
         self,
@@ -287,6 +287,8 @@ class Lock:
         self._owner = owner
         self._on_lost: OnLost = on_lost
         self._on_unavailable = on_unavailable
+        #: What was entered and not left yet, by whomever.
+        self._open: list[_Entered] = []
 
     @property
     def name(self) -> str:
@@ -307,7 +309,7 @@ class Lock:
 
     def __enter__(self) -> Guard:
         guard = self.acquire()
-        _entered.set((_entered.get(), self, guard, None))
+        self._enter(guard, None)
         return guard
 
     def __exit__(
@@ -319,8 +321,7 @@ class Lock:
 
     async def __aenter__(self) -> Guard:
         guard = await self.acquire_async()
-        watch = Watch(guard) if self._on_lost == "cancel" else None
-        _entered.set((_entered.get(), self, guard, watch))
+        self._enter(guard, Watch(guard) if self._on_lost == "cancel" else None)
         return guard
 
     async def __aexit__(
@@ -345,20 +346,30 @@ class Lock:
             self._on_unavailable,
         )
 
+    def _enter(self, guard: Guard, watch: Watch | None) -> None:
+        entered = _Entered(_entered.get(), self, guard, watch)
+        self._open.append(entered)
+        _entered.set(entered)
+
     def _leave(self) -> tuple[Guard, Watch | None]:
-        """What the `with` that ends now had entered."""
-        before: list[_Entered] = []
+        """What the `with` that ends now had entered: the innermost of this thread, task or greenlet. Frameworks that
+        end it in another context than it began in get the last one that anybody entered."""
+        inner: list[_Entered] = []
         entered = _entered.get()
-        while entered is not None and entered[1] is not self:
-            before.append(entered)
-            entered = entered[0]
-        if entered is None:
-            raise RuntimeError(f"the lock {self._name!r} is left in another context than it was entered in")
-        rest, _, guard, watch = entered
-        for _, lock, inner, its_watch in reversed(before):
-            rest = (rest, lock, inner, its_watch)
-        _entered.set(rest)
-        return guard, watch
+        while entered is not None and entered.lock is not self:
+            inner.append(entered)
+            entered = entered.outer
+        if entered is not None:
+            # Usually there is nothing further in.
+            rest = entered.outer
+            for one in reversed(inner):
+                rest = one._replace(outer=rest)
+            _entered.set(rest)
+        for at in reversed(range(len(self._open))):
+            if entered is None or self._open[at].guard is entered.guard:
+                entered = self._open.pop(at)
+                return entered.guard, entered.watch
+        raise RuntimeError(f"the lock {self._name!r} is left, but was not entered")
 
     def __repr__(self) -> str:
         return f"<leasehold.Lock {self._name!r}>"
@@ -413,8 +424,14 @@ def _cancelling(task: asyncio.Task[Any]) -> int:
     return 0 if count is None else int(count())
 
 
+class _Entered(NamedTuple):
+    outer: _Entered | None
+    lock: Lock
+    guard: Guard
+    watch: Watch | None
+
+
 #: What the running thread, task or greenlet has entered, the innermost first: so that one lock can be shared.
-_Entered: TypeAlias = tuple["_Entered | None", Lock, Guard, "Watch | None"]
 _entered: ContextVar[_Entered | None] = ContextVar("leasehold_entered", default=None)
 
 
@@ -428,4 +445,4 @@ def current_fence() -> int | None:
     True
     """
     entered = _entered.get()
-    return None if entered is None else entered[2].fence
+    return None if entered is None else entered.guard.fence

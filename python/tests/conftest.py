@@ -18,6 +18,9 @@ import redis
 
 import leasehold
 
+#: No tests: a program that tests start.
+collect_ignore = ["celery_app.py"]
+
 #: Generous: a test that needs it has failed.
 SOON = 10.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import pickle
 import signal
@@ -87,6 +88,24 @@ def test_one_at_a_time_whoever_shares_the_lock_object(client: Client) -> None:
         thread.join(60)
     assert most == 1 and len(fences) == 80
     assert fences == sorted(set(fences)), "fences did not rise"
+
+
+def test_locks_are_left_in_any_order_and_context(client: Client) -> None:
+    a, b = client.lock("a"), client.lock("b")
+    a.__enter__()
+    inner = b.__enter__()
+    a.__exit__(None, None, None)
+    assert not client.is_locked("a") and client.is_locked("b")
+    assert leasehold.current_fence() == inner.fence
+    b.__exit__(None, None, None)
+    assert leasehold.current_fence() is None
+    # A web framework enters and leaves in different contexts.
+    contextvars.copy_context().run(a.__enter__)
+    assert client.is_locked("a")
+    contextvars.copy_context().run(a.__exit__, None, None, None)
+    assert client.locks() == []
+    with pytest.raises(RuntimeError, match="not entered"):
+        a.__exit__(None, None, None)
 
 
 def test_an_exception_frees_the_lock_and_is_not_swallowed(client: Client) -> None:
@@ -338,9 +357,17 @@ def test_a_guard_that_is_forgotten_gives_the_lock_back(client: Client) -> None:
 def test_a_process_that_ends_leaves_nothing_behind(client: Client, url: str) -> None:
     out = run_python(
         """
-import sys, leasehold
+import sys, threading, time, leasehold
 client = leasehold.connect(sys.argv[1])
-guard = client.lock("a", ttl=60).acquire()
+held = threading.Event()
+
+def hold():
+    guard = client.lock("a", ttl=60).acquire()
+    held.set()
+    time.sleep(60)
+
+threading.Thread(target=hold, daemon=True).start()
+held.wait()
 print(client.is_locked("a"))
 """,
         url,
