@@ -110,6 +110,8 @@ impl History {
             EventKind::Revoked => {
                 tenure.known.revoked = true;
                 tenure.ends_badly(&mut self.counted);
+                // Its holder was quicker to say that it has stopped than whoever told it to.
+                tenure.end = tenure.end.map(|_| End::Revoked);
                 None
             }
             _ if tenure.known.revoked && event.kind != EventKind::Forced => Some(End::Revoked),
@@ -120,7 +122,7 @@ impl History {
         };
         if let Some(end) = end {
             // A loss is followed by its release: the first says how it ended.
-            if !tenure.known.told {
+            if !tenure.known.told || end == End::Forced {
                 if end.is_bad() || event.reason == "emergency" {
                     tenure.ends_badly(&mut self.counted);
                 }
