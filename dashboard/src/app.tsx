@@ -37,7 +37,7 @@ export function App() {
   const stale = Boolean(known?.store_down_since_ms || silentSince.value);
   return (
     <>
-      <a class="skip" href="#locks-title" onClick={skip}>Skip to the locks</a>
+      {!empty && <a class="skip" href="#locks-title" onClick={skip}>Skip to the locks</a>}
       <Bar />
       <Trouble />
       <main class={stale ? "stale" : ""} aria-busy={known === null}>

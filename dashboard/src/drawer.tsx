@@ -42,7 +42,7 @@ export function Drawer({ name }: { name: string }) {
   const viewer = overview.value?.role === "viewer";
   return (
     <div class="drawer" role="dialog" aria-labelledby="drawer-title">
-      <header>
+      <div class="top">
         <div>
           <h2 id="drawer-title" class="mono" tabIndex={-1} ref={title}>{name}</h2>
           <p class="state">
@@ -50,7 +50,7 @@ export function Drawer({ name }: { name: string }) {
           </p>
         </div>
         <button type="button" class="icon round" onClick={close} aria-label="Close" title="Close (Esc)">✕</button>
-      </header>
+      </div>
       {problem.value && <p class="problem">{problem.value}</p>}
       {lock?.held && (
         <section aria-label="Holder">
@@ -97,9 +97,9 @@ export function Drawer({ name }: { name: string }) {
         )}
       </section>
       <Before name={name} />
-      <footer class="faint">
+      <p class="faint foot">
         The same at a terminal: <code>leasehold why {quoted(name)}</code>
-      </footer>
+      </p>
     </div>
   );
 }

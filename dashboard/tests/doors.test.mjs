@@ -8,13 +8,14 @@ let chrome;
 before(async () => (chrome = await browser()));
 after(() => chrome.close());
 
-test("a key is asked for, kept for the tab, and says what one may do", async () => {
+test("a key is asked for, kept for the tab, and says what one may do", async (t) => {
   const bare = new Place();
+  t.after(() => bare.end());
   bare.store = `sqlite:${join(bare.dir, "none.db")}`;
   const keys = join(bare.dir, "keys.json");
   const viewer = (await bare.run(["keys", "create", "looker", "--keys", keys])).trim();
   const operator = (await bare.run(["keys", "create", "ops", "--role", "operator", "--keys", keys])).trim();
-  const place = await Place.start({ args: ["--keys", keys] });
+  const place = await Place.start(t, { args: ["--keys", keys] });
   place.hold("deploy", "alice");
 
   const page = await openPage(chrome, place.url);
@@ -55,8 +56,6 @@ test("a key is asked for, kept for the tab, and says what one may do", async () 
   await page.getByRole("status").getByText(/evicting needs an operator's/).waitFor();
   assert.equal(await page.locator("dialog").count(), 0);
   clean(page);
-  await place.end();
-  await bare.end();
 });
 
 const VECTORS = [
@@ -102,8 +101,8 @@ const VECTORS = [
   "__proto__",
 ];
 
-test("two hundred strings that want to be scripts stay strings", async () => {
-  const place = await Place.start();
+test("two hundred strings that want to be scripts stay strings", async (t) => {
+  const place = await Place.start(t);
   const strings = Array.from({ length: 200 }, (_, n) => `${VECTORS[n % VECTORS.length]}${n < VECTORS.length ? "" : ` ${n}`}`);
   for (const [n, text] of strings.entries()) {
     const taken = await place.post(`/api/v1/locks/${encodeURIComponent(text)}/acquire`, { ttl_ms: 600_000, owner: text.slice(0, 100) });
@@ -165,5 +164,4 @@ test("two hundred strings that want to be scripts stay strings", async () => {
   assert.deepEqual(missing, [], "each was shown, as it is");
   assert.deepEqual([executed, unescaped], [0, 0]);
   clean(page);
-  await place.end();
 });

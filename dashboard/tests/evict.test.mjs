@@ -21,8 +21,8 @@ async function contended(place, name, holder, waiter) {
 const holds = (place, name, owner) => until(`${owner} holds ${name}`, async () => (await place.lock(name)).owner?.startsWith(owner));
 const audit = (place) => readFileSync(join(place.dir, "audit.jsonl"), "utf8").trim().split("\n").map((line) => JSON.parse(line));
 
-test("revoke and force say whom they hit and who comes next, and do it", async () => {
-  const place = await Place.start();
+test("revoke and force say whom they hit and who comes next, and do it", async (t) => {
+  const place = await Place.start(t);
   await contended(place, "gpu_lock:0", "tts-worker-3", "ocr-worker-1");
   const page = await openPage(chrome, place.url);
   await row(page, "gpu_lock:0").click();
@@ -45,7 +45,7 @@ test("revoke and force say whom they hit and who comes next, and do it", async (
   const old = await place.lock("gpu_lock:0");
   place.hold("gpu_lock:0", "whisper-2");
   await until("whisper-2 waits", async () => (await place.lock("gpu_lock:0")).waiters.length === 1);
-  await drawer.getByText(/ocr-worker-1@/).first().waitFor();
+  await drawer.locator(".holder").getByText(/ocr-worker-1@/).waitFor();
   await drawer.getByRole("button", { name: "Evict…" }).click();
   const second = page.getByRole("dialog", { name: "Take gpu_lock:0 away from ocr-worker-1" });
   await second.getByLabel(/^Reason/).fill("its host is gone");
@@ -72,11 +72,10 @@ test("revoke and force say whom they hit and who comes next, and do it", async (
   await drawer.getByRole("cell", { name: "forced" }).waitFor();
   assert.equal((await place.get("/api/v1/overview")).bad_ends_last_hour, 2);
   clean(page);
-  await place.end();
 });
 
-test("it changed hands while the dialog was open: it says so and does nothing", async () => {
-  const place = await Place.start();
+test("it changed hands while the dialog was open: it says so and does nothing", async (t) => {
+  const place = await Place.start(t);
   const [carol] = await contended(place, "deploy", "carol", "dave");
   const page = await openPage(chrome, place.url);
   await row(page, "deploy").click();
@@ -95,7 +94,7 @@ test("it changed hands while the dialog was open: it says so and does nothing", 
   const dave = await place.lock("deploy");
   const [erin] = [place.hold("deploy", "erin")];
   await until("erin waits", async () => (await place.lock("deploy")).waiters.length === 1);
-  await page.locator(".drawer").getByText(/dave@/).first().waitFor();
+  await page.locator(".drawer .holder").getByText(/dave@/).waitFor();
   await page.getByRole("button", { name: "Evict…" }).click();
   const late = page.getByRole("dialog", { name: "Take deploy away from dave" });
   await late.getByLabel(/^Reason/).fill("dave hangs");
@@ -110,5 +109,4 @@ test("it changed hands while the dialog was open: it says so and does nothing", 
   assert.equal(erin.exitCode, null);
   assert.equal(audit(place).at(-1).outcome, "changed_hands");
   clean(page);
-  await place.end();
 });

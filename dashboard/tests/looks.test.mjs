@@ -1,6 +1,6 @@
 // How it looks and moves: nothing that keeps anybody out, five thousand locks, and the pictures in docs/.
 import assert from "node:assert/strict";
-import { mkdirSync, statSync } from "node:fs";
+import { mkdirSync, readFileSync, statSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
@@ -27,17 +27,17 @@ const LOOKS = [
 
 /** What axe-core has to say. The policy lets no script in but ours, so it comes in by the back door of the debugger. */
 async function axe(page, where) {
-  const { readFileSync } = await import("node:fs");
   await page.evaluate(readFileSync(axePath, "utf8"));
+  await page.evaluate(() => Promise.all(document.getAnimations().filter((a) => a.effect.getTiming().iterations === 1).map((a) => a.finished.catch(() => {}))));
   const found = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
   const said = found.violations.map(({ id, help, nodes }) => `${id}: ${help}: ${nodes.slice(0, 3).map((node) => `${node.target} ${node.any[0]?.message ?? ""}`).join(" | ")}`);
   assert.deepEqual(said, [], where);
   return found.passes.length;
 }
 
-test("axe-core finds nothing, in light, dark and narrow; the pictures are taken", async () => {
-  const place = await Place.start();
-  const scene = lively(place);
+test("axe-core finds nothing, in light, dark and narrow; the pictures are taken", async (t) => {
+  const place = await Place.start(t);
+  lively(place);
   await sleep(keep ? 80_000 : 9_000);
   let checks = 0;
   for (const { name, options } of LOOKS) {
@@ -71,22 +71,19 @@ test("axe-core finds nothing, in light, dark and narrow; the pictures are taken"
     clean(page);
     await page.context().close();
   }
-  scene.stop();
-  await place.end();
 
-  const empty = await Place.start();
+  const empty = await Place.start(t);
   for (const colorScheme of ["light", "dark"]) {
     const page = await openPage(chrome, empty.url, { colorScheme, reducedMotion: "reduce" });
     await page.getByText("leasehold demo").waitFor();
     checks += await axe(page, `${colorScheme}, empty`);
     await page.context().close();
   }
-  await empty.end();
   console.log(`axe-core: 0 violations, ${checks} checks passed`);
 });
 
-test("five thousand locks scroll smoothly", async () => {
-  const place = await Place.start();
+test("five thousand locks scroll smoothly", async (t) => {
+  const place = await Place.start(t);
   const names = Array.from({ length: 5_000 }, (_, n) => `order:${String(n).padStart(4, "0")}`);
   const take = async () => {
     for (let name = names.pop(); name; name = names.pop()) await place.post(`/api/v1/locks/${encodeURIComponent(name)}/acquire`, { ttl_ms: 3_600_000, owner: `worker-${name.slice(-1)}` });
@@ -122,5 +119,4 @@ test("five thousand locks scroll smoothly", async () => {
   await row(page, "order:0042").waitFor();
   await until("one is left", async () => (await shown.innerText()) === "1 of 5,000 locks");
   clean(page);
-  await place.end();
 });

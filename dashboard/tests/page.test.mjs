@@ -13,8 +13,8 @@ let chrome;
 before(async () => (chrome = await browser()));
 after(() => chrome.close());
 
-test("an empty store says how to take a first lock, which then appears by itself", async () => {
-  const place = await Place.start();
+test("an empty store says how to take a first lock, which then appears by itself", async (t) => {
+  const place = await Place.start(t);
   const page = await openPage(chrome, place.url);
   await page.getByText("leasehold run my-first-lock -- sleep 60").waitFor();
   console.log(`page up after ${Date.now() - page.begun} ms`);
@@ -37,11 +37,10 @@ test("an empty store says how to take a first lock, which then appears by itself
   await place.stop(holder);
   await row(page, "my-first-lock").waitFor({ state: "detached" });
   clean(page);
-  await place.end();
 });
 
-test("a hand-off is in the picture: who waited, who came after whom, and how each ended", async () => {
-  const place = await Place.start();
+test("a hand-off is in the picture: who waited, who came after whom, and how each ended", async (t) => {
+  const place = await Place.start(t);
   const page = await openPage(chrome, place.url);
   const alice = place.hold("deploy", "alice");
   await until("alice holds it", async () => (await place.lock("deploy")).held);
@@ -67,23 +66,29 @@ test("a hand-off is in the picture: who waited, who came after whom, and how eac
   await table.getByRole("row").filter({ hasText: "alice" }).filter({ hasText: "released" }).waitFor();
   await table.getByRole("row").filter({ hasText: "bob" }).filter({ hasText: "held" }).waitFor();
   await page.getByRole("button", { name: "As a picture" }).click();
-  // The picture is not empty: bars are there in more than one colour.
-  const colours = await until("something is drawn", () => page.evaluate(() => {
+  for (let n = 0; n < 5; n += 1) await page.getByRole("button", { name: "Zoom in" }).click();
+  // Both bars are drawn, in two owners' colours.
+  await until("both bars are drawn", () => page.evaluate(() => {
     const canvas = document.querySelector(".plot canvas");
-    const pixels = canvas?.width ? canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data : [];
-    const found = new Set();
-    for (let i = 0; i < pixels.length; i += 4) if (pixels[i + 3] > 200) found.add((pixels[i] >> 4) * 256 + (pixels[i + 1] >> 4) * 16 + (pixels[i + 2] >> 4));
-    return found.size > 20 && found.size;
+    if (!canvas?.width) return false;
+    const style = getComputedStyle(canvas);
+    const owners = Array.from({ length: 10 }, (_, n) => style.getPropertyValue(`--owner-${n}`).trim().match(/[0-9a-f]{2}/g).map((hex) => parseInt(hex, 16)));
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    const found = new Array(10).fill(0);
+    for (let i = 0; i < data.length; i += 4) {
+      if (data[i + 3] < 200) continue;
+      const owner = owners.findIndex(([r, g, b]) => Math.abs(r - data[i]) + Math.abs(g - data[i + 1]) + Math.abs(b - data[i + 2]) < 6);
+      if (owner >= 0) found[owner] += 1;
+    }
+    return found.filter((pixels) => pixels > 100).length === 2;
   }));
-  assert.ok(colours > 20);
   const events = page.getByRole("list", { name: "Events, newest first" });
   await events.getByRole("listitem").filter({ hasText: "released" }).filter({ hasText: "alice" }).waitFor();
   clean(page);
-  await place.end();
 });
 
-test("everything can be done from the keyboard", async () => {
-  const place = await Place.start();
+test("everything can be done from the keyboard", async (t) => {
+  const place = await Place.start(t);
   place.hold("alpha", "ada");
   place.hold("beta", "bea");
   await until("both are held", async () => (await place.lock("alpha")).held && (await place.lock("beta")).held);
@@ -121,12 +126,11 @@ test("everything can be done from the keyboard", async () => {
   const audit = readFileSync(join(place.dir, "audit.jsonl"), "utf8");
   assert.match(audit, /"by keyboard"/);
   clean(page);
-  await place.end();
 });
 
-test("the store is gone: what was known stays, greyed, with since when", async () => {
-  const redis = await Redis.start();
-  const place = await Place.start({ store: redis.url });
+test("the store is gone: what was known stays, greyed, with since when", async (t) => {
+  const redis = await Redis.start(t);
+  const place = await Place.start(t, { store: redis.url });
   await redis.say("SET gpu_lock:7 some-other-client NX PX 600000");
   place.hold("gpu_lock:0", "tts", 600, "60s");
   const page = await openPage(chrome, place.url);
@@ -148,12 +152,10 @@ test("the store is gone: what was known stays, greyed, with since when", async (
   await place.stop(place.server);
   await page.getByText(/This server does not answer since/).waitFor({ timeout: 20_000 });
   await page.getByText("not live").waitFor();
-  await place.end();
-  await redis.stop();
 });
 
-test("what is served is what was built from the sources", async () => {
-  const place = await Place.start();
+test("what is served is what was built from the sources", async (t) => {
+  const place = await Place.start(t);
   const page = await (await fetch(place.url)).text();
   const [, script, hash] = /src="(\/assets\/page\.js\?v=([0-9a-f]{16}))"/.exec(page);
   const served = await fetch(place.url + script);
@@ -165,13 +167,16 @@ test("what is served is what was built from the sources", async () => {
   const unversioned = await fetch(`${place.url}/assets/page.js`);
   assert.equal(unversioned.headers.get("cache-control"), "no-cache");
   assert.equal((await fetch(`${place.url}/assets/other.js`)).status, 404);
-  await place.end();
 });
 
 /** A Redis of one's own. */
 class Redis {
-  static async start() {
+  static async start(test) {
     const redis = new Redis();
+    test.after(async () => {
+      await redis.stop();
+      rmSync(redis.dir, { recursive: true, force: true });
+    });
     redis.dir = mkdtempSync(join(tmpdir(), "leasehold-redis-"));
     redis.port = await new Promise((done) => {
       const probe = net.createServer().listen(0, "127.0.0.1", () => {
@@ -207,6 +212,5 @@ class Redis {
       this.child.kill("SIGKILL");
       await once(this.child, "exit");
     }
-    rmSync(this.dir, { recursive: true, force: true });
   }
 }

@@ -16,8 +16,8 @@ const WORKERS = [
   ["nightly-report", ["report"], 20, 30],
 ];
 
+/** Goes on until the place ends. */
 export function lively(place) {
-  let on = true;
   // The same each time: no more chance than it needs to look alive.
   let seed = 7;
   const chance = () => {
@@ -26,11 +26,11 @@ export function lively(place) {
   };
   const work = async ([owner, names, least, most]) => {
     await sleep(chance() * 1_500);
-    while (on) {
+    while (!place.over) {
       const name = names[Math.floor(chance() * names.length)];
       const seconds = least + chance() * (most - least);
       await place.spawn(["run", "--owner", owner, "--ttl", "20s", name, "--", "sleep", seconds.toFixed(1)]).ended;
-      if (on) await sleep(200 + chance() * 2_500);
+      if (!place.over) await sleep(200 + chance() * 2_500);
     }
   };
   const evict = async (name, mode, reason) => {
@@ -39,22 +39,17 @@ export function lively(place) {
   };
   const trouble = async () => {
     await sleep(5_000);
-    while (on) {
+    while (!place.over) {
       await place.post("/api/v1/locks/crawl-budget/acquire", { ttl_ms: 7_000, owner: "crawler" });
       await sleep(9_000);
-      if (!on) return;
+      if (place.over) return;
       await evict("search-index", "revoke", "stuck on a bad page");
       await sleep(12_000);
-      if (!on) return;
+      if (place.over) return;
       await evict("mail-queue", "force", "its host is gone");
       await sleep(6_000);
     }
   };
-  WORKERS.forEach((worker) => void work(worker));
+  for (const worker of WORKERS) work(worker).catch(() => {});
   trouble().catch(() => {});
-  return {
-    stop: () => {
-      on = false;
-    },
-  };
 }

@@ -29,11 +29,14 @@ export async function until(what, look, within = 10_000) {
 /** A store, a server and whatever was started on them; all of it ends with `end`. */
 export class Place {
   children = new Set();
+  over = false;
   dir = mkdtempSync(join(tmpdir(), "leasehold-page-"));
 
-  static async start({ store, args = [] } = {}) {
+  static async start(test, { store, args = [] } = {}) {
     if (!existsSync(program)) throw new Error(`there is no ${program}: cargo build -p leasehold-cli`);
     const place = new Place();
+    // Also when the test fails: nothing that it started outlives it.
+    test.after(() => place.end());
     place.store = store ?? `sqlite:${join(place.dir, "locks.db")}`;
     place.server = place.spawn(["serve", "--json", "--listen", "127.0.0.1:0", "--audit", join(place.dir, "audit.jsonl"), ...args]);
     const lines = createInterface({ input: place.server.stdout });
@@ -88,6 +91,7 @@ export class Place {
   }
 
   async end() {
+    this.over = true;
     const children = [...this.children];
     for (const child of children) child.kill();
     const all = Promise.all(children.map((child) => child.ended));

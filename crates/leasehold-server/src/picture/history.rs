@@ -199,3 +199,159 @@ impl History {
         self.forget(cut);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use leasehold::{LockView, WaiterView};
+
+    use super::*;
+
+    fn lock(holder: Option<(&str, u64)>, at_ms: u64, waiters: &[(&str, u64, u64)]) -> Found {
+        let waiter = |(owner, ticket, since): &(&str, u64, u64)| WaiterView {
+            owner: (*owner).to_owned(),
+            ticket: *ticket,
+            waiting_ms: at_ms - since,
+        };
+        let lock = LockView {
+            name: "a".into(),
+            held: holder.is_some(),
+            owner: holder.map(|(owner, _)| owner.to_owned()),
+            holder_id: holder.map(|(owner, since)| format!("{owner}-{since}")),
+            fence: holder.map(|(_, since)| since),
+            since_ms: holder.map(|(_, since)| since),
+            held_ms: holder.map(|(_, since)| at_ms - since),
+            ttl_ms: Some(30_000),
+            ttl_left_ms: Some(30_000),
+            last_seen_ms: Some(at_ms),
+            connected: Some(true),
+            revoked: false,
+            foreign: false,
+            waiters: waiters.iter().map(waiter).collect(),
+        };
+        Found { lock, with_queue: true }
+    }
+
+    fn event(kind: EventKind, holder_id: &str, at_ms: u64, reason: &str) -> LockEvent {
+        let owner = holder_id.split('-').next().expect("a part").to_owned();
+        let (name, holder_id, reason) = ("a".to_owned(), holder_id.to_owned(), reason.to_owned());
+        LockEvent { kind, name, owner, holder_id, fence: None, at_ms, reason }
+    }
+
+    fn tenures(history: &History) -> Vec<(String, u64, Option<u64>, Option<End>)> {
+        let mut all = history.after(0).0;
+        all.sort_by_key(|tenure| tenure.since_ms);
+        all.into_iter().map(|tenure| (tenure.holder_id, tenure.since_ms, tenure.ended_ms, tenure.end)).collect()
+    }
+
+    #[test]
+    fn a_hand_off_is_told_by_two_looks() {
+        let mut history = History::default();
+        history.looked(10_000, vec![lock(Some(("alice", 9_000)), 10_000, &[("bob", 7, 9_500)])], false);
+        history.looked(11_000, vec![lock(Some(("bob", 10_400)), 11_000, &[])], false);
+        history.happened(&event(EventKind::Released, "alice-9000", 10_399, "normal"));
+        let (all, waits) = history.after(0);
+        let bob = all.iter().find(|tenure| tenure.owner == "bob").expect("there");
+        assert_eq!((bob.waited_ms, bob.after.as_deref()), (Some(900), Some("alice-9000")));
+        assert_eq!((waits.len(), waits[0].since_ms, waits[0].ended_ms), (1, 9_500, Some(10_400)));
+        let alice = ("alice-9000".to_owned(), 9_000, Some(10_399), Some(End::Released));
+        assert_eq!(tenures(&history)[0], alice, "the event knows better when it ended");
+        assert_eq!(history.counted(), [Count::HandOff]);
+        // Whoever gave up was handed nothing.
+        history.looked(12_000, vec![lock(Some(("bob", 10_400)), 12_000, &[("carol", 9, 11_500)])], false);
+        history.looked(13_000, vec![lock(Some(("bob", 10_400)), 13_000, &[])], false);
+        assert_eq!(history.counted(), []);
+        assert!(history.after(0).1.iter().all(|wait| wait.ended_ms.is_some()));
+    }
+
+    #[test]
+    fn an_end_is_what_was_told_of_it_in_any_order() {
+        use EventKind::{Forced, Lost, Released, Revoked};
+        let cases: [(&[EventKind], End, usize); 9] = [
+            (&[Released], End::Released, 0),
+            (&[Lost], End::Lost, 1),
+            (&[Lost, Released], End::Lost, 1),
+            (&[Revoked, Released], End::Revoked, 1),
+            (&[Revoked, Lost, Released], End::Revoked, 1),
+            (&[Lost, Revoked, Released], End::Revoked, 1),
+            (&[Released, Revoked], End::Revoked, 1),
+            (&[Forced, Lost], End::Forced, 1),
+            (&[Lost, Forced], End::Forced, 1),
+        ];
+        for (kinds, end, bad) in cases {
+            for seen_gone in 0..=kinds.len() {
+                let mut history = History::default();
+                history.looked(10_000, vec![lock(Some(("alice", 9_000)), 10_000, &[])], false);
+                for (n, kind) in kinds.iter().enumerate() {
+                    if n == seen_gone {
+                        history.looked(12_000, Vec::new(), false);
+                    }
+                    history.happened(&event(*kind, "alice-9000", 11_000, "normal"));
+                }
+                history.looked(60_000, Vec::new(), false);
+                let told = ("alice-9000".to_owned(), 9_000, Some(11_000), Some(end));
+                assert_eq!(tenures(&history), [told], "{kinds:?}, seen gone after {seen_gone}");
+                assert_eq!(history.counted().len(), bad, "{kinds:?}, seen gone after {seen_gone}");
+            }
+        }
+    }
+
+    #[test]
+    fn whoever_dies_tells_nobody() {
+        let ended = |at_ms: u64, missed: bool, gone: bool| {
+            let mut history = History::default();
+            let mut found = lock(Some(("alice", 9_000)), 10_000, &[]);
+            found.lock.connected = Some(!gone);
+            history.looked(10_000, vec![found], false);
+            history.looked(at_ms, Vec::new(), false);
+            history.looked(at_ms + 5_000, Vec::new(), missed);
+            (tenures(&history)[0].3.expect("ended"), history.counted().len())
+        };
+        assert_eq!(ended(12_000, false, false), (End::Expired, 1), "it would have told");
+        assert_eq!(ended(12_000, true, false), (End::Released, 0), "it may have told");
+        assert_eq!(ended(12_000, true, true), (End::Expired, 1), "its connection was gone");
+        assert_eq!(ended(10_300, false, false), (End::Released, 0), "too short to be told of");
+        assert_eq!(ended(41_000, true, false), (End::Expired, 1), "its lease had run out");
+    }
+
+    #[test]
+    fn only_what_has_changed_is_answered_again() {
+        let mut history = History::default();
+        history.looked(10_000, vec![lock(Some(("alice", 9_000)), 10_000, &[])], false);
+        let first = history.version();
+        let count = |changes: &Changes| {
+            (changes.locks.len(), changes.gone.len(), changes.tenures.len(), changes.waits.len())
+        };
+        assert_eq!(count(&history.since(0)), (1, 0, 1, 0));
+        let mut same = lock(Some(("alice", 9_000)), 12_000, &[]);
+        same.lock.last_seen_ms = Some(10_001);
+        same.lock.ttl_left_ms = Some(28_000);
+        history.looked(12_000, vec![same], false);
+        assert_eq!(count(&history.since(first)), (0, 0, 0, 0), "time has passed, nothing else");
+        history.looked(13_000, vec![lock(Some(("alice", 9_000)), 13_000, &[("bob", 7, 12_500)])], false);
+        assert_eq!(count(&history.since(first)), (1, 0, 0, 1), "renewed, and waited for");
+        let second = history.version();
+        history.looked(14_000, Vec::new(), false);
+        assert_eq!(count(&history.since(second)), (0, 1, 1, 1), "free");
+        assert_eq!(count(&history.since(0)).1, 0, "nobody who knows nothing need forget it");
+        history.looked(14_000 + KEPT_MS + 1, Vec::new(), false);
+        assert_eq!((history.lanes.len(), count(&history.since(0))), (0, (0, 0, 0, 0)), "an hour later");
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let mut history = History::default();
+        for n in 0..2_000 {
+            history.happened(&event(EventKind::Released, &format!("worker-{n}"), 10_000 + n, "normal"));
+        }
+        assert_eq!(history.after(0).0.len(), super::super::lane::PER_LANE, "of one lock");
+        for n in 0..60_000_u64 {
+            let mut event = event(EventKind::Released, &format!("worker-{n}"), 20_000 + n, "normal");
+            event.name = format!("lock {}", n % 30_000);
+            history.happened(&event);
+        }
+        assert_eq!(history.lanes.len(), LANES);
+        history.looked(90_000, Vec::new(), false);
+        let (all, _) = history.after(0);
+        assert!(all.len() <= IN_ALL && all.len() > IN_ALL / 2, "{}", all.len());
+    }
+}

@@ -30,6 +30,9 @@ const WATCHED: Duration = Duration::from_millis(250);
 const UNWATCHED: Duration = Duration::from_secs(5);
 /// After a look that took `t` nothing is asked for this many times `t`.
 const REST: u32 = 19;
+const LONGEST_REST: Duration = Duration::from_secs(30);
+/// A store that did not answer is asked again after this.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// A page that was not heard of for so long is closed.
 const WATCHES_FOR: Duration = Duration::from_secs(4);
 /// How long a page that comes after a pause may wait for a fresh look.
@@ -109,10 +112,10 @@ impl Picture {
                 let began = Instant::now();
                 let looked = looking.look(&app).await;
                 let took = began.elapsed();
+                let rest = if looked.is_ok() { took * REST } else { ASK_AGAIN };
                 app.picture.take(looked);
                 app.picture.looks.send_modify(|looks| *looks += 1);
-                let rest = took * REST;
-                tokio::time::sleep(rest.max(WATCHED)).await;
+                tokio::time::sleep(rest.clamp(WATCHED, LONGEST_REST)).await;
                 let idle = UNWATCHED.saturating_sub(began.elapsed());
                 if !app.picture.is_watched() {
                     let _ = tokio::time::timeout(idle, app.picture.wanted.notified()).await;
