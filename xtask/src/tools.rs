@@ -100,7 +100,8 @@ impl<'a> Tools<'a> {
     pub(crate) fn page_packages(&self) -> Result<PathBuf, Failure> {
         let npm = in_path("npm").ok_or_else(|| Failure::Failed(String::from("there is no npm here")))?;
         let directory = self.workspace.root.join("dashboard");
-        let (wanted, installed) = (directory.join("package-lock.json"), directory.join("node_modules/.package-lock.json"));
+        let (wanted, installed) =
+            (directory.join("package-lock.json"), directory.join("node_modules/.package-lock.json"));
         let changed = |file: &Path| file.metadata().and_then(|data| data.modified()).ok();
         if changed(&installed).is_none_or(|installed| changed(&wanted).is_none_or(|wanted| wanted > installed)) {
             say("dashboard: installing its packages with npm");

@@ -9,7 +9,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::answer::Problem;
-use crate::{App, alive, document, doors, events, evict, health, locks, metrics, monitor, page, picture, taking, tasks};
+use crate::{
+    App, alive, document, doors, events, evict, health, locks, metrics, monitor, page, picture, taking, tasks,
+};
 
 #[derive(OpenApi)]
 #[openapi(info(

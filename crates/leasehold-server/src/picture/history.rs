@@ -130,7 +130,8 @@ impl History {
             }
             tenure.known.told = true;
             // A lost lease is somebody else's to take: the release that follows is nobody's.
-            tenure.ended_ms = Some(tenure.ended_ms.map_or(event.at_ms, |ended| ended.min(event.at_ms)).max(tenure.since_ms));
+            tenure.ended_ms =
+                Some(tenure.ended_ms.map_or(event.at_ms, |ended| ended.min(event.at_ms)).max(tenure.since_ms));
         }
         lane.link(index, version, &mut self.counted);
         lane.bound();
@@ -140,7 +141,8 @@ impl History {
     pub(crate) fn looked(&mut self, at_ms: u64, found: Vec<Found>, events_missed: bool) {
         self.version += 1;
         let version = self.version;
-        let mut held: HashMap<String, Found> = found.into_iter().map(|found| (found.lock.name.clone(), found)).collect();
+        let mut held: HashMap<String, Found> =
+            found.into_iter().map(|found| (found.lock.name.clone(), found)).collect();
         for (name, lane) in &mut self.lanes {
             lane.looked(at_ms, version, held.remove(name), &mut self.untold, &mut self.counted);
         }
@@ -318,9 +320,8 @@ mod tests {
         let mut history = History::default();
         history.looked(10_000, vec![lock(Some(("alice", 9_000)), 10_000, &[])], false);
         let first = history.version();
-        let count = |changes: &Changes| {
-            (changes.locks.len(), changes.gone.len(), changes.tenures.len(), changes.waits.len())
-        };
+        let count =
+            |changes: &Changes| (changes.locks.len(), changes.gone.len(), changes.tenures.len(), changes.waits.len());
         assert_eq!(count(&history.since(0)), (1, 0, 1, 0));
         let mut same = lock(Some(("alice", 9_000)), 12_000, &[]);
         same.lock.last_seen_ms = Some(10_001);

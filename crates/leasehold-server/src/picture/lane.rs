@@ -31,7 +31,13 @@ impl Lane {
     }
 
     /// Whoever held it does so no more, and has not told of it yet.
-    pub(super) fn close(&mut self, at_ms: u64, version: u64, untold: &mut Vec<(String, String, u64)>, counted: &mut Vec<Count>) {
+    pub(super) fn close(
+        &mut self,
+        at_ms: u64,
+        version: u64,
+        untold: &mut Vec<(String, String, u64)>,
+        counted: &mut Vec<Count>,
+    ) {
         let Some(tenure) = self.tenures.back_mut().filter(|tenure| tenure.ended_ms.is_none()) else { return };
         let ran_out = tenure.known.gone || tenure.known.lease_ends_ms.is_some_and(|ends| ends <= at_ms);
         let end = match (tenure.known.revoked, ran_out) {

@@ -220,7 +220,8 @@ impl Looking {
         let indexed: HashSet<&str> = held.iter().map(|(name, _)| name.as_str()).collect();
         let known = app.picture.known();
         let waited_for = |name: &str| known.history.lock(name).is_some_and(|seen| !seen.lock.waiters.is_empty());
-        let unindexed = known.history.locks().map(|seen| &seen.lock.name).filter(|name| !indexed.contains(name.as_str()));
+        let unindexed =
+            known.history.locks().map(|seen| &seen.lock.name).filter(|name| !indexed.contains(name.as_str()));
         let mut names: Vec<LockName> = unindexed.filter_map(|name| LockName::new(name.as_str()).ok()).collect();
         let (contended, others): (Vec<&LockName>, Vec<&LockName>) =
             held.iter().map(|(name, _)| name).partition(|name| waited_for(name.as_str()));

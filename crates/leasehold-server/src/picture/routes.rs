@@ -182,7 +182,8 @@ fn status(app: &App, known: &Known, now_ms: u64) -> (&'static str, Vec<String>) 
         return ("unhealthy", vec!["the store does not answer".to_owned()]);
     }
     let mut reasons = Vec::new();
-    let zombies = known.history.locks().filter(|seen| health::is_zombie(&seen.lock, now_ms, &app.settings.monitor)).count();
+    let zombies =
+        known.history.locks().filter(|seen| health::is_zombie(&seen.lock, now_ms, &app.settings.monitor)).count();
     if zombies > 0 {
         let holders = if zombies == 1 { "holder is" } else { "holders are" };
         reasons.push(format!("{zombies} {holders} gone or silent"));

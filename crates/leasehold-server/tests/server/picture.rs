@@ -1,12 +1,10 @@
 //! The picture: what the server knows without being asked, and the page that shows it.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
+use crate::support::Place;
 use leasehold_server::{KeyFile, Role, Settings};
 use serde_json::{Value, json};
-use support::Place;
 
 /// Asks until the answer is as wanted.
 async fn until(place: &Place, path: &str, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
