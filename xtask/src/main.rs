@@ -7,7 +7,7 @@ mod steps;
 mod tools;
 mod workspace;
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use steps::Step;
 use tools::Tools;
@@ -25,7 +25,7 @@ const ENTRIES: &[Entry] = &[
     Entry {
         name: "test",
         arguments: "[--quick]",
-        summary: "install what is missing, then format, lint, docs and tests, on Redis and on Valkey",
+        summary: "install what is missing, then format, lint, docs and tests, on Redis, on Valkey and in a browser",
         run: test,
     },
     Entry {
@@ -127,6 +127,8 @@ fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     // without them is listed as skipped, with the reason, instead of failing code that is in order.
     let python = tools.python();
     let valkey = if quick { Err(by_request()) } else { tools.valkey() };
+    // Likewise the page's packages and a browser.
+    let page = if quick { Err(by_request()) } else { page(workspace, &tools) };
 
     let mut docs = workspace.cargo(&["doc", "--workspace", "--all-features", "--no-deps"]);
     docs.env("RUSTDOCFLAGS", "-D warnings");
@@ -160,12 +162,27 @@ fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
             }
             Err(reason) => Step::skip("tests on Valkey", reason),
         },
+        // With the program that the tests above have built.
+        match page {
+            Ok(command) => Step::run("page", command),
+            Err(reason) => Step::skip("page", reason),
+        },
     ];
     match python.and_then(|_| tools.python_for_the_package()) {
         Ok(python) => plan.extend(python::steps(workspace, &python, &state)),
         Err(reason) => plan.push(Step::skip("tests with Python", reason)),
     }
     steps::run_all(workspace, plan)
+}
+
+/// The page: rebuilt and compared with what the server carries, then driven in a browser.
+fn page(workspace: &Workspace, tools: &Tools<'_>) -> Result<Command, Failure> {
+    let npm = tools.page_packages()?;
+    let browser = tools.browser()?;
+    let mut command = workspace.command(&npm);
+    command.args(["test", "--prefix", "dashboard"]);
+    command.env("LEASEHOLD_CHROMIUM", browser).env("CARGO_TARGET_DIR", &workspace.target);
+    Ok(command)
 }
 
 fn by_request() -> Failure {

@@ -87,6 +87,31 @@ impl<'a> Tools<'a> {
         self.apt_install(&["vim-tiny"])
     }
 
+    /// A browser for the page's tests.
+    pub(crate) fn browser(&self) -> Result<PathBuf, Failure> {
+        let find = || in_path("chromium");
+        if find().is_none() {
+            say("chromium: missing, installing it with apt-get");
+            self.apt_install(&["chromium"])?;
+        }
+        find().ok_or_else(|| Failure::Failed(String::from("apt-get installed no chromium")))
+    }
+
+    /// What the page is built and tested with, as its lock file says. Node is not installed: `cargo build` needs none.
+    pub(crate) fn page_packages(&self) -> Result<PathBuf, Failure> {
+        let npm = in_path("npm").ok_or_else(|| Failure::Failed(String::from("there is no npm here")))?;
+        let directory = self.workspace.root.join("dashboard");
+        let (wanted, installed) =
+            (directory.join("package-lock.json"), directory.join("node_modules/.package-lock.json"));
+        let changed = |file: &Path| file.metadata().and_then(|data| data.modified()).ok();
+        if changed(&installed).is_none_or(|installed| changed(&wanted).is_none_or(|wanted| wanted > installed)) {
+            say("dashboard: installing its packages with npm");
+            let mut command = self.workspace.command(&npm);
+            self.install(command.args(["ci", "--silent", "--prefix"]).arg(&directory))?;
+        }
+        Ok(npm)
+    }
+
     /// A Python that can import `redis`, in an environment of its own.
     pub(crate) fn python(&self) -> Result<PathBuf, Failure> {
         let environment = self.workspace.target.join("tools/venv");

@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 use crate::answer::Problem;
 use crate::connection::Peer;
 use crate::keys::{Caller, Role};
-use crate::{App, Settings};
+use crate::{App, Settings, page};
 
 /// Nothing of an answer may be framed, guessed at, kept or told to others.
 const HEADERS: [(HeaderName, &str); 5] = [
@@ -100,10 +100,13 @@ fn admit(app: &App, request: &mut Request, peer: Option<Peer>) -> Result<Caller,
     Ok(caller)
 }
 
-/// Who may ask: `None` is everybody. Those two say up or down, and nothing else.
+/// Who may ask: `None` is everybody. Those two say up or down, and nothing else; the page holds no data, and asks
+/// for the key itself.
 fn needed(method: &Method, path: &str) -> Option<Role> {
     match path {
         "/healthz" | "/readyz" => None,
+        "/" if !changes(method) => None,
+        _ if path.starts_with(page::ASSETS) && !changes(method) => None,
         _ if changes(method) => Some(Role::Operator),
         _ => Some(Role::Viewer),
     }

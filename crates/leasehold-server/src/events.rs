@@ -142,6 +142,7 @@ impl Events {
                     Ok(mut happening) => {
                         while let Some(event) = happening.recv().await {
                             app.metrics.happened(event.kind);
+                            app.picture.happened(&event);
                             app.events.tell(What::Happened(Box::new(event)));
                         }
                     }
@@ -150,6 +151,7 @@ impl Events {
                         tokio::time::sleep(PAUSE).await;
                     }
                 }
+                app.picture.missed();
                 followed = app.locks.events().await;
                 // Told once the store is followed again: what happened until then is missing.
                 if followed.is_ok() {

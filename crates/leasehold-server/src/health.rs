@@ -41,7 +41,7 @@ pub(crate) struct Health {
 }
 
 /// The four counters of bad ends, and their rates over all locks.
-#[derive(Debug, Default, Serialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, Default, Serialize, utoipa::ToSchema)]
 pub(crate) struct ExceptionStats {
     /// Releases whose first try failed.
     normal_release_failures: u64,
@@ -67,7 +67,7 @@ pub(crate) async fn gpu(State(app): State<App>) -> (StatusCode, Json<Health>) {
     match look(&app).await {
         Ok((views, exception_stats)) => {
             let (zombie_locks, long_held_locks) = sorted(views, since, &app.settings.monitor);
-            let degraded = !zombie_locks.is_empty() || exception_stats.emergency_release_rate > EMERGENCY_RATE;
+            let degraded = !zombie_locks.is_empty() || is_alarming(&exception_stats);
             let status = if degraded { "degraded" } else { "healthy" };
             let timestamp = since.as_secs_f64();
             let health =
@@ -104,17 +104,29 @@ async fn look(app: &App) -> Result<(Vec<LockView>, ExceptionStats), Error> {
     Ok((gpus.into_iter().map(view).collect(), stats(&app.locks.fleet_counters().await?)))
 }
 
+/// Whether the holder of a lock is gone. Silence says so only of a GPU's, which is renewed all the time; a lease that
+/// belongs to no process is silent by nature.
+pub(crate) fn is_zombie(view: &LockView, now_ms: u64, rules: &GpuLockMonitor) -> bool {
+    let silence = rules.heartbeat.timeout.duration().as_millis();
+    let silent = |seen: u64| u128::from(now_ms.saturating_sub(seen)) > silence;
+    view.connected == Some(false) || (view.name.starts_with(GPU) && view.last_seen_ms.is_some_and(silent))
+}
+
 /// Zombies, and those held long.
 fn sorted(views: Vec<LockView>, now: Duration, rules: &GpuLockMonitor) -> (Vec<LockView>, Vec<LockView>) {
     let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
-    let (silence, warning) = (ms(rules.heartbeat.timeout.duration()), ms(rules.timeout_levels.warning));
-    let silent = |view: &LockView| view.last_seen_ms.is_some_and(|seen| ms(now).saturating_sub(seen) > silence);
-    let zombie = |view: &&LockView| view.connected == Some(false) || silent(view);
+    let warning = ms(rules.timeout_levels.warning);
+    let zombie = |view: &&LockView| is_zombie(view, ms(now), rules);
     let long = |view: &&LockView| view.held_ms.is_some_and(|held| held > warning);
     (views.iter().filter(zombie).cloned().collect(), views.iter().filter(long).cloned().collect())
 }
 
-fn stats(counted: &[(String, u64)]) -> ExceptionStats {
+/// Whether releases fail too often to be accidents.
+pub(crate) fn is_alarming(stats: &ExceptionStats) -> bool {
+    stats.emergency_release_rate > EMERGENCY_RATE
+}
+
+pub(crate) fn stats(counted: &[(String, u64)]) -> ExceptionStats {
     let of = |name: &str| counted.iter().find(|(counter, _)| counter == name).map_or(0, |(_, count)| *count);
     #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
     let rate = |part: u64| part as f64 / of("total_locks").max(1) as f64;
@@ -156,21 +168,21 @@ mod tests {
     #[test]
     fn the_dead_are_zombies_and_the_living_are_not() {
         let views = vec![
-            view("long and alive", 3_600, 30, Some(true)),
+            view("gpu_lock:alive", 3_600, 30, Some(true)),
             view("gone", 10, 10, Some(false)),
-            view("silent", 400, 301, None),
+            view("gpu_lock:silent", 400, 301, None),
             view("short", 10, 10, None),
         ];
         let names = |views: &[LockView]| views.iter().map(|view| view.name.clone()).collect::<Vec<_>>();
         let mut rules = GpuLockMonitor::default();
         let (zombies, long) = sorted(views.clone(), Duration::from_secs(10_000), &rules);
-        assert_eq!(names(&zombies), ["gone", "silent"]);
-        assert_eq!(names(&long), ["long and alive", "silent"]);
+        assert_eq!(names(&zombies), ["gone", "gpu_lock:silent"]);
+        assert_eq!(names(&long), ["gpu_lock:alive", "gpu_lock:silent"]);
         rules.heartbeat.timeout = leasehold::Ttl::new(Duration::from_secs(20)).expect("valid");
         rules.timeout_levels.warning = Duration::from_secs(600);
         let (zombies, long) = sorted(views, Duration::from_secs(10_000), &rules);
-        assert_eq!(names(&zombies), ["long and alive", "gone", "silent"], "as configured");
-        assert_eq!(names(&long), ["long and alive"]);
+        assert_eq!(names(&zombies), ["gpu_lock:alive", "gone", "gpu_lock:silent"], "as configured");
+        assert_eq!(names(&long), ["gpu_lock:alive"]);
     }
 
     #[test]

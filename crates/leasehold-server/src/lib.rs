@@ -18,6 +18,8 @@
 //! | `monitor` | one server among all looks at every lock: told about, asked to finish, taken away |
 //! | `alerts` | what is the matter, from when until when, and who is told |
 //! | `config` | the section of the configuration file that is the server's |
+//! | `picture` | what is known of all locks without asking the store each time, and of the last hour |
+//! | `page` | the page at `/`, for people |
 //! | `alive`, `health`, `metrics` | whether the server lives, how the GPU locks are, figures for Prometheus |
 //! | `document` | the OpenAPI document, and a page of it for people |
 //! | `asked` | names, queries and bodies as they were sent, or what is wrong with them |
@@ -40,6 +42,8 @@ mod keys;
 mod locks;
 mod metrics;
 mod monitor;
+mod page;
+mod picture;
 mod routes;
 mod taking;
 mod tasks;
@@ -63,6 +67,7 @@ use keys::Keys;
 pub use keys::{KeyEntry, KeyError, KeyFile, Role};
 use metrics::Metrics;
 use monitor::Monitor;
+use picture::Picture;
 
 /// A server of one store's locks.
 ///
@@ -153,6 +158,7 @@ struct Shared {
     alerts: Alerts,
     monitor: Monitor,
     metrics: Metrics,
+    picture: Picture,
     /// Set when the server is to end: whoever waits is told.
     stopping: CancellationToken,
 }
@@ -166,6 +172,7 @@ impl App {
             alerts: Alerts::default(),
             monitor: Monitor::default(),
             metrics: Metrics::new(),
+            picture: Picture::new(),
             audit: settings.audit.as_deref().map(open_audit).transpose()?,
             locks,
             settings,
@@ -212,6 +219,7 @@ impl Server {
         let stopping = app.stopping.clone();
         let following = Events::follow(app.clone()).await;
         let monitoring = Monitor::start(app.clone());
+        let looking = Picture::keep(app.clone());
         let routes = routes::routes(app);
         let serving = connection::serve(&listener, routes, stopping.clone());
         tokio::pin!(serving);
@@ -224,8 +232,8 @@ impl Server {
             }
         }
         stopping.cancel();
-        // It ends when the server stops; what it was about to tell has no readers any more.
-        let _ = tokio::join!(following, monitoring);
+        // They end when the server stops; what they were about to tell has no readers any more.
+        let _ = tokio::join!(following, monitoring, looking);
         Ok(())
     }
 }

@@ -9,7 +9,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::answer::Problem;
-use crate::{App, alive, document, doors, events, evict, health, locks, metrics, monitor, taking, tasks};
+use crate::{
+    App, alive, document, doors, events, evict, health, locks, metrics, monitor, page, picture, taking, tasks,
+};
 
 #[derive(OpenApi)]
 #[openapi(info(
@@ -32,10 +34,15 @@ pub(crate) fn routes(app: App) -> Router {
         .routes(routes!(tasks::release))
         .routes(routes!(health::gpu))
         .routes(routes!(monitor::show))
+        .routes(routes!(picture::overview))
+        .routes(routes!(picture::timeline))
+        .routes(routes!(picture::live))
         .routes(routes!(events::stream))
         .routes(routes!(metrics::metrics))
         .routes(routes!(document::openapi))
         .routes(routes!(document::docs))
+        .routes(routes!(page::index))
+        .routes(routes!(page::asset))
         .routes(routes!(alive::healthz))
         .routes(routes!(alive::readyz))
         .split_for_parts();

@@ -293,6 +293,11 @@ impl LockManager {
         self.core().replay_journal().await
     }
 
+    /// The namespace of its locks.
+    pub fn namespace(&self) -> &str {
+        self.core().options.keys.namespace().as_str()
+    }
+
     /// Which store this is, without its secrets.
     pub fn store(&self) -> String {
         self.core().store.describe()

@@ -22,7 +22,9 @@ async fn the_document_says_what_is_served() {
     let operations = operations(&document);
     let paths: BTreeSet<&str> = operations.iter().map(|(_, path)| path.as_str()).collect();
     let expected = [
+        "/",
         "/api/v1/events",
+        "/api/v1/live",
         "/api/v1/locks",
         "/api/v1/locks/{name}",
         "/api/v1/locks/{name}/acquire",
@@ -31,9 +33,12 @@ async fn the_document_says_what_is_served() {
         "/api/v1/locks/{name}/renew",
         "/api/v1/monitor",
         "/api/v1/monitoring/gpu-lock/health",
+        "/api/v1/overview",
         "/api/v1/tasks/locks",
         "/api/v1/tasks/{id}/lock",
         "/api/v1/tasks/{id}/release-lock",
+        "/api/v1/timeline",
+        "/assets/{file}",
         "/docs",
         "/healthz",
         "/metrics",
@@ -45,7 +50,7 @@ async fn the_document_says_what_is_served() {
         if path == "/api/v1/events" {
             continue; // it does not end
         }
-        let path = path.replace("{name}", "a").replace("{id}", "6");
+        let path = path.replace("{name}", "a").replace("{id}", "6").replace("{file}", "page.js");
         let answer = place.ask(method, &path, "Content-Type: application/json\r\n", "{}").await;
         let described = &document["paths"][path.replace("/a", "/{name}").as_str()];
         assert!(![404, 405].contains(&answer.status) && answer.status < 500, "{method} {path}: {answer:?} {described}");

@@ -1,0 +1,264 @@
+//! What the server knows of all locks without asking the store each time: the picture the page shows.
+//!
+//! One task looks at the store, often while somebody watches and seldom otherwise, and never for more than a
+//! twentieth of the time: ten thousand locks make it look less often, not the store slower.
+
+mod figures;
+mod history;
+mod lane;
+mod record;
+mod routes;
+
+use std::collections::HashSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use futures_util::future::try_join_all;
+use leasehold::{Cursor, Error, Holder, LockEvent, LockInfo, LockName};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+
+use crate::App;
+use crate::health::{self, ExceptionStats};
+use figures::{Figures, Now};
+use history::History;
+use record::Found;
+pub(crate) use routes::{__path_live, __path_overview, __path_timeline, live, overview, timeline};
+
+/// Between two looks, at least: while somebody watches, and while nobody does.
+const WATCHED: Duration = Duration::from_millis(250);
+const UNWATCHED: Duration = Duration::from_secs(5);
+/// After a look that took `t` nothing is asked for this many times `t`.
+const REST: u32 = 19;
+const LONGEST_REST: Duration = Duration::from_secs(30);
+/// A store that did not answer is asked again after this.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// A page that was not heard of for so long is closed.
+const WATCHES_FOR: Duration = Duration::from_secs(4);
+/// How long a page that comes after a pause may wait for a fresh look.
+const FRESH_WITHIN: Duration = Duration::from_millis(500);
+/// After this a look is not fresh.
+const STALE: Duration = Duration::from_millis(1_500);
+/// Locks looked at one by one, with their queues, in one look; the others have their turn later.
+const CLOSELY: usize = 500;
+const AT_ONCE: usize = 64;
+/// Between two pages of the search for foreign locks, and the length of one.
+const SEARCH_EVERY: Duration = Duration::from_secs(3);
+const SEARCH_PAGE: usize = 200;
+
+/// What is known.
+pub(crate) struct Picture {
+    /// Sets the versions of this server apart from another's.
+    run: String,
+    known: Mutex<Known>,
+    /// When somebody last asked.
+    watched: Mutex<Option<Instant>>,
+    /// Somebody began to watch.
+    wanted: Notify,
+    /// Looks so far.
+    looks: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct Known {
+    history: History,
+    figures: Figures,
+    exceptions: ExceptionStats,
+    /// The last look that succeeded.
+    looked: Option<(Instant, u64)>,
+    down_since_ms: Option<u64>,
+    events_missed: bool,
+}
+
+/// What one task remembers from look to look.
+#[derive(Default)]
+struct Looking {
+    /// Where the search for foreign locks goes on.
+    search: Option<Cursor>,
+    searched: Option<Instant>,
+    /// Whose turn it is to be looked at closely.
+    turn: usize,
+}
+
+impl Picture {
+    pub(crate) fn new() -> Self {
+        Self {
+            run: leasehold::Token::random().holder_id().to_string(),
+            known: Mutex::default(),
+            watched: Mutex::default(),
+            wanted: Notify::new(),
+            looks: watch::channel(0).0,
+        }
+    }
+
+    /// Something was told by the fleet.
+    pub(crate) fn happened(&self, event: &LockEvent) {
+        let mut known = self.known();
+        known.history.happened(event);
+        known.count(now_ms());
+    }
+
+    /// Some events may have been missed.
+    pub(crate) fn missed(&self) {
+        self.known().events_missed = true;
+    }
+
+    /// Looks until the server stops.
+    pub(crate) fn keep(app: App) -> JoinHandle<()> {
+        let stopping = app.stopping.clone();
+        let keep = async move {
+            let mut looking = Looking::default();
+            loop {
+                let began = Instant::now();
+                let looked = looking.look(&app).await;
+                let took = began.elapsed();
+                let rest = if looked.is_ok() { took * REST } else { ASK_AGAIN };
+                app.picture.take(looked);
+                app.picture.looks.send_modify(|looks| *looks += 1);
+                tokio::time::sleep(rest.clamp(WATCHED, LONGEST_REST)).await;
+                let idle = UNWATCHED.saturating_sub(began.elapsed());
+                if !app.picture.is_watched() {
+                    let _ = tokio::time::timeout(idle, app.picture.wanted.notified()).await;
+                }
+            }
+        };
+        tokio::spawn(async move {
+            tokio::select! {
+                () = stopping.cancelled() => {}
+                () = keep => {}
+            }
+        })
+    }
+
+    /// Somebody watches: whoever comes after a pause gets a fresh look, if there is one soon.
+    async fn watch(&self) {
+        let mut looks = self.looks.subscribe();
+        let before = self.watched.lock().unwrap_or_else(PoisonError::into_inner).replace(Instant::now());
+        let fresh = self.known().looked.is_some_and(|(looked, _)| looked.elapsed() < STALE);
+        if before.is_none_or(|before| before.elapsed() > WATCHES_FOR) {
+            self.wanted.notify_one();
+        }
+        if !fresh {
+            let _ = tokio::time::timeout(FRESH_WITHIN, looks.changed()).await;
+        }
+    }
+
+    fn is_watched(&self) -> bool {
+        let watched = *self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.is_some_and(|watched| watched.elapsed() < WATCHES_FOR)
+    }
+
+    fn take(&self, looked: Result<Look, Error>) {
+        let mut known = self.known();
+        match looked {
+            Ok(Look { at_ms, found, exceptions }) => {
+                let missed = std::mem::take(&mut known.events_missed);
+                known.history.looked(at_ms, found, missed);
+                let now = Now::of(known.history.locks());
+                known.figures.looked(at_ms, now);
+                known.count(at_ms);
+                known.exceptions = exceptions;
+                known.looked = Some((Instant::now(), at_ms));
+                if known.down_since_ms.take().is_some() {
+                    tracing::info!("the store answers again");
+                }
+            }
+            Err(error) => {
+                let began = known.down_since_ms.is_none();
+                // What ends meanwhile is not told.
+                known.events_missed = true;
+                known.down_since_ms.get_or_insert_with(now_ms);
+                if began {
+                    tracing::warn!(%error, "the store does not answer");
+                }
+            }
+        }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Known {
+    fn count(&mut self, at_ms: u64) {
+        let counted = self.history.counted();
+        self.figures.count(at_ms, &counted);
+    }
+}
+
+/// What a look found.
+struct Look {
+    at_ms: u64,
+    found: Vec<Found>,
+    exceptions: ExceptionStats,
+}
+
+impl Looking {
+    async fn look(&mut self, app: &App) -> Result<Look, Error> {
+        let held = app.locks.long_held().await?;
+        let closely = self.closely(app, &held);
+        let mut names: HashSet<LockName> = closely.iter().cloned().collect();
+        let at_ms = now_ms();
+        let mut found: Vec<Found> = held
+            .into_iter()
+            .filter(|(name, _)| !names.contains(name))
+            .map(|(name, holder)| LockInfo { name, holder: Some(holder), waiters: Vec::new() })
+            .map(|info| Found { lock: info.view(), with_queue: false })
+            .collect();
+        found.extend(look_at(app, &closely).await?);
+        let foreign: Vec<LockName> =
+            self.search(app).await?.into_iter().filter(|name| names.insert(name.clone())).collect();
+        found.extend(look_at(app, &foreign).await?);
+        let exceptions = health::stats(&app.locks.fleet_counters().await?);
+        Ok(Look { at_ms, found, exceptions })
+    }
+
+    /// The locks to look at one by one: those that somebody waits for, those that are not in the index (foreign, or
+    /// just handed over, or free by now), and, in turn, all others, because a queue can only be seen closely.
+    fn closely(&mut self, app: &App, held: &[(LockName, Holder)]) -> Vec<LockName> {
+        let indexed: HashSet<&str> = held.iter().map(|(name, _)| name.as_str()).collect();
+        let known = app.picture.known();
+        let waited_for = |name: &str| known.history.lock(name).is_some_and(|seen| !seen.lock.waiters.is_empty());
+        let unindexed =
+            known.history.locks().map(|seen| &seen.lock.name).filter(|name| !indexed.contains(name.as_str()));
+        let mut names: Vec<LockName> = unindexed.filter_map(|name| LockName::new(name.as_str()).ok()).collect();
+        let (contended, others): (Vec<&LockName>, Vec<&LockName>) =
+            held.iter().map(|(name, _)| name).partition(|name| waited_for(name.as_str()));
+        names.extend(contended.into_iter().take(CLOSELY).cloned());
+        let turn = if others.is_empty() { 0 } else { self.turn % others.len() };
+        let in_turn = others.iter().cycle().skip(turn).take(others.len().min(CLOSELY));
+        names.extend(in_turn.map(|name| (*name).clone()));
+        self.turn = turn + CLOSELY;
+        names
+    }
+
+    /// One page of all keys, now and then: only there the locks of other kinds of clients are found. The other
+    /// stores list everything anyway.
+    async fn search(&mut self, app: &App) -> Result<Vec<LockName>, Error> {
+        let due = self.searched.is_none_or(|searched| searched.elapsed() >= SEARCH_EVERY);
+        if !due || !app.locks.store().starts_with("redis") {
+            return Ok(Vec::new());
+        }
+        let page = app.locks.list("", self.search.take(), SEARCH_PAGE).await?;
+        self.search = page.next;
+        self.searched = Some(Instant::now());
+        Ok(page.locks.into_iter().filter(|(_, holder)| holder.foreign).map(|(name, _)| name).collect())
+    }
+}
+
+/// Who holds each of these, and who waits. Those that are free are left out.
+async fn look_at(app: &App, names: &[LockName]) -> Result<Vec<Found>, Error> {
+    let mut found = Vec::with_capacity(names.len());
+    for names in names.chunks(AT_ONCE) {
+        let infos = try_join_all(names.iter().map(async |name| app.locks.info(name).await)).await?;
+        let taken = infos.iter().filter(|info| info.holder.is_some() || !info.waiters.is_empty());
+        found.extend(taken.map(|info| Found { lock: info.view(), with_queue: true }));
+    }
+    Ok(found)
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

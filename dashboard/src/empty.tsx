@@ -1,0 +1,41 @@
+import { say } from "./state";
+
+const FIRST = "leasehold run my-first-lock -- sleep 60";
+const DEMO = "leasehold demo";
+
+/** Nobody has taken a lock yet. */
+export function Empty() {
+  return (
+    <section class="panel empty" aria-labelledby="empty-title">
+      <svg width="220" height="64" viewBox="0 0 220 64" aria-hidden="true">
+        <path class="lane-line" d="M0 16H220M0 48H220" />
+        <rect class="owner-0" x="10" y="8" width="86" height="16" rx="4" />
+        <rect class="owner-1" x="98" y="8" width="70" height="16" rx="4" />
+        <path class="hatching" d="M40 34l5-6M50 34l5-6M60 34l5-6M70 34l5-6M80 34l5-6M90 34l5-6" />
+        <rect class="owner-3" x="60" y="40" width="120" height="16" rx="4" />
+      </svg>
+      <h2 id="empty-title">No lock is held, and none was in the last hour</h2>
+      <p>Take a first one in another terminal. It appears here within a second.</p>
+      <Command text={FIRST} />
+      <p>Or see a dozen workers share locks and GPUs, one of them crash and one be evicted:</p>
+      <Command text={DEMO} />
+    </section>
+  );
+}
+
+function Command({ text }: { text: string }) {
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      say("Copied.");
+    } catch {
+      say("The browser does not let this page copy: select it and copy it yourself.", true);
+    }
+  };
+  return (
+    <div class="command">
+      <code>{text}</code>
+      <button type="button" class="button small" onClick={copy} aria-label={`Copy ${text}`}>Copy</button>
+    </div>
+  );
+}

@@ -1,0 +1,132 @@
+import { useSignal } from "@preact/signals";
+import { useEffect, useRef } from "preact/hooks";
+import { type Evicted, type Lock, Problem, type Seen, ask, lockPath } from "./api";
+import { locks, poke } from "./live";
+import { short } from "./owners";
+import { type Target, evicting, say } from "./state";
+import { now, span, tick } from "./time";
+
+/** Takes a lock away from the holder it was opened for, and from nobody else. */
+export function Evict({ target }: { target: Target }) {
+  const dialog = useRef<HTMLDialogElement>(null);
+  const mode = useSignal<"revoke" | "force">("revoke");
+  const reason = useSignal("");
+  const typed = useSignal("");
+  const busy = useSignal(false);
+  const problem = useSignal("");
+  const lock = useSignal<Seen | null>(locks.get(target.name) ?? null);
+
+  useEffect(() => {
+    const element = dialog.current;
+    element?.showModal();
+    let live = true;
+    // What the dialog says must be true at the moment somebody agrees to it.
+    const look = async () => {
+      while (live) {
+        try {
+          const found = await ask<Lock>(lockPath(target.name));
+          lock.value = { ...found, at_ms: now() };
+        } catch {
+          // It says what was known; the server compares in any case.
+        }
+        await new Promise((done) => setTimeout(done, 400));
+      }
+    };
+    void look();
+    return () => {
+      live = false;
+      element?.close();
+    };
+  }, []);
+
+  tick.value;
+  const seen = lock.value;
+  const changed = seen !== null && seen.holder_id !== target.holderId;
+  const foreign = seen?.foreign ?? false;
+  if (foreign && mode.value === "revoke") mode.value = "force";
+  const force = mode.value === "force";
+  const ready = !changed && !busy.value && reason.value.trim() !== "" && (!force || typed.value === target.name);
+
+  const close = () => (evicting.value = null);
+  const submit = async (event: Event) => {
+    event.preventDefault();
+    if (!ready) return;
+    busy.value = true;
+    problem.value = "";
+    try {
+      const done = await ask<Evicted>(`${lockPath(target.name)}/evict`, { holder_id: target.holderId, mode: mode.value, reason: reason.value.trim() });
+      if (done.outcome === "free") say(`${target.name} was free already: nothing was done.`);
+      else if (done.outcome === "forced") say(`${target.name} was taken from ${target.owner}.`);
+      else say(`${target.owner} has been told to stop.`);
+      poke();
+      close();
+    } catch (error) {
+      problem.value = error instanceof Problem ? error.message : "No answer: whether anything was done is not known. Look at the lock.";
+      busy.value = false;
+    }
+  };
+
+  return (
+    <dialog ref={dialog} class="evict" aria-labelledby="evict-title" onClose={close} onCancel={close}>
+      <form onSubmit={submit}>
+        <h2 id="evict-title">Take <span class="mono">{target.name}</span> away from {short(target.owner)}</h2>
+        <p class="faint">{target.owner} · id <span class="mono">{target.holderId}</span></p>
+        {changed && (
+          <div class="changed" role="alert">
+            <strong>Changed hands.</strong>{" "}
+            {seen?.held ? `${seen.owner} (id ${seen.holder_id}) holds it now; ` : "It is free now; "}
+            nothing was done. {seen?.held ? "Close this and look again before you take it from somebody else." : ""}
+          </div>
+        )}
+        <fieldset disabled={changed || busy.value}>
+          <legend class="unseen">How</legend>
+          <label class={mode.value === "revoke" ? "choice on" : "choice"}>
+            <input type="radio" name="mode" value="revoke" checked={!force} disabled={foreign} onChange={() => (mode.value = "revoke")} />
+            <span><strong>Revoke</strong> {revokes(target, seen)}</span>
+          </label>
+          <label class={force ? "choice on danger" : "choice"}>
+            <input type="radio" name="mode" value="force" checked={force} onChange={() => (mode.value = "force")} />
+            <span><strong>Force</strong> {forces(target, seen)}</span>
+          </label>
+          <label class="field" for="evict-reason">Reason <span class="faint">goes into the audit and to whoever follows the events</span></label>
+          <input id="evict-reason" type="text" required maxLength={400} autocomplete="off" value={reason.value} onInput={(event) => (reason.value = event.currentTarget.value)} />
+          {force && (
+            <>
+              <label class="field" for="evict-name">Type the lock's name <span class="mono">{target.name}</span></label>
+              <input id="evict-name" type="text" class="mono" autocomplete="off" spellcheck={false} value={typed.value} onInput={(event) => (typed.value = event.currentTarget.value)} />
+            </>
+          )}
+        </fieldset>
+        {problem.value && <p class="problem" role="alert">{problem.value}</p>}
+        <div class="buttons">
+          <button type="button" class="button" onClick={close}>{changed ? "Close" : "Cancel"}</button>
+          <button type="submit" class="button danger" disabled={!ready}>
+            {force ? `Force ${short(target.owner)} out` : `Revoke ${short(target.owner)}`}
+          </button>
+        </div>
+      </form>
+    </dialog>
+  );
+}
+
+function next(lock: Seen | null): string | null {
+  const first = lock?.waiters[0];
+  return first ? short(first.owner) : null;
+}
+
+function revokes(target: Target, lock: Seen | null): string {
+  if (lock?.foreign) return "is not possible: another kind of client cannot be asked to stop.";
+  const left = lock?.ttl_left_ms === null || !lock ? null : Math.max(0, lock.at_ms + lock.ttl_left_ms - now());
+  const latest = left === null ? "" : `, at the latest in ${span(left)}`;
+  const who = next(lock);
+  const then = who ? `${who} enters when it has${latest}.` : `the lock is free when it has${latest}.`;
+  return `${short(target.owner)} is told to stop; ${then}`;
+}
+
+function forces(target: Target, lock: Seen | null): string {
+  const who = next(lock);
+  const then = who ? `${who} enters now.` : "The lock is free now.";
+  const seen = lock?.last_seen_ms ?? null;
+  const life = lock?.connected === false ? "its connection is gone" : seen === null ? "no sign of life is known" : `last sign of life ${span(now() - seen)} ago`;
+  return `${then} ${short(target.owner)} may still be running (${life}): only fences protect what it writes.`;
+}

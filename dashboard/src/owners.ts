@@ -1,0 +1,48 @@
+// Owners and their colours: ten that can be told apart, then the same ten with patterns.
+
+/** `tts-worker-3@gpu-a (pid 812)` without its process: a worker that was restarted keeps its colour. */
+export const worker = (owner: string): string => owner.replace(/ \(pid \d+\)$/, "");
+/** `tts-worker-3`. */
+export const short = (owner: string): string => worker(owner).replace(/@[^@]*$/, "") || owner;
+
+const COLOURS = 10;
+const PATTERNS = 4;
+
+export interface Look {
+  colour: number;
+  pattern: number;
+}
+
+const given = new Map<string, Look>();
+const used = new Set<number>();
+
+/** Its own slot if that is free, else the next one: two owners look alike only beyond forty. */
+export function look(owner: string): Look {
+  const who = worker(owner);
+  const known = given.get(who);
+  if (known) return known;
+  const home = hash(who) % COLOURS;
+  let slot = home;
+  for (let level = 0; level < PATTERNS; level += 1) {
+    let free = -1;
+    for (let n = 0; n < COLOURS && free < 0; n += 1) {
+      const candidate = level * COLOURS + ((home + n) % COLOURS);
+      if (!used.has(candidate)) free = candidate;
+    }
+    if (free >= 0) {
+      slot = free;
+      break;
+    }
+    if (level === PATTERNS - 1) slot = hash(who) % (COLOURS * PATTERNS);
+  }
+  used.add(slot);
+  const found = { colour: slot % COLOURS, pattern: Math.floor(slot / COLOURS) };
+  given.set(who, found);
+  return found;
+}
+
+function hash(text: string): number {
+  let h = 2_166_136_261;
+  for (let i = 0; i < text.length; i += 1) h = Math.imul(h ^ text.charCodeAt(i), 16_777_619);
+  return h >>> 0;
+}

@@ -1,0 +1,181 @@
+import { type Signal, useSignal } from "@preact/signals";
+import { useEffect, useRef } from "preact/hooks";
+import { type AuditLine, type JournalEntry, Problem, ask } from "./api";
+import { overview } from "./live";
+import { Locks } from "./locks";
+import { type Tab, open, say, tab } from "./state";
+import { clock } from "./time";
+
+/** The locks, and, behind tabs, what was left undone and who did what. Those this server does not keep are not shown. */
+export function Records({ empty }: { empty: boolean }) {
+  const journal = useSignal<JournalEntry[] | null>(null);
+  const audit = useSignal<AuditLine[] | null>(null);
+  const answered = overview.value !== null;
+  useEffect(() => {
+    if (!answered) return;
+    let live = true;
+    const look = async () => {
+      while (live) {
+        if (!document.hidden) {
+          await Promise.all([
+            fill("/api/v1/journal", (answer: { entries: JournalEntry[] } | null) => (journal.value = answer?.entries ?? null)),
+            fill("/api/v1/audit?limit=200", (answer: { lines: AuditLine[] } | null) => (audit.value = answer?.lines ?? null)),
+          ]);
+        }
+        const pause = tab.value === "locks" ? 10_000 : 2_000;
+        await new Promise((done) => setTimeout(done, pause));
+      }
+    };
+    void look();
+    return () => {
+      live = false;
+    };
+  }, [answered]);
+  const tabs: [Tab, string, number | null][] = [["locks", "Locks", null]];
+  if (journal.value) tabs.push(["journal", "Journal", journal.value.length]);
+  if (audit.value) tabs.push(["audit", "Audit", null]);
+  const current = tabs.some(([name]) => name === tab.value) ? tab.value : "locks";
+  const list = useRef<HTMLDivElement>(null);
+  const arrows = (event: KeyboardEvent) => {
+    const step = event.key === "ArrowRight" ? 1 : event.key === "ArrowLeft" ? -1 : 0;
+    if (step === 0) return;
+    const at = tabs.findIndex(([name]) => name === current);
+    const to = (at + step + tabs.length) % tabs.length;
+    tab.value = tabs[to]?.[0] ?? "locks";
+    list.current?.querySelectorAll("button")[to]?.focus();
+  };
+  if (empty && tabs.length === 1) return null;
+  return (
+    <section class="panel records" aria-labelledby="locks-title">
+      <header class="panel-head">
+        <h2 id="locks-title" tabIndex={-1} class={tabs.length > 1 ? "unseen" : ""}>Locks</h2>
+        {tabs.length > 1 && (
+          <div class="tabs" role="tablist" aria-label="Locks and records" ref={list} onKeyDown={arrows}>
+            {tabs.map(([name, title, count]) => (
+              <button type="button" role="tab" key={name} id={`tab-${name}`} aria-selected={current === name} aria-controls="records" tabIndex={current === name ? 0 : -1} onClick={() => (tab.value = name)}>
+                {title}
+                {count !== null && count > 0 && <span class="count warn">{count}</span>}
+              </button>
+            ))}
+          </div>
+        )}
+      </header>
+      <div id="records" role={tabs.length > 1 ? "tabpanel" : undefined} aria-labelledby={tabs.length > 1 ? `tab-${current}` : undefined}>
+        {current === "locks" && <Locks />}
+        {current === "journal" && <Journal entries={journal} />}
+        {current === "audit" && <Audit lines={audit.value ?? []} />}
+      </div>
+    </section>
+  );
+}
+
+async function fill<T>(path: string, set: (answer: T | null) => void): Promise<void> {
+  try {
+    set(await ask<T>(path));
+  } catch (error) {
+    if (error instanceof Problem && error.status === 404) set(null);
+  }
+}
+
+function Journal({ entries }: { entries: Signal<JournalEntry[] | null> }) {
+  const settling = useSignal<string | null>(null);
+  const reason = useSignal("");
+  const viewer = overview.value?.role === "viewer";
+  const all = entries.value ?? [];
+  const settle = async (entry: JournalEntry) => {
+    try {
+      await ask(`/api/v1/journal/${encodeURIComponent(entry.id)}/settle`, { reason: reason.value.trim() });
+      entries.value = all.filter((other) => other.id !== entry.id);
+      say(`Settled: ${entry.name}.`);
+      settling.value = null;
+      reason.value = "";
+    } catch (error) {
+      say(error instanceof Problem ? error.message : "No answer. Try again.", true);
+    }
+  };
+  return (
+    <div class="list">
+      <p class="faint">Releases that failed by all means. They are done again when the store is back; settle one once you have seen to it yourself.</p>
+      {viewer && <p class="faint" id="settle-why">This key may look, and change nothing: settling needs an operator's.</p>}
+      {all.length === 0 && <p class="quiet">The journal is empty.</p>}
+      {all.length > 0 && (
+        <div class="scroll" tabIndex={0} role="region" aria-label="Journal">
+          <table class="plain">
+            <thead>
+              <tr>
+                <th scope="col">When</th>
+                <th scope="col">Lock</th>
+                <th scope="col">What</th>
+                <th scope="col">Owner</th>
+                <th scope="col">Why</th>
+                <th scope="col"><span class="unseen">Settle</span></th>
+              </tr>
+            </thead>
+            <tbody>
+              {all.map((entry) => (
+                <tr key={entry.id}>
+                  <td class="number">{clock(entry.at_ms)}</td>
+                  <td><button type="button" class="link mono" onClick={() => open(entry.name)}>{entry.name}</button></td>
+                  <td>{entry.kind}</td>
+                  <td>{entry.owner}</td>
+                  <td>{entry.why}</td>
+                  <td>
+                    {settling.value === entry.id ? (
+                      <form class="inline" onSubmit={(event) => {
+                        event.preventDefault();
+                        if (reason.value.trim()) void settle(entry);
+                      }}>
+                        <label class="unseen" for="settle-reason">Reason</label>
+                        <input id="settle-reason" type="text" placeholder="Why it is settled" required maxLength={400} value={reason.value} onInput={(event) => (reason.value = event.currentTarget.value)} />
+                        <button type="submit" class="button small danger">Settle</button>
+                        <button type="button" class="button small" onClick={() => (settling.value = null)}>Cancel</button>
+                      </form>
+                    ) : (
+                      <button type="button" class="button small" disabled={viewer} aria-describedby={viewer ? "settle-why" : undefined} onClick={() => (settling.value = entry.id)}>Settle…</button>
+                    )}
+                  </td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+    </div>
+  );
+}
+
+function Audit({ lines }: { lines: AuditLine[] }) {
+  if (lines.length === 0) return <p class="quiet">Nobody has taken a lock away yet.</p>;
+  return (
+    <div class="list">
+      <div class="scroll" tabIndex={0} role="region" aria-label="Audit, newest first">
+        <table class="plain">
+          <thead>
+            <tr>
+              <th scope="col">When</th>
+              <th scope="col">Who</th>
+              <th scope="col">What</th>
+              <th scope="col">Outcome</th>
+              <th scope="col">Lock</th>
+              <th scope="col">From</th>
+              <th scope="col">Reason</th>
+            </tr>
+          </thead>
+          <tbody>
+            {lines.map((line, n) => (
+              <tr key={`${line.at_ms} ${n}`}>
+                <td class="number">{clock(line.at_ms)}</td>
+                <td>{line.who}</td>
+                <td>{line.action}</td>
+                <td>{line.outcome}</td>
+                <td><button type="button" class="link mono" onClick={() => open(line.name)}>{line.name}</button></td>
+                <td>{line.owner ?? <span class="mono">{line.holder_id}</span>}</td>
+                <td>{line.reason}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </div>
+  );
+}

@@ -1,0 +1,141 @@
+// A real server on a store of its own, real locks, a real browser.
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { existsSync, mkdtempSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { dirname, join } from "node:path";
+import { createInterface } from "node:readline";
+import { fileURLToPath } from "node:url";
+import { chromium } from "playwright-core";
+
+export const root = join(dirname(fileURLToPath(import.meta.url)), "../..");
+const target = process.env.CARGO_TARGET_DIR ?? join(root, "target");
+const program = process.env.LEASEHOLD_PROGRAM ?? join(target, "debug/leasehold");
+const browserPath = process.env.LEASEHOLD_CHROMIUM ?? "/usr/bin/chromium";
+
+export const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
+
+/** Waits until something is true; says what was last seen when it never is. */
+export async function until(what, look, within = 10_000) {
+  const end = Date.now() + within;
+  for (;;) {
+    const found = await look();
+    if (found) return found;
+    if (Date.now() > end) throw new Error(`not within ${within} ms: ${what}`);
+    await sleep(25);
+  }
+}
+
+/** A store, a server and whatever was started on them; all of it ends with `end`. */
+export class Place {
+  children = new Set();
+  over = false;
+  dir = mkdtempSync(join(tmpdir(), "leasehold-page-"));
+
+  static async start(test, { store, args = [] } = {}) {
+    if (!existsSync(program)) throw new Error(`there is no ${program}: cargo build -p leasehold-cli`);
+    const place = new Place();
+    // Also when the test fails: nothing that it started outlives it.
+    test.after(() => place.end());
+    place.store = store ?? `sqlite:${join(place.dir, "locks.db")}`;
+    place.server = place.spawn(["serve", "--json", "--listen", "127.0.0.1:0", "--audit", join(place.dir, "audit.jsonl"), ...args]);
+    const lines = createInterface({ input: place.server.stdout });
+    const [line] = await once(lines, "line");
+    place.url = JSON.parse(line).url;
+    return place;
+  }
+
+  spawn(args, options = {}) {
+    const env = { ...process.env, LEASEHOLD_STORE: this.store, XDG_STATE_HOME: this.dir, NO_COLOR: "1", RUST_LOG: "error", ...options.env };
+    const child = spawn(program, args, { env, stdio: ["ignore", "pipe", "pipe"], cwd: this.dir });
+    child.said = "";
+    child.stderr.on("data", (text) => (child.said += text));
+    child.stdout.resume();
+    this.children.add(child);
+    child.ended = once(child, "exit").then(() => this.children.delete(child));
+    return child;
+  }
+
+  /** `leasehold ARGS`, to its end. */
+  async run(args) {
+    const child = this.spawn(args);
+    let out = "";
+    child.stdout.on("data", (text) => (out += text));
+    await child.ended;
+    if (child.exitCode !== 0) throw new Error(`leasehold ${args.join(" ")}: ${child.exitCode} ${child.said}`);
+    return out;
+  }
+
+  /** Holds a lock, or waits for it, until it is told to stop. */
+  hold(name, owner, seconds = 600, ttl = "30s") {
+    return this.spawn(["run", "--owner", owner, "--ttl", ttl, name, "--", "sleep", String(seconds)]);
+  }
+
+  async stop(child, signal = "SIGTERM") {
+    child.kill(signal);
+    await child.ended;
+  }
+
+  async get(path, headers = {}) {
+    const response = await fetch(this.url + path, { headers });
+    return response.json();
+  }
+
+  async post(path, body, headers = {}) {
+    const response = await fetch(this.url + path, { method: "POST", headers: { "Content-Type": "application/json", ...headers }, body: JSON.stringify(body) });
+    return { status: response.status, body: await response.json() };
+  }
+
+  lock(name) {
+    return this.get(`/api/v1/locks/${encodeURIComponent(name)}`);
+  }
+
+  async end() {
+    this.over = true;
+    const children = [...this.children];
+    for (const child of children) child.kill();
+    const all = Promise.all(children.map((child) => child.ended));
+    const late = setTimeout(() => children.forEach((child) => child.kill("SIGKILL")), 8_000);
+    await all;
+    clearTimeout(late);
+    rmSync(this.dir, { recursive: true, force: true });
+  }
+}
+
+export async function browser() {
+  return chromium.launch({
+    executablePath: browserPath,
+    args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"],
+  });
+}
+
+/** A page that counts what must never happen: violations of the policy, errors, requests to anywhere else. */
+export async function openPage(chrome, url, options = {}) {
+  const { hash = "", script, ...look } = options;
+  const context = await chrome.newContext({ viewport: { width: 1440, height: 900 }, colorScheme: "light", ...look });
+  const page = await context.newPage();
+  if (script) await page.addInitScript(script);
+  const seen = { violations: [], errors: [], foreign: [] };
+  page.on("console", (message) => {
+    const text = message.text();
+    if (/Content Security Policy|Trusted ?Type/i.test(text)) seen.violations.push(text);
+    else if (message.type() === "error" && !/Failed to load resource/.test(text)) seen.errors.push(text);
+  });
+  page.on("pageerror", (error) => seen.errors.push(String(error)));
+  page.on("request", (request) => {
+    if (!request.url().startsWith(url)) seen.foreign.push(request.url());
+  });
+  page.seen = seen;
+  page.begun = Date.now();
+  await page.goto(`${url}/${hash}`, { waitUntil: "commit" });
+  return page;
+}
+
+/** The row of a lock in the table. */
+export const row = (page, name) => page.locator(".grid .body .row").filter({ has: page.locator(".cell.name .text", { hasText: new RegExp(`^${name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")}$`) }) });
+
+/** Nothing happened that must never happen. */
+export function clean(page) {
+  const { violations, errors, foreign } = page.seen;
+  if (violations.length + errors.length + foreign.length > 0) throw new Error(JSON.stringify(page.seen, null, 2));
+}
