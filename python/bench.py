@@ -6,6 +6,7 @@ renewal, comes to.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import shutil
@@ -22,6 +23,7 @@ from typing import Any
 import redis
 
 import leasehold
+from leasehold.gpu import SmartGpuLockManager
 
 #: Many short rounds, one after the other: whatever else the machine does falls on all alike.
 ROUNDS = 51
@@ -44,6 +46,7 @@ def main() -> None:
         try:
             wait_for(port)
             alone = measure_alone(port)
+            measure_compared_release(port)
             turns = measure_turns(port)
             measure_greedy(port)
         finally:
@@ -69,6 +72,33 @@ def measure_alone(port: int) -> float:
     print(f"  redis-py {medians['redis-py']:.0f} µs · leasehold {medians['leasehold']:.0f} µs: {ratio:.2f} times as fast")
     print(f"  leasehold with fence and renewal {medians['fenced']:.0f} µs: {medians['redis-py'] / medians['fenced']:.2f}")
     return ratio
+
+
+def measure_compared_release(port: int) -> None:
+    """What it costs that the release of an older client's GPU lock is compared with its holder: one SET and a
+    release, against the same SET and a plain DEL."""
+    peer, manager = redis.Redis(port=port), SmartGpuLockManager(leasehold.connect(f"redis://127.0.0.1:{port}"))
+    # Each release of somebody else's lock is worth a warning.
+    logging.disable(logging.WARNING)
+
+    def compared() -> None:
+        peer.set("gpu_lock:0", "locked_by_task", ex=60)
+        assert manager.release_lock("task", "gpu_lock:0", "normal")
+
+    def plain() -> None:
+        peer.set("gpu_lock:0", "locked_by_task", ex=60)
+        peer.delete("gpu_lock:0")
+
+    times: dict[Pair, list[float]] = {compared: [], plain: []}
+    for _ in range(ROUNDS):
+        for pair in times:
+            began = time.perf_counter()
+            for _ in range(PAIRS):
+                pair()
+            times[pair].append((time.perf_counter() - began) / PAIRS * 1e6)
+    logging.disable(logging.NOTSET)
+    script, delete = (statistics.median(times[pair]) for pair in (compared, plain))
+    print(f"SET and a compared release {script:.0f} µs · SET and DEL {delete:.0f} µs: {script / delete - 1:+.0%}")
 
 
 def measure_turns(port: int) -> float:

@@ -12,8 +12,9 @@ from celery import Celery
 
 from leasehold.celery import GpuTask, locked_task
 
-broker = os.environ["LEASEHOLD_TEST_BROKER"]
-app = Celery("tests", broker=broker, backend=broker)
+# The tests, which send the tasks, tell theirs later.
+broker = os.environ.get("LEASEHOLD_TEST_BROKER", "memory://")
+app = Celery("tests", broker=broker, backend=None if broker == "memory://" else broker)
 app.conf.update(
     worker_send_task_events=False,
     worker_hijack_root_logger=False,

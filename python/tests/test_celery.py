@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import celery_app
 import pytest
 from conftest import Server, until
 
@@ -67,8 +67,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def tasks(broker: Server) -> Any:
     """The tasks, to be sent from here."""
-    os.environ["LEASEHOLD_TEST_BROKER"] = broker.url
-    return importlib.import_module("celery_app")
+    celery_app.app.conf.update(broker_url=broker.url, result_backend=broker.url)
+    return celery_app
 
 
 @pytest.fixture(scope="module")
