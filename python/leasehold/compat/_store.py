@@ -46,24 +46,11 @@ def _url(redis: Any) -> str:
         raise _unusable("a client on a Unix socket; leasehold connects by TCP")
     if settings.get("credential_provider") is not None:
         raise _unusable("a client with a credential provider")
-<<<<<<< HEAD
-    scheme, trust = "redis", ""
-    if "SSL" in pool.connection_class.__name__:
-        scheme = "rediss"
-        if settings.get("ssl_cert_reqs", "required") in ("none", "optional", 0, 1):
-            raise _unusable("a client that does not check its server's certificate, which leasehold always does")
-        if settings.get("ssl_ca_certs"):
-            trust = f"?ca={_quoted(str(settings['ssl_ca_certs']))}"
-=======
     scheme, query = ("rediss", _trust(settings)) if "SSL" in pool.connection_class.__name__ else ("redis", "")
->>>>>>> pycompat
     host = str(settings.get("host") or "localhost")
     place = f"[{host}]" if ":" in host else host
     user, password = settings.get("username") or "", settings.get("password") or ""
     login = f"{_quoted(user)}:{_quoted(password)}@" if user or password else ""
-<<<<<<< HEAD
-    return f"{scheme}://{login}{place}:{settings.get('port') or 6379}/{settings.get('db') or 0}{trust}"
-=======
     return f"{scheme}://{login}{place}:{settings.get('port') or 6379}/{settings.get('db') or 0}{query}"
 
 
@@ -76,7 +63,6 @@ def _trust(settings: dict[str, Any]) -> str:
         raise _unusable("a client that does not check who its server is; leasehold always does")
     file = settings.get("ssl_ca_certs")
     return f"?ca={quote(str(file), safe='/')}" if file else ""
->>>>>>> pycompat
 
 
 def _quoted(text: str | bytes) -> str:
