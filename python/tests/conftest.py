@@ -24,9 +24,6 @@ collect_ignore = ["celery_app.py"]
 #: Generous: a test that needs it has failed.
 SOON = 10.0
 
-#: The tasks of a worker, not tests.
-collect_ignore = ["celery_app.py"]
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="repeat as often as was promised, not only some times")
