@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import Any
 from urllib.parse import quote
 
@@ -45,12 +46,23 @@ def _url(redis: Any) -> str:
         raise _unusable("a client on a Unix socket; leasehold connects by TCP")
     if settings.get("credential_provider") is not None:
         raise _unusable("a client with a credential provider")
-    scheme = "rediss" if "SSL" in pool.connection_class.__name__ else "redis"
+    scheme, query = ("rediss", _trust(settings)) if "SSL" in pool.connection_class.__name__ else ("redis", "")
     host = str(settings.get("host") or "localhost")
     place = f"[{host}]" if ":" in host else host
     user, password = settings.get("username") or "", settings.get("password") or ""
     login = f"{_quoted(user)}:{_quoted(password)}@" if user or password else ""
-    return f"{scheme}://{login}{place}:{settings.get('port') or 6379}/{settings.get('db') or 0}"
+    return f"{scheme}://{login}{place}:{settings.get('port') or 6379}/{settings.get('db') or 0}{query}"
+
+
+def _trust(settings: dict[str, Any]) -> str:
+    """Whose certificates are believed: the machine's authorities, or those of a file."""
+    for setting in ("ssl_certfile", "ssl_keyfile", "ssl_ca_path", "ssl_ca_data"):
+        if settings.get(setting):
+            raise _unusable(f"a client with {setting}")
+    if settings.get("ssl_cert_reqs", "required") not in ("required", ssl.CERT_REQUIRED, None):
+        raise _unusable("a client that does not check who its server is; leasehold always does")
+    file = settings.get("ssl_ca_certs")
+    return f"?ca={quote(str(file), safe='/')}" if file else ""
 
 
 def _quoted(text: str | bytes) -> str:
