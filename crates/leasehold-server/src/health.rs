@@ -9,6 +9,7 @@ use leasehold::{Error, LockInfo, LockView};
 use serde::Serialize;
 
 use crate::App;
+use crate::alerts::EMERGENCY_RATE;
 
 /// What the names of GPU locks begin with.
 const GPU: &str = "gpu_lock:";
@@ -16,8 +17,6 @@ const GPU: &str = "gpu_lock:";
 const LONG: Duration = Duration::from_secs(300);
 /// No sign of life for so long: the holder counts as dead.
 const SILENT: Duration = Duration::from_secs(300);
-/// More emergency releases than this, of all locks, are no accident.
-const EMERGENCY_RATE: f64 = 0.05;
 
 /// How the GPU locks are.
 #[derive(Debug, Serialize, utoipa::ToSchema)]

@@ -5,7 +5,7 @@
 //!
 //! | file | what it is about |
 //! |---|---|
-//! | `connection` | accepting, limits, timeouts, going down without cutting anybody off |
+//! | `connection`, `tls` | accepting, limits, timeouts, going down without cutting anybody off; certificates |
 //! | `doors` | who may come in: the checks before any route |
 //! | `keys`, `failures` | keys and what they allow; whoever tries too many is told to wait |
 //! | `audit` | who took which lock away, and why |
@@ -14,29 +14,37 @@
 //! | `taking` | a lock service: acquire, renew, release |
 //! | `evict` | taking a lock away from the holder that was looked at |
 //! | `tasks` | task locks by the id of their task |
+//! | `alerts` | what is the matter, and who is told |
+//! | `journal`, `gpus` | what could not be done on this machine; GPUs and who holds them |
 //! | `events` | what happens to all locks, as a stream |
 //! | `alive`, `health`, `metrics` | whether the server lives, how the GPU locks are, figures for Prometheus |
 //! | `document` | the OpenAPI document, and a page of it for people |
 //! | `asked` | names, queries and bodies as they were sent, or what is wrong with them |
+//! | `clock` | the wall clock |
 //! | `answer` | errors: a stable code and a sentence |
 
+mod alerts;
 mod alive;
 mod answer;
 mod asked;
 mod audit;
+mod clock;
 mod connection;
 mod document;
 mod doors;
 mod events;
 mod evict;
 mod failures;
+mod gpus;
 mod health;
+mod journal;
 mod keys;
 mod locks;
 mod metrics;
 mod routes;
 mod taking;
 mod tasks;
+mod tls;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -46,12 +54,16 @@ use leasehold::LockManager;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
+use alerts::Alerts;
+pub use alerts::{AlertCommand, AlertLevel, AlertSettings, CommandLine, Secret, Webhook, WebhookUrl};
 use audit::Audit;
 use events::Events;
 use failures::Failures;
 use keys::Keys;
 pub use keys::{KeyEntry, KeyError, KeyFile, Role};
 use metrics::Metrics;
+use tls::Tls;
+pub use tls::{TlsError, TlsFiles};
 
 /// A server of one store's locks.
 ///
@@ -86,6 +98,10 @@ pub struct Settings {
     pub keys: Option<KeyFile>,
     /// Where it is written down who took which lock away; only in the log when not set.
     pub audit: Option<PathBuf>,
+    /// The certificate to serve with; plain HTTP without one.
+    pub tls: Option<TlsFiles>,
+    /// Who is told of alerts.
+    pub alerts: AlertSettings,
 }
 
 /// Why a server did not begin, or ended.
@@ -111,6 +127,9 @@ pub enum ServeError {
         /// Why.
         source: std::io::Error,
     },
+    /// The certificate, or the authorities of a webhook, cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The listener cannot be used.
     #[error("the listener cannot be used: {0}")]
     Listener(#[from] std::io::Error),
@@ -127,7 +146,8 @@ struct Shared {
     keys: Option<Keys>,
     failures: Failures,
     audit: Option<Audit>,
-    events: Events,
+    events: Arc<Events>,
+    alerts: Alerts,
     metrics: Metrics,
     /// Set when the server is to end: whoever waits is told.
     stopping: CancellationToken,
@@ -166,19 +186,27 @@ impl Server {
     pub async fn run(self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
         self.may_listen_on(listener.local_addr()?)?;
         let stopping = CancellationToken::new();
+        let keys = self.settings.keys.clone().map(Keys::open).transpose()?;
+        let audit = self.settings.audit.as_deref().map(open_audit).transpose()?;
+        let tls = self.settings.tls.as_ref().map(Tls::open).transpose()?.map(Arc::new);
+        let (events, metrics) = (Arc::new(Events::new()), Metrics::new());
+        let (alerts, sinks) =
+            Alerts::start(&self.settings.alerts, events.clone(), metrics.notified.clone(), &stopping)?;
         let app = App(Arc::new(Shared {
-            keys: self.settings.keys.clone().map(Keys::open).transpose()?,
+            keys,
             failures: Failures::default(),
-            events: Events::new(),
-            metrics: Metrics::new(),
-            audit: self.settings.audit.as_deref().map(open_audit).transpose()?,
+            events,
+            alerts,
+            metrics,
+            audit,
             locks: self.locks,
             settings: self.settings,
             stopping: stopping.clone(),
         }));
         let following = Events::follow(app.clone()).await;
+        let watching = alerts::watch(app.clone());
         let routes = routes::routes(app);
-        let serving = connection::serve(&listener, routes, stopping.clone());
+        let serving = connection::serve(&listener, routes, tls, stopping.clone());
         tokio::pin!(serving);
         tokio::select! {
             () = &mut serving => {}
@@ -189,8 +217,11 @@ impl Server {
             }
         }
         stopping.cancel();
-        // It ends when the server stops; what it was about to tell has no readers any more.
-        let _ = following.await;
+        // They end when the server stops; what they were about to tell has no readers any more.
+        let _ = (following.await, watching.await);
+        for sink in sinks {
+            let _ = sink.await;
+        }
         Ok(())
     }
 }

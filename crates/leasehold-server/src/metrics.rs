@@ -17,6 +17,23 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::App;
+use crate::alerts::Level;
+
+/// Notifications of alerts, by sink and outcome.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Notified(Family<Notification, Counter>);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Notification {
+    sink: &'static str,
+    outcome: &'static str,
+}
+
+impl Notified {
+    pub(crate) fn count(&self, sink: &'static str, outcome: &'static str) {
+        self.0.get_or_create(&Notification { sink, outcome }).inc();
+    }
+}
 
 /// From a look at memory to a long wait, in seconds.
 const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0];
@@ -41,6 +58,8 @@ pub(crate) struct Metrics {
     took: Family<Route, Histogram>,
     events: Family<Kind, Counter>,
     fleet: Arc<Fleet>,
+    firing: Family<AtLevel, Gauge>,
+    pub(crate) notified: Notified,
     store_up: Gauge,
     pub(crate) in_flight: Gauge,
     pub(crate) streams: Gauge,
@@ -63,6 +82,11 @@ struct Kind {
     kind: String,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct AtLevel {
+    level: &'static str,
+}
+
 impl Metrics {
     pub(crate) fn new() -> Self {
         let mut registry = Registry::with_prefix("leasehold");
@@ -72,6 +96,8 @@ impl Metrics {
             took: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             events: Family::default(),
             fleet: Arc::default(),
+            firing: Family::default(),
+            notified: Notified::default(),
             store_up: Gauge::<i64, _>::default(),
             in_flight: Gauge::default(),
             streams: Gauge::default(),
@@ -82,6 +108,8 @@ impl Metrics {
         registry.register("events", "Events of the fleet seen by this server", new.events.clone());
         registry.register("event_streams", "Readers of the events", new.streams.clone());
         registry.register("store_up", "Whether the store answered when this was asked", new.store_up.clone());
+        registry.register("alerts_firing", "Alerts that fire", new.firing.clone());
+        registry.register("alert_notifications", "Alerts sent to a sink, by what became of it", new.notified.0.clone());
         registry.register_collector(Box::new(new.fleet.clone()));
         Self { registry, ..new }
     }
@@ -146,6 +174,10 @@ pub(crate) async fn metrics(State(app): State<App>) -> Response {
             tracing::warn!(%error, "the fleet's counters were not read");
             metrics.store_up.set(0);
         }
+    }
+    for level in [Level::Warning, Level::Critical] {
+        let firing = i64::try_from(app.alerts.count(level)).unwrap_or(i64::MAX);
+        metrics.firing.get_or_create(&AtLevel { level: level.as_str() }).set(firing);
     }
     let mut text = String::new();
     if prometheus_client::encoding::text::encode(&mut text, &metrics.registry).is_err() {

@@ -9,7 +9,9 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::answer::Problem;
-use crate::{App, alive, document, doors, events, evict, health, locks, metrics, taking, tasks};
+use crate::{
+    App, alerts, alive, audit, document, doors, events, evict, gpus, health, journal, locks, metrics, taking, tasks,
+};
 
 #[derive(OpenApi)]
 #[openapi(info(
@@ -31,6 +33,11 @@ pub(crate) fn routes(app: App) -> Router {
         .routes(routes!(tasks::show))
         .routes(routes!(tasks::release))
         .routes(routes!(health::gpu))
+        .routes(routes!(gpus::list))
+        .routes(routes!(alerts::list))
+        .routes(routes!(journal::list))
+        .routes(routes!(journal::settle))
+        .routes(routes!(audit::list))
         .routes(routes!(events::stream))
         .routes(routes!(metrics::metrics))
         .routes(routes!(document::openapi))
