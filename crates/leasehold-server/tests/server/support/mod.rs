@@ -47,9 +47,24 @@ impl Place {
     }
 
     pub(crate) async fn redis() -> Self {
+        Self::redis_with(quiet(), Settings::default()).await
+    }
+
+    /// With options for the manager of the test.
+    pub(crate) async fn redis_with(options: Options, settings: Settings) -> Self {
         let redis = RedisServer::start().await;
-        let (ours, theirs) = (open(&redis.url()).await, open(&redis.url()).await);
-        Self::start("redis", ours, theirs, Some(redis), Settings::default()).await
+        let ours = LockManager::connect_with(&redis.url(), options).await.expect("a store");
+        let theirs = open(&redis.url()).await;
+        Self::start("redis", ours, theirs, Some(redis), settings).await
+    }
+
+    /// The journal of the server's machine is in a directory.
+    pub(crate) async fn memory_with_journal(journal: std::path::PathBuf, settings: Settings) -> Self {
+        let world = MemoryWorld::new();
+        let open = |options| LockManager::with_store(Arc::new(world.open_with(KeySpace::default())), options);
+        let mut options = quiet();
+        options.journal = Some(journal);
+        Self::start("memory", open(quiet()), open(options), None, settings).await
     }
 
     pub(crate) async fn each() -> [Self; 3] {
@@ -115,7 +130,7 @@ impl Place {
     }
 }
 
-fn quiet() -> Options {
+pub(crate) fn quiet() -> Options {
     let mut options = Options::default();
     options.journal = None;
     options
