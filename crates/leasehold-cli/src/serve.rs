@@ -4,7 +4,7 @@
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 
-use leasehold_server::{KeyFile, ServeError, Server, Settings};
+use leasehold_server::{KeyFile, ServeError, Server, Settings, TlsFiles};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -31,6 +31,8 @@ pub(crate) fn serve(args: ServeArgs, store: &Choice, json: bool) -> Result<Exit,
     settings.keys = key_file(args.keys)?;
     let audit = args.audit.or(from_env("LEASEHOLD_AUDIT")?.map(Into::into));
     settings.audit = audit.or_else(|| keys::beside_the_store("audit.jsonl"));
+    settings.tls = args.tls_cert.zip(args.tls_key).map(|(cert, key)| TlsFiles { cert, key });
+    let scheme = if settings.tls.is_some() { "https" } else { "http" };
     log_to_stderr()?;
     // More than one thread: somebody who asks for a long list keeps nobody else waiting.
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
@@ -42,14 +44,14 @@ pub(crate) fn serve(args: ServeArgs, store: &Choice, json: bool) -> Result<Exit,
         };
         let locks = store.connect().await?;
         let server = Server::new(locks.clone(), settings);
-        server.may_listen_on(address).map_err(refused)?;
+        server.check(address).map_err(refused)?;
         let listener = TcpListener::bind(address).await.map_err(|error| not_bound(&listen, &error))?;
         let address = listener.local_addr().map_err(|error| not_bound(&listen, &error))?;
         let shutdown = signalled()?;
         if json {
-            say::json(&json!({ "url": format!("http://{address}"), "store": locks.store() }))?;
+            say::json(&json!({ "url": format!("{scheme}://{address}"), "store": locks.store() }))?;
         } else {
-            say::talk(&format!("serving {} at http://{address} · Ctrl-C ends it", locks.store()));
+            say::talk(&format!("serving {} at {scheme}://{address} · Ctrl-C ends it", locks.store()));
         }
         let served = server.run(listener, shutdown).await;
         locks.shutdown().await;

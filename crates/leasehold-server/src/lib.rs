@@ -17,7 +17,8 @@
 //! | `alerts` | what is the matter, and who is told |
 //! | `journal`, `gpus` | what could not be done on this machine; GPUs and who holds them |
 //! | `events` | what happens to all locks, as a stream |
-//! | `alive`, `health`, `metrics` | whether the server lives, how the GPU locks are, figures for Prometheus |
+//! | `alive`, `health` | whether the server lives, how the GPU locks are |
+//! | `metrics`, `fleet` | figures for Prometheus: of this server, and of the whole fleet |
 //! | `document` | the OpenAPI document, and a page of it for people |
 //! | `asked` | names, queries and bodies as they were sent, or what is wrong with them |
 //! | `clock` | the wall clock |
@@ -35,6 +36,7 @@ mod doors;
 mod events;
 mod evict;
 mod failures;
+mod fleet;
 mod gpus;
 mod health;
 mod journal;
@@ -176,6 +178,19 @@ impl Server {
         } else {
             Err(ServeError::NeedsKeys { address })
         }
+    }
+
+    /// Everything that can be seen to be wrong before it listens: no keys where they are needed, keys, a certificate or
+    /// an audit that cannot be used.
+    ///
+    /// # Errors
+    /// The first of them.
+    pub fn check(&self, address: SocketAddr) -> Result<(), ServeError> {
+        self.may_listen_on(address)?;
+        self.settings.keys.clone().map(Keys::open).transpose()?;
+        self.settings.audit.as_deref().map(open_audit).transpose()?;
+        self.settings.tls.as_ref().map(Tls::open).transpose()?;
+        Ok(())
     }
 
     /// Serves until `shutdown` is done; then answers what was asked before and ends, at most ten seconds

@@ -1,16 +1,14 @@
 //! Figures for Prometheus. No lock name is a label: the number of series is bounded, whatever people lock.
 
-use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::{Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use leasehold::EventKind;
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
-use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
@@ -18,6 +16,7 @@ use prometheus_client::registry::Registry;
 
 use crate::App;
 use crate::alerts::Level;
+use crate::fleet::{Census, Fleet};
 
 /// Notifications of alerts, by sink and outcome.
 #[derive(Debug, Clone, Default)]
@@ -37,20 +36,6 @@ impl Notified {
 
 /// From a look at memory to a long wait, in seconds.
 const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0];
-/// What the fleet counts; anything else in the store is of a version that is not known here.
-const FLEET: [(&str, &str); 10] = [
-    ("total_locks", "Locks acquired"),
-    ("not_acquired", "Requests that ended without the lock because somebody else had it"),
-    ("normal_release_failures", "Releases whose first try failed"),
-    ("emergency_releases", "Releases done by other means"),
-    ("release_script_errors", "Releases that failed because the server could not run the script"),
-    ("ownership_violations", "Releases of a lock that was not the releaser's any more"),
-    ("journalled_releases", "Releases that failed by all means and stand in a journal"),
-    ("lost_leases", "Leases lost"),
-    ("unprotected_runs", "Work that ran without protection because the store was unreachable"),
-    ("evictions", "Locks taken away, by revocation or force"),
-];
-
 /// Everything that is counted here.
 pub(crate) struct Metrics {
     registry: Registry,
@@ -58,6 +43,7 @@ pub(crate) struct Metrics {
     took: Family<Route, Histogram>,
     events: Family<Kind, Counter>,
     fleet: Arc<Fleet>,
+    census: Census,
     firing: Family<AtLevel, Gauge>,
     pub(crate) notified: Notified,
     store_up: Gauge,
@@ -96,6 +82,7 @@ impl Metrics {
             took: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             events: Family::default(),
             fleet: Arc::default(),
+            census: Census::default(),
             firing: Family::default(),
             notified: Notified::default(),
             store_up: Gauge::<i64, _>::default(),
@@ -110,6 +97,7 @@ impl Metrics {
         registry.register("store_up", "Whether the store answered when this was asked", new.store_up.clone());
         registry.register("alerts_firing", "Alerts that fire", new.firing.clone());
         registry.register("alert_notifications", "Alerts sent to a sink, by what became of it", new.notified.0.clone());
+        new.census.register(&mut registry);
         registry.register_collector(Box::new(new.fleet.clone()));
         Self { registry, ..new }
     }
@@ -140,26 +128,9 @@ impl Metrics {
     }
 }
 
-/// What the whole fleet counted, as the store says it.
-#[derive(Debug, Default)]
-struct Fleet(Mutex<Vec<(String, u64)>>);
-
-impl Collector for Fleet {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for (name, help) in FLEET {
-            let value = counted.iter().find(|(counter, _)| counter == name).map_or(0, |(_, value)| *value);
-            let counter = ConstCounter::new(value);
-            let name = format!("fleet_{name}");
-            counter.encode(encoder.encode_descriptor(&name, help, None, counter.metric_type())?)?;
-        }
-        Ok(())
-    }
-}
-
 /// Figures for Prometheus
 ///
-/// The counters `leasehold_fleet_…` are those of all clients of the store, some seconds old.
+/// What is called `leasehold_fleet_…` is of all clients of the store, some seconds old.
 #[utoipa::path(get, path = "/metrics", tag = "server",
     responses((status = 200, description = "OpenMetrics text", content_type = "application/openmetrics-text", body = String)))]
 pub(crate) async fn metrics(State(app): State<App>) -> Response {
@@ -167,7 +138,8 @@ pub(crate) async fn metrics(State(app): State<App>) -> Response {
     match app.locks.fleet_counters().await {
         Ok(counted) => {
             metrics.store_up.set(1);
-            *metrics.fleet.0.lock().unwrap_or_else(PoisonError::into_inner) = counted;
+            metrics.fleet.set(counted);
+            metrics.census.take(&app.locks).await;
         }
         // The last known counts are shown on: a counter that falls to zero would be taken for a restart.
         Err(error) => {

@@ -131,7 +131,7 @@ impl Tls {
                         tracing::info!(cert = %self.files.cert.display(), "the certificate was read again");
                     }
                     Err(error) => {
-                        tracing::error!(%error, "the certificate was changed and cannot be used; the old one stays")
+                        tracing::error!(%error, "the certificate was changed and cannot be used; the old one stays");
                     }
                 }
             }

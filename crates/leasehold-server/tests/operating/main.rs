@@ -5,7 +5,11 @@
 mod support;
 
 mod alerts;
+mod deploy;
+mod figures;
 mod routes;
+mod secrets;
+mod tls;
 mod webhook;
 
 use std::time::Duration;

@@ -35,7 +35,8 @@ impl Receiver {
                 let mut block = [0; 4_096];
                 let whole = |text: &str| {
                     let (head, body) = text.split_once("\r\n\r\n")?;
-                    let length = head.to_lowercase().lines().find_map(|l| l.strip_prefix("content-length: ")?.parse().ok());
+                    let length =
+                        head.to_lowercase().lines().find_map(|l| l.strip_prefix("content-length: ")?.parse().ok());
                     (body.len() >= length.unwrap_or(0)).then(|| (head.to_lowercase(), body.to_owned()))
                 };
                 let request = loop {
@@ -84,7 +85,9 @@ fn hooked(at: SocketAddr, more: &str) -> Settings {
 }
 
 fn header<'a>(head: &'a str, name: &str) -> &'a str {
-    head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": ")).unwrap_or_else(|| panic!("{name}: {head}"))
+    head.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+        .unwrap_or_else(|| panic!("{name}: {head}"))
 }
 
 /// HMAC-SHA256 as its standard says it, and not as the server computes it.
@@ -97,7 +100,7 @@ fn hmac(key: &[u8], text: &[u8]) -> String {
 }
 
 /// Something to tell: a journal with an entry, which can be taken out again.
-fn journal(dir: &std::path::Path) -> std::path::PathBuf {
+pub(crate) fn journal(dir: &std::path::Path) -> std::path::PathBuf {
     let journal = dir.join("journal");
     std::fs::create_dir(&journal).expect("made");
     let entry = json!({
@@ -117,7 +120,10 @@ async fn an_alert_is_sent_signed_retried_once_and_resolved() {
     let id = place.get("/api/v1/alerts").await.ok()["alerts"][0]["id"].clone();
     for (head, body) in &got {
         assert!(head.starts_with("post /hook/canary-path?key=canary-query http/1.1"), "{head}");
-        assert_eq!((&body["kind"], &body["state"], &body["type"]), (&json!("alert"), &json!("firing"), &json!("journal_not_empty")));
+        assert_eq!(
+            (&body["kind"], &body["state"], &body["type"]),
+            (&json!("alert"), &json!("firing"), &json!("journal_not_empty"))
+        );
         assert_eq!((header(head, "x-leasehold-delivery"), &body["id"]), (id.as_str().expect("text"), &id));
         let signed = header(head, "x-leasehold-signature").strip_prefix("v1=").expect("version 1");
         let text = receiver.got.lock().expect("no panic").iter().find(|(h, _)| h == head).expect("it").1.clone();
@@ -253,7 +259,8 @@ async fn no_spelling_of_a_private_address_is_reached() {
         alert(&place, "something to tell", |a| a["type"] == "journal_not_empty").await;
         let outcome = loop {
             let metrics = place.get("/metrics").await.body;
-            if let Some(line) = metrics.lines().find(|line| line.contains("alert_notifications_total{sink=\"webhook\"")) {
+            if let Some(line) = metrics.lines().find(|line| line.contains("alert_notifications_total{sink=\"webhook\""))
+            {
                 break line.to_owned();
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -266,9 +273,15 @@ async fn no_spelling_of_a_private_address_is_reached() {
     println!("{tried} of {} webhook targets blocked when an alert was sent", FORBIDDEN.len());
 
     // And the listener would have been reached: the same path with permission.
-    for url in ["http://127.0.0.1:PORT/", "http://2130706433:PORT/", "http://localhost:PORT/", "http://[::ffff:127.0.0.1]:PORT/"] {
+    for url in [
+        "http://127.0.0.1:PORT/",
+        "http://2130706433:PORT/",
+        "http://localhost:PORT/",
+        "http://[::ffff:127.0.0.1]:PORT/",
+    ] {
         let before = knocked.lock().expect("no panic").len();
-        let yaml = format!("alerts:\n  webhook:\n    url: \"{}\"\n    allow_private: true\n", url.replace("PORT", &port));
+        let yaml =
+            format!("alerts:\n  webhook:\n    url: \"{}\"\n    allow_private: true\n", url.replace("PORT", &port));
         let dir = tempfile::tempdir().expect("a directory");
         let place = Place::memory_with_journal(journal(dir.path()), settings(&yaml)).await;
         while !place.get("/metrics").await.body.contains("{sink=\"webhook\",outcome=\"sent\"} 1\n") {
@@ -285,7 +298,8 @@ async fn a_command_gets_the_alert_and_none_of_our_secrets() {
     let dir = tempfile::tempdir().expect("a directory");
     let out = dir.path().join("out");
     let script = dir.path().join("page");
-    let text = format!("#!/bin/sh\n{{ cat; env | grep '^LEASEHOLD_' | sort; echo \"arg:$1\"; }} >> {}\n", out.display());
+    let text =
+        format!("#!/bin/sh\n{{ cat; env | grep '^LEASEHOLD_' | sort; echo \"arg:$1\"; }} >> {}\n", out.display());
     std::fs::write(&script, text).expect("written");
     std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("changed");
     let yaml = format!("alerts:\n  command:\n    run: [\"{}\", \"$HOME; ls\"]\n", script.display());
@@ -298,10 +312,14 @@ async fn a_command_gets_the_alert_and_none_of_our_secrets() {
     let said = read();
     let notice: Value = serde_json::from_str(said.lines().next().expect("a line")).expect("JSON on standard input");
     assert_eq!((&notice["state"], &notice["type"]), (&json!("firing"), &json!("journal_not_empty")));
-    assert!(said.contains("LEASEHOLD_ALERT_TYPE=journal_not_empty\n") && said.contains("LEASEHOLD_ALERT_STATE=firing\n"), "{said}");
+    assert!(
+        said.contains("LEASEHOLD_ALERT_TYPE=journal_not_empty\n") && said.contains("LEASEHOLD_ALERT_STATE=firing\n"),
+        "{said}"
+    );
     assert!(said.contains("LEASEHOLD_ALERT_LEVEL=warning\n") && said.contains("LEASEHOLD_ALERT_VALUE=1\n"), "{said}");
     assert!(said.contains("arg:$HOME; ls\n"), "no shell reads it: {said}");
-    let others: Vec<&str> = said.lines().filter(|l| l.starts_with("LEASEHOLD_") && !l.starts_with("LEASEHOLD_ALERT_")).collect();
+    let others: Vec<&str> =
+        said.lines().filter(|l| l.starts_with("LEASEHOLD_") && !l.starts_with("LEASEHOLD_ALERT_")).collect();
     assert_eq!(others, Vec::<&str>::new());
 }
 

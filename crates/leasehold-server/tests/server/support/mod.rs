@@ -71,6 +71,11 @@ impl Place {
         [Self::memory().await, Self::sqlite().await, Self::redis().await]
     }
 
+    /// Over two managers of one store, the test's and the server's.
+    pub(crate) async fn over(kind: &'static str, ours: LockManager, theirs: LockManager, settings: Settings) -> Self {
+        Self::start(kind, ours, theirs, None, settings).await
+    }
+
     async fn start(
         kind: &'static str,
         locks: LockManager,
