@@ -29,11 +29,25 @@ struct Notification {
 }
 
 impl Notified {
+    /// Every series is there from the beginning: one that appears with a count of one shows no increase.
+    fn all() -> Self {
+        let new = Self::default();
+        for sink in ["webhook", "command"] {
+            for outcome in ["sent", "failed", "given_up", "dropped"] {
+                drop(new.0.get_or_create(&Notification { sink, outcome }));
+            }
+        }
+        new
+    }
+
     pub(crate) fn count(&self, sink: &'static str, outcome: &'static str) {
         self.0.get_or_create(&Notification { sink, outcome }).inc();
     }
 }
 
+/// Events that are counted from the beginning.
+const KINDS: [EventKind; 6] =
+    [EventKind::Granted, EventKind::Released, EventKind::Lost, EventKind::Revoked, EventKind::Forced, EventKind::Alert];
 /// From a look at memory to a long wait, in seconds.
 const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0];
 /// Everything that is counted here.
@@ -84,11 +98,14 @@ impl Metrics {
             fleet: Arc::default(),
             census: Census::default(),
             firing: Family::default(),
-            notified: Notified::default(),
+            notified: Notified::all(),
             store_up: Gauge::<i64, _>::default(),
             in_flight: Gauge::default(),
             streams: Gauge::default(),
         };
+        for kind in KINDS {
+            drop(new.events.get_or_create(&Kind { kind: word(kind) }));
+        }
         registry.register("http_requests", "Requests answered", new.requests.clone());
         registry.register("http_request_seconds", "From the head of a request to that of its answer", new.took.clone());
         registry.register("http_requests_in_flight", "Requests being answered", new.in_flight.clone());
@@ -123,9 +140,14 @@ impl Metrics {
 
     /// An event was seen.
     pub(crate) fn happened(&self, kind: EventKind) {
-        let kind = serde_json::to_value(kind).ok().and_then(|kind| kind.as_str().map(str::to_owned));
-        self.events.get_or_create(&Kind { kind: kind.unwrap_or_default() }).inc();
+        self.events.get_or_create(&Kind { kind: word(kind) }).inc();
     }
+}
+
+/// As in JSON.
+fn word(kind: EventKind) -> String {
+    let word = serde_json::to_value(kind).ok().and_then(|kind| kind.as_str().map(str::to_owned));
+    word.unwrap_or_default()
 }
 
 /// Figures for Prometheus

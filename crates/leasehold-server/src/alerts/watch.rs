@@ -21,7 +21,7 @@ const MARK_EVERY: Duration = Duration::from_secs(60);
 /// How often the settings of the store are looked at: a look reads a whole file, or asks many things.
 const CHECKUP_EVERY: Duration = Duration::from_secs(60 * 60);
 /// The first of them comes a little later: many servers are over before that.
-const FIRST_CHECKUP: Duration = Duration::from_secs(10);
+const FIRST_CHECKUP: Duration = Duration::from_secs(3);
 
 /// Findings that are not the store's settings: the store is down, or a program cannot be asked.
 const NOT_SETTINGS: [&str; 4] = ["reachable", "not checked", "permissions", "pushes"];
