@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustls::crypto::CryptoProvider;
-use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::crypto::CryptoProvider;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
 /// How soon a certificate that was replaced counts.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -69,7 +69,7 @@ pub enum TlsError {
 
 /// What is agreed upon in a handshake.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
-    Arc::new(rustls::crypto::ring::default_provider())
+    Arc::new(tokio_rustls::rustls::crypto::ring::default_provider())
 }
 
 /// The authorities to trust: those of a file, or the machine's own. Whoever runs the machine decides whom it trusts,
@@ -160,7 +160,7 @@ fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, TlsError> {
         .with_no_client_auth()
         .with_single_cert(certs, key)
         .map_err(|error| match error {
-            rustls::Error::InconsistentKeys(_) => unusable("the key is not the certificate's".into()),
+            tokio_rustls::rustls::Error::InconsistentKeys(_) => unusable("the key is not the certificate's".into()),
             error => unusable(error.to_string()),
         })?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];

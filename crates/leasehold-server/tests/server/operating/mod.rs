@@ -1,9 +1,6 @@
 //! What operators need: alerts and who is told of them, the journal, the audit, GPUs, TLS, figures, and what is in
 //! `deploy/`.
 
-#[path = "../support/mod.rs"]
-mod support;
-
 mod alerts;
 mod deploy;
 mod figures;
@@ -16,7 +13,8 @@ use std::time::Duration;
 
 use leasehold_server::{AlertSettings, Settings};
 use serde_json::Value;
-use support::Place;
+
+use crate::support::Place;
 
 /// Settings of a server from the section `alerts` of a file.
 fn settings(yaml: &str) -> Settings {

@@ -10,10 +10,10 @@ use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
+use super::{alert, settings};
 use crate::support::Place;
-use crate::{alert, settings};
 
-const SECRET: &str = "canary-secret-of-a-webhook";
+const SECRET: &str = "secret-canary-of-a-webhook";
 
 /// A receiver that answers as it is told, and keeps what it got.
 struct Receiver {
@@ -80,7 +80,7 @@ impl Drop for Receiver {
 
 fn hooked(at: SocketAddr, more: &str) -> Settings {
     settings(&format!(
-        "alerts:\n  webhook:\n    url: http://{at}/hook/canary-path?key=canary-query\n    secret: {SECRET}\n    allow_private: true\n{more}"
+        "alerts:\n  webhook:\n    url: http://{at}/hook/path-canary?key=query-canary\n    secret: {SECRET}\n    allow_private: true\n{more}"
     ))
 }
 
@@ -97,6 +97,16 @@ fn hmac(key: &[u8], text: &[u8]) -> String {
     let inner = Sha256::new().chain_update(block.map(|b| b ^ 0x36)).chain_update(text).finalize();
     let outer = Sha256::new().chain_update(block.map(|b| b ^ 0x5c)).chain_update(inner).finalize();
     outer.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Waits until the figures say so.
+pub(crate) async fn counted(place: &Place, line: &str) {
+    let waiting = async {
+        while !place.get("/metrics").await.body.contains(line) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), waiting).await.unwrap_or_else(|_| panic!("never came: {line}"));
 }
 
 /// Something to tell: a journal with an entry, which can be taken out again.
@@ -119,7 +129,7 @@ async fn an_alert_is_sent_signed_retried_once_and_resolved() {
     let got = receiver.until(2).await;
     let id = place.get("/api/v1/alerts").await.ok()["alerts"][0]["id"].clone();
     for (head, body) in &got {
-        assert!(head.starts_with("post /hook/canary-path?key=canary-query http/1.1"), "{head}");
+        assert!(head.starts_with("post /hook/path-canary?key=query-canary http/1.1"), "{head}");
         assert_eq!(
             (&body["kind"], &body["state"], &body["type"]),
             (&json!("alert"), &json!("firing"), &json!("journal_not_empty"))
@@ -134,9 +144,9 @@ async fn an_alert_is_sent_signed_retried_once_and_resolved() {
     let got = receiver.until(3).await;
     assert_eq!((&got[2].1["state"], &got[2].1["id"]), (&json!("resolved"), &id));
     assert!(got[2].1["resolved_ms"].is_u64());
-    let metrics = place.get("/metrics").await.body;
+    // Counted when the answer was read, a moment after it was sent.
     for line in ["{sink=\"webhook\",outcome=\"sent\"} 2\n", "{sink=\"webhook\",outcome=\"failed\"} 1\n"] {
-        assert!(metrics.contains(line), "{metrics}");
+        counted(&place, line).await;
     }
     place.end().await;
     assert_eq!(receiver.got().len(), 3, "each once");
@@ -150,10 +160,7 @@ async fn a_redirect_is_not_followed_and_a_refusal_not_repeated() {
     let receiver = Receiver::start(vec![&*location].leak()).await;
     let place = Place::memory_with_journal(journal(dir.path()), hooked(receiver.at, "")).await;
     receiver.until(1).await;
-    let failed = |text: &str| text.contains("{sink=\"webhook\",outcome=\"failed\"} 1\n");
-    while !failed(&place.get("/metrics").await.body) {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    counted(&place, "{sink=\"webhook\",outcome=\"failed\"} 1\n").await;
     place.end().await;
     assert_eq!((receiver.got().len(), elsewhere.got().len()), (1, 0));
 }
@@ -284,9 +291,7 @@ async fn no_spelling_of_a_private_address_is_reached() {
             format!("alerts:\n  webhook:\n    url: \"{}\"\n    allow_private: true\n", url.replace("PORT", &port));
         let dir = tempfile::tempdir().expect("a directory");
         let place = Place::memory_with_journal(journal(dir.path()), settings(&yaml)).await;
-        while !place.get("/metrics").await.body.contains("{sink=\"webhook\",outcome=\"sent\"} 1\n") {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        counted(&place, "{sink=\"webhook\",outcome=\"sent\"} 1\n").await;
         assert_eq!(knocked.lock().expect("no panic").len(), before + 1, "{url}");
         place.end().await;
     }
@@ -330,9 +335,7 @@ async fn a_command_that_hangs_is_killed_with_what_it_started() {
     let line = format!("sleep 1000 & echo $! > {0}.new; mv {0}.new {0}; wait", pids.display());
     let yaml = format!("alerts:\n  command:\n    run: \"{line}\"\n    shell: true\n    timeout: 1s\n");
     let place = Place::memory_with_journal(journal(dir.path()), settings(&yaml)).await;
-    while !place.get("/metrics").await.body.contains("{sink=\"command\",outcome=\"failed\"} 1\n") {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    counted(&place, "{sink=\"command\",outcome=\"failed\"} 1\n").await;
     let pid = std::fs::read_to_string(&pids).expect("written");
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
     assert!(stat.as_ref().map_or(true, |stat| stat.contains(") Z ")), "it is gone: {stat:?}");

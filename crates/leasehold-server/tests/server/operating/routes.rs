@@ -5,7 +5,7 @@ use leasehold_server::{KeyFile, Role, Settings};
 use leasehold_testkit::RedisServer;
 use serde_json::{Value, json};
 
-use crate::alert;
+use super::alert;
 use crate::support::{Place, encoded, quiet};
 
 /// A journal with one entry of a release that failed by all means.

@@ -5,8 +5,8 @@ use std::time::Duration;
 use leasehold::{EvictMode, LockManager};
 use serde_json::{Value, json};
 
+use super::{alert, settings};
 use crate::support::{Place, quiet};
-use crate::{alert, settings};
 
 fn fires(kind: &'static str) -> impl Fn(&Value) -> bool {
     move |alert| alert["type"] == kind && alert["resolved_ms"].is_null()

@@ -10,8 +10,8 @@ use leasehold_testkit::RedisServer;
 use serde_json::json;
 use tracing_subscriber::fmt::MakeWriter;
 
-use crate::alert;
-use crate::settings;
+use super::alert;
+use super::settings;
 use crate::support::{Place, quiet};
 
 /// Everything that is logged in this process, by whichever test.
@@ -45,8 +45,8 @@ async fn no_canary_is_seen_anywhere() {
     lines.try_init().expect("the only one who listens");
 
     let redis = RedisServer::start().await;
-    redis.command(&["CONFIG", "SET", "requirepass", "canary-password"]).await;
-    let url = format!("redis://:canary-password@127.0.0.1:{}", redis.port());
+    redis.command(&["CONFIG", "SET", "requirepass", "password-canary"]).await;
+    let url = format!("redis://:password-canary@127.0.0.1:{}", redis.port());
     let dir = tempfile::tempdir().expect("a directory");
     let keys = KeyFile::new(dir.path().join("keys.json"));
     let (_, key) = keys.create("ops", Role::Operator).expect("made");
@@ -54,7 +54,7 @@ async fn no_canary_is_seen_anywhere() {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
     let yaml = |target: &str| {
         format!(
-            "alerts:\n  webhook:\n    url: {target}/canary-path?key=canary-query\n    secret: canary-secret-0123456789\n    retries: 1\n    allow_private: {}\n",
+            "alerts:\n  webhook:\n    url: {target}/path-canary?key=query-canary\n    secret: secret-canary-0123456789\n    retries: 1\n    allow_private: {}\n",
             target.contains(&closed.to_string())
         )
     };
@@ -64,7 +64,7 @@ async fn no_canary_is_seen_anywhere() {
         settings.keys = Some(keys.clone());
         said += &format!("{settings:?}");
         let mut options = quiet();
-        options.journal = Some(crate::webhook::journal(&tempfile::tempdir_in(dir.path()).expect("a directory").keep()));
+        options.journal = Some(super::webhook::journal(&tempfile::tempdir_in(dir.path()).expect("a directory").keep()));
         let ours = LockManager::connect_with(&url, quiet()).await.expect("a store");
         let theirs = LockManager::connect_with(&url, options).await.expect("a store");
         let mut place = Place::over("redis", ours, theirs, settings).await;
@@ -95,13 +95,13 @@ async fn no_canary_is_seen_anywhere() {
         assert!(!said.contains(&token) && !logged.contains(&token), "the token of a lease");
     }
     // A store that refuses: its error is told, its password not.
-    let wrong = LockManager::connect_with(&url.replace("canary-password", "canary-wrong"), quiet()).await;
+    let wrong = LockManager::connect_with(&url.replace("password-canary", "wrong-canary"), quiet()).await;
     said += &format!("{wrong:?}", wrong = wrong.map(|_| ()).expect_err("another password"));
 
     let logged = String::from_utf8_lossy(&log.0.lock().expect("no panic")).into_owned();
     assert!(logged.contains("an alert was not delivered") && logged.contains("answered"), "the log says much");
     println!("{} bytes of log, {} of answers: no canary", logged.len(), said.len());
-    for canary in ["canary", key.as_str()] {
+    for canary in ["-canary", key.as_str()] {
         for (what, text) in [("the log", &logged), ("an answer or a debug text", &said)] {
             let found = text.lines().find(|line| line.contains(canary));
             assert_eq!(found, None, "{canary} in {what}");
