@@ -150,10 +150,8 @@ where
     let response = tokio::select! {
         biased;
         response = &mut answered => response?,
-        ended = &mut connection => {
-            ended?;
-            answered.await?
-        }
+        // However it ended: the answer may have come before.
+        _ = &mut connection => answered.await?,
     };
     Ok(response.status())
 }

