@@ -135,7 +135,8 @@ async fn what_cannot_be_released_is_journalled_and_replayed_when_the_store_is_ba
     let guard = manager.lock("gpu_lock:0").owner("tts").ttl(Duration::from_secs(600)).await.expect("free");
     let (id, token) = (guard.holder_id(), guard.token().clone());
     // Somebody who is not cut off.
-    let mut events = arena.manager().await.events().await.expect("answered");
+    let follower = arena.manager().await;
+    let mut events = follower.events().await.expect("answered");
     proxy.refuse(true);
     proxy.reset_all();
     drop(guard);
