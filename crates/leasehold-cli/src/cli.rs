@@ -8,6 +8,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use leasehold::{HolderId, Keep, LockName, Ttl};
 
+use crate::demo::Trade;
 use crate::duration;
 use crate::exit::{Exit, Failure};
 use crate::gpu::Wanted;
@@ -34,7 +35,8 @@ Examples:
   leasehold why nightly-report                      who holds it, who waits
   leasehold ls                                      every lock that is held
   leasehold doctor                                  can this store keep a promise?
-  leasehold serve                                   the same over HTTP
+  leasehold serve                                   the same over HTTP, and a page to look at
+  leasehold demo                                    watch it work
 
 Exit codes: 64 usage, 69 store unreachable, 75 held by somebody else, 76 lease lost or not held by
 the one named, 78 configuration; run passes on its command's own.";
@@ -42,14 +44,17 @@ the one named, 78 configuration; run passes on its command's own.";
 /// Options of every command.
 #[derive(Debug, Args)]
 pub(crate) struct Global {
-    /// sqlite:PATH, redis://HOST:PORT (rediss:// for TLS) or memory: [default: $LEASEHOLD_STORE, else a SQLite file]
+    /// sqlite:PATH, redis://HOST:PORT (rediss:// for TLS) or memory: [default: $LEASEHOLD_STORE, else `store` of the configuration file, else a SQLite file]
     #[arg(long, global = true, value_name = "URL", display_order = 900)]
     pub(crate) store: Option<String>,
-    /// Sets locks of one application apart from another's [default: $LEASEHOLD_NAMESPACE, else leasehold]
+    /// Sets locks of one application apart from another's [default: $LEASEHOLD_NAMESPACE, else `namespace` of the configuration file, else leasehold]
     #[arg(long, global = true, value_name = "NS", display_order = 901)]
     pub(crate) namespace: Option<String>,
+    /// The configuration file [default: $LEASEHOLD_CONFIG, else none]
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath, display_order = 902)]
+    pub(crate) config: Option<PathBuf>,
     /// Answer in JSON, for programs
-    #[arg(long, global = true, display_order = 902)]
+    #[arg(long, global = true, display_order = 903)]
     pub(crate) json: bool,
 }
 
@@ -67,7 +72,11 @@ pub(crate) enum Command {
     Gpus(GpusArgs),
     Journal(JournalArgs),
     Serve(ServeArgs),
+    Demo(DemoArgs),
+    #[command(hide = true)]
+    DemoWorker(DemoWorkerArgs),
     Keys(KeysArgs),
+    Config(ConfigArgs),
     /// Can this store keep a promise? One line per check: ok, warn or bad, and what to do
     ///
     /// Ends with 0 when nothing is bad, else with 1.
@@ -460,19 +469,21 @@ Examples:
   leasehold serve
   curl http://127.0.0.1:8847/api/v1/locks
   leasehold --store redis://cache-1:6379 serve --listen 127.0.0.1:9000
+  leasehold serve --config /etc/leasehold.yaml
 
-Exit codes: 69 the address is taken or the store unreachable, 78 it may not listen there.")]
+Exit codes: 69 the address is taken or the store unreachable, 78 the configuration is wrong or it may not
+listen there.")]
 pub(crate) struct ServeArgs {
-    /// Where to listen [default: $LEASEHOLD_LISTEN, else 127.0.0.1:8847]
+    /// Where to listen [default: server.listen of the configuration, else 127.0.0.1:8847]
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) listen: Option<String>,
     /// A name this server is known by, besides localhost and plain addresses; may be given several times
     #[arg(long = "allow-host", value_name = "NAME")]
     pub(crate) hosts: Vec<String>,
-    /// The keys that are needed to come in [default: $LEASEHOLD_KEYS, else keys.json beside the default store, if it exists]
+    /// The keys that are needed to come in [default: server.keys of the configuration, else keys.json beside the default store, if it exists]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) keys: Option<PathBuf>,
-    /// Where it is written down who took which lock away [default: $LEASEHOLD_AUDIT, else audit.jsonl beside the default store]
+    /// Where it is written down who took which lock away [default: server.audit of the configuration, else audit.jsonl beside the default store]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) audit: Option<PathBuf>,
     /// Serve HTTPS with this certificate, in PEM, followed by those it is signed by; it may be replaced at any time
@@ -481,6 +492,35 @@ pub(crate) struct ServeArgs {
     /// The certificate's private key, in PEM
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
+}
+
+/// Watch it work: a server, a dozen workers, a crash, a hang and an eviction
+///
+/// Starts `serve` on a store of its own with workers that share GPUs, orders and a report, lets one crash, one hang
+/// and one be evicted, and says what to look at. Leaves nothing behind.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  leasehold demo
+  leasehold demo --for 30s --listen 127.0.0.1:9000")]
+pub(crate) struct DemoArgs {
+    /// How long it goes on
+    #[arg(long = "for", value_name = "D", default_value = "5m", value_parser = duration::parse)]
+    pub(crate) lasts: Duration,
+    /// Where the page is [default: 127.0.0.1:8847, or any port that is free]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) listen: Option<String>,
+}
+
+/// One worker of the demo.
+#[derive(Debug, Args)]
+pub(crate) struct DemoWorkerArgs {
+    /// What people read who ask for the holder
+    pub(crate) name: String,
+    /// What it does
+    pub(crate) trade: Trade,
+    /// The process id of the demo
+    pub(crate) of: u32,
 }
 
 /// Make, list and revoke the keys of `serve`
@@ -495,7 +535,7 @@ Examples:
   leasehold keys list
   leasehold keys revoke 3f9a01c27be4")]
 pub(crate) struct KeysArgs {
-    /// The file of the keys [default: $LEASEHOLD_KEYS, else keys.json beside the default store]
+    /// The file of the keys [default: server.keys of the configuration, else keys.json beside the default store]
     #[arg(long = "keys", value_name = "FILE", global = true, value_hint = ValueHint::FilePath)]
     pub(crate) file: Option<PathBuf>,
     #[command(subcommand)]
@@ -518,6 +558,38 @@ pub(crate) enum KeysCommand {
     Revoke {
         /// The id that `list` shows
         id: String,
+    },
+}
+
+/// Check a configuration file, and see what is in force
+///
+/// Every key can also be said by a variable: LEASEHOLD_ and the key in capitals, sections joined by _.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  leasehold config check /etc/leasehold.yaml
+  leasehold config show
+  LEASEHOLD_GPU_LOCK_MAX_WAIT_TIME=1800 leasehold config show /etc/leasehold.yaml
+
+Exit codes: 78 something is wrong with it; every mistake is told, a line each.")]
+pub(crate) struct ConfigArgs {
+    #[command(subcommand)]
+    pub(crate) command: ConfigCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Is anything wrong with a file? Each mistake in a line: file:line:column, and what would be right
+    Check {
+        /// The file
+        #[arg(value_hint = ValueHint::FilePath)]
+        file: PathBuf,
+    },
+    /// Every value in force, and where it came from: default, file:line:column or a variable
+    Show {
+        /// The file [default: --config, else $LEASEHOLD_CONFIG, else none]
+        #[arg(value_hint = ValueHint::FilePath)]
+        file: Option<PathBuf>,
     },
 }
 

@@ -1,6 +1,6 @@
 //! GPUs: which a command wants (`run --gpu`), and the list of them (`gpus`).
 
-use leasehold::config::{Config, GpuScope, Setting};
+use leasehold::config::{Config, GpuScope};
 use leasehold::gpu::{Device, Devices, DevicesError, GpuPool, GpuRequest, Source};
 use leasehold::{LockInfo, LockManager, LockView};
 use serde::Serialize;
@@ -9,7 +9,7 @@ use crate::cli::GpusArgs;
 use crate::duration;
 use crate::exit::{Exit, Failure};
 use crate::say;
-use crate::store::{Choice, from_env};
+use crate::store::Choice;
 
 /// Which GPUs a command wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,12 +40,17 @@ impl Wanted {
     }
 
     /// The request for them, on a machine with so many GPUs (if somebody says so).
-    pub(crate) fn request(&self, locks: &LockManager, gpus: Option<u32>) -> Result<GpuRequest, Failure> {
+    pub(crate) fn request(
+        &self,
+        locks: &LockManager,
+        scope: GpuScope,
+        gpus: Option<u32>,
+    ) -> Result<GpuRequest, Failure> {
         let usage = |error: &dyn std::fmt::Display| Failure::new(Exit::Usage, error.to_string());
         let devices = Devices::discover(gpus).map_err(|error| no_devices(&error))?;
         let here = devices.devices.len();
         let mut config = Config::default();
-        config.gpu_scope = scope()?;
+        config.gpu_scope = scope;
         let pool = GpuPool::new(locks, &config, devices).map_err(|error| usage(&error))?;
         match self {
             Self::Any(count) if *count > here => {
@@ -79,12 +84,6 @@ fn no_devices(error: &DevicesError) -> Failure {
     Failure::new(exit, error.to_string())
 }
 
-/// `LEASEHOLD_GPU_SCOPE`.
-fn scope() -> Result<GpuScope, Failure> {
-    let Some(text) = from_env("LEASEHOLD_GPU_SCOPE")? else { return Ok(GpuScope::Shared) };
-    GpuScope::parse(&text).map_err(|error| Failure::new(Exit::Config, format!("LEASEHOLD_GPU_SCOPE: {error}")))
-}
-
 /// One GPU in JSON.
 #[derive(Serialize)]
 struct GpuView {
@@ -106,7 +105,7 @@ struct GpusView {
 /// Prints every GPU of this machine with who holds it and who waits; without a way to know them, the
 /// GPU locks that are held.
 pub(crate) async fn gpus(args: GpusArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
-    let scope = scope()?;
+    let scope = store.gpu_scope()?;
     let found = match Devices::discover(args.gpus) {
         Err(error @ DevicesError::Count { .. }) => return Err(no_devices(&error)),
         found => found,

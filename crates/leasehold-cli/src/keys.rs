@@ -6,15 +6,20 @@ use leasehold::store::sqlite;
 use leasehold_server::{KeyEntry, KeyError, KeyFile};
 use serde_json::json;
 
-use crate::cli::{KeysArgs, KeysCommand};
+use crate::cli::{Global, KeysArgs, KeysCommand};
+use crate::config::{self, InForce};
 use crate::duration;
 use crate::exit::{Exit, Failure};
 use crate::say;
-use crate::store::from_env;
 
 /// Makes, lists and revokes keys.
-pub(crate) fn keys(args: KeysArgs, json: bool) -> Result<Exit, Failure> {
-    let Some((file, _)) = file(args.file)? else {
+pub(crate) fn keys(args: KeysArgs, global: &Global) -> Result<Exit, Failure> {
+    let json = global.json;
+    let named = match args.file {
+        Some(file) => Some(file),
+        None => InForce::read(config::layers(global))?.server.keys,
+    };
+    let Some((file, _)) = file(named) else {
         return Err(Failure::new(
             Exit::Config,
             "there is no place for keys: set HOME or XDG_STATE_HOME, or say --keys FILE",
@@ -67,13 +72,12 @@ pub(crate) fn keys(args: KeysArgs, json: bool) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// The file of the keys, and whether somebody named it: `--keys`, else `LEASEHOLD_KEYS`, else beside the default
-/// store.
-pub(crate) fn file(flag: Option<PathBuf>) -> Result<Option<(KeyFile, bool)>, Failure> {
-    if let Some(path) = flag.or(from_env("LEASEHOLD_KEYS")?.map(PathBuf::from)) {
-        return Ok(Some((KeyFile::new(path), true)));
+/// The file of the keys, and whether somebody named it; else it is beside the default store.
+pub(crate) fn file(named: Option<PathBuf>) -> Option<(KeyFile, bool)> {
+    match named {
+        Some(path) => Some((KeyFile::new(path), true)),
+        None => beside_the_store("keys.json").map(|path| (KeyFile::new(path), false)),
     }
-    Ok(beside_the_store("keys.json").map(|path| (KeyFile::new(path), false)))
 }
 
 /// A file in the directory of the default store; `None` where that has no place.

@@ -14,6 +14,8 @@
 //! | `gpu` | `gpus`, and which GPUs `run --gpu` wants |
 //! | `journal`, `doctor` | what could not be done; can this store keep a promise |
 //! | `serve`, `keys` | the locks over HTTP, and who may use that |
+//! | `config` | what a file, the environment and flags say together; `config check` and `config show` |
+//! | `demo` | a server, a dozen workers, and what goes wrong with them |
 //! | `pages` | completions and manual pages |
 //! | `ask` | asking a person first |
 
@@ -23,6 +25,8 @@
 mod ask;
 mod claim;
 mod cli;
+mod config;
+mod demo;
 mod doctor;
 mod duration;
 mod evict;
@@ -61,8 +65,10 @@ fn dispatch(cli: cli::Cli) -> Result<Exit, Failure> {
         Command::Once(args) if !args.forget => run::run(args.into(), json, &store()?),
         Command::Completions { shell } => pages::completions(shell),
         Command::Man { out } => pages::man(out.as_deref()),
-        Command::Keys(args) => keys::keys(args, json),
-        Command::Serve(args) => serve::serve(args, &store()?, json),
+        Command::Keys(args) => keys::keys(args, &cli.global),
+        Command::Config(args) => config::config(args.command, &cli.global),
+        Command::Serve(args) => serve::serve(args, &cli.global),
+        Command::Demo(args) => demo::demo(&args, json),
         command => block_on(talk_to_a_store(command, &store()?, json)),
     }
 }
@@ -80,9 +86,14 @@ async fn talk_to_a_store(command: Command, store: &Choice, json: bool) -> Result
         Command::Why(args) => look::why(args, store, json).await,
         Command::Journal(args) => journal::journal(args, store, json).await,
         Command::Doctor => doctor::doctor(store, json).await,
-        Command::Run(_) | Command::Serve(_) | Command::Keys(_) | Command::Completions { .. } | Command::Man { .. } => {
-            unreachable!("they are done before")
-        }
+        Command::DemoWorker(args) => demo::work(args, store).await,
+        Command::Run(_)
+        | Command::Serve(_)
+        | Command::Demo(_)
+        | Command::Keys(_)
+        | Command::Config(_)
+        | Command::Completions { .. }
+        | Command::Man { .. } => unreachable!("they are done before"),
     }
 }
 

@@ -4,7 +4,8 @@
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 
-use leasehold_server::{KeyFile, ServeError, Server, Settings, TlsFiles};
+use leasehold::config::{Origin, Settings as Layers};
+use leasehold_server::{KeyFile, ServeError, Server, Settings};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -12,27 +13,41 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::cli::ServeArgs;
+use crate::cli::{Global, ServeArgs};
+use crate::config::{self, InForce};
 use crate::exit::{Exit, Failure};
 use crate::keys;
 use crate::say;
 use crate::store::{Choice, from_env};
 
-const LISTEN: &str = "127.0.0.1:8847";
-
 /// Serves until a signal comes.
-pub(crate) fn serve(args: ServeArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
-    let (listen, exit) = match args.listen.clone() {
-        Some(listen) => (listen, Exit::Usage),
-        None => (from_env("LEASEHOLD_LISTEN")?.unwrap_or_else(|| LISTEN.into()), Exit::Config),
+pub(crate) fn serve(args: ServeArgs, global: &Global) -> Result<Exit, Failure> {
+    let ServeArgs { listen, hosts, keys, audit, tls_cert, tls_key } = args;
+    let path = |path: PathBuf| path.display().to_string();
+    let flags = [
+        ("server.listen", listen),
+        ("server.hosts", (!hosts.is_empty()).then(|| hosts.join(","))),
+        ("server.keys", keys.map(path)),
+        ("server.audit", audit.map(path)),
+        ("server.tls.cert", tls_cert.map(path)),
+        ("server.tls.key", tls_key.map(path)),
+    ];
+    let said = |layers: Layers, (key, value): (&str, Option<String>)| match value {
+        Some(value) => layers.set(key, value),
+        None => layers,
     };
+    let InForce { config, server, shown } = InForce::read(flags.into_iter().fold(config::layers(global), said))?;
+    let by_flag = shown.iter().any(|shown| shown.key == "server.listen" && shown.origin == Origin::Explicit);
     let mut settings = Settings::default();
-    settings.hosts = args.hosts;
-    settings.keys = key_file(args.keys)?;
-    let audit = args.audit.or(from_env("LEASEHOLD_AUDIT")?.map(Into::into));
-    settings.audit = audit.or_else(|| keys::beside_the_store("audit.jsonl"));
-    settings.tls = args.tls_cert.zip(args.tls_key).map(|(cert, key)| TlsFiles { cert, key });
+    settings.hosts = server.hosts;
+    settings.keys = key_file(server.keys)?;
+    settings.audit = server.audit.or_else(|| keys::beside_the_store("audit.jsonl"));
+    settings.monitor = config.gpu_lock_monitor.clone();
+    settings.tls = server.tls;
+    settings.alerts = server.alerts;
     let scheme = if settings.tls.is_some() { "https" } else { "http" };
+    let store = Choice::with(global, Some(config))?;
+    let (listen, json) = (server.listen.as_str().to_owned(), global.json);
     log_to_stderr()?;
     // More than one thread: somebody who asks for a long list keeps nobody else waiting.
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
@@ -40,11 +55,12 @@ pub(crate) fn serve(args: ServeArgs, store: &Choice, json: bool) -> Result<Exit,
     runtime.block_on(async {
         let address = tokio::net::lookup_host(&listen).await.ok().and_then(|mut found| found.next());
         let Some(address) = address else {
+            let exit = if by_flag { Exit::Usage } else { Exit::Config };
             return Err(Failure::new(exit, format!("{listen} is no address to listen on; write 127.0.0.1:8847")));
         };
         let locks = store.connect().await?;
         let server = Server::new(locks.clone(), settings);
-        server.check(address).map_err(refused)?;
+        server.may_listen_on(address).map_err(refused)?;
         let listener = TcpListener::bind(address).await.map_err(|error| not_bound(&listen, &error))?;
         let address = listener.local_addr().map_err(|error| not_bound(&listen, &error))?;
         let shutdown = signalled()?;
@@ -61,8 +77,8 @@ pub(crate) fn serve(args: ServeArgs, store: &Choice, json: bool) -> Result<Exit,
 }
 
 /// The keys that are in force: those somebody named, or the default file if it exists.
-fn key_file(flag: Option<PathBuf>) -> Result<Option<KeyFile>, Failure> {
-    let Some((file, named)) = keys::file(flag)? else { return Ok(None) };
+fn key_file(named: Option<PathBuf>) -> Result<Option<KeyFile>, Failure> {
+    let Some((file, named)) = keys::file(named) else { return Ok(None) };
     match file.entries().map_err(keys::refused)? {
         Some(entries) if !entries.is_empty() => Ok(Some(file)),
         None if !named => Ok(None),
@@ -75,7 +91,7 @@ fn key_file(flag: Option<PathBuf>) -> Result<Option<KeyFile>, Failure> {
 }
 
 /// Done at the first SIGTERM or SIGINT.
-fn signalled() -> Result<impl Future<Output = ()>, Failure> {
+pub(crate) fn signalled() -> Result<impl Future<Output = ()>, Failure> {
     let on = |kind| {
         signal(kind).map_err(|error| Failure::new(Exit::Unreachable, format!("signals cannot be caught: {error}")))
     };
@@ -88,7 +104,7 @@ fn signalled() -> Result<impl Future<Output = ()>, Failure> {
     })
 }
 
-fn refused(error: ServeError) -> Failure {
+pub(crate) fn refused(error: ServeError) -> Failure {
     match error {
         ServeError::Listener(_) => Failure::new(Exit::Unreachable, error.to_string()),
         _ => Failure::new(Exit::Config, error.to_string()),

@@ -1,6 +1,7 @@
 //! Which store is meant, and opening it.
 
-use leasehold::{KeySpace, LockManager, Namespace, Options, RawPattern};
+use leasehold::config::{Config, GpuScope, Setting, Settings, file_of_the_environment};
+use leasehold::{KeySpace, LockManager, Namespace, Options};
 
 use crate::cli::Global;
 use crate::exit::{Exit, Failure};
@@ -10,25 +11,38 @@ use crate::exit::{Exit, Failure};
 pub(crate) struct Choice {
     url: String,
     namespace: Namespace,
+    /// What the configuration file says, where there is one.
+    config: Option<Config>,
 }
 
 impl Choice {
-    /// `--store`, else `LEASEHOLD_STORE`, else the default SQLite file; the namespace likewise.
-    /// Nothing else is read: two processes on different stores do not exclude each other.
+    /// `--store`, else `LEASEHOLD_STORE`, else what the configuration file says, else the default SQLite file; the
+    /// namespace likewise. Two processes on different stores do not exclude each other, so a file is read only
+    /// where one is named.
     pub(crate) fn from_flags(global: &Global) -> Result<Self, Failure> {
-        let url = match &global.store {
-            Some(url) => url.clone(),
-            None => from_env("LEASEHOLD_STORE")?.unwrap_or_else(|| "sqlite:".into()),
+        let file = global.config.clone().or_else(file_of_the_environment);
+        let config = file.map(|file| Config::from_layers(Settings::of_this_process(Some(&file)))).transpose()?;
+        Self::with(global, config)
+    }
+
+    /// The same with a configuration that was read already.
+    pub(crate) fn with(global: &Global, config: Option<Config>) -> Result<Self, Failure> {
+        let url = match (&global.store, &config) {
+            (Some(url), _) => url.clone(),
+            // The environment has been looked at there.
+            (None, Some(config)) => config.store.reveal().to_owned(),
+            (None, None) => from_env("LEASEHOLD_STORE")?.unwrap_or_else(|| "sqlite:".into()),
         };
-        let (text, exit) = match &global.namespace {
-            Some(text) => (Some(text.clone()), Exit::Usage),
-            None => (from_env("LEASEHOLD_NAMESPACE")?, Exit::Config),
+        let parse = |text: &str, exit| Namespace::new(text).map_err(|e| Failure::new(exit, e.to_string()));
+        let namespace = match (&global.namespace, &config) {
+            (Some(text), _) => parse(text, Exit::Usage)?,
+            (None, Some(config)) => config.keys.namespace().clone(),
+            (None, None) => match from_env("LEASEHOLD_NAMESPACE")? {
+                Some(text) => parse(&text, Exit::Config)?,
+                None => Namespace::default(),
+            },
         };
-        let namespace = match text {
-            Some(text) => Namespace::new(text).map_err(|e| Failure::new(exit, e.to_string()))?,
-            None => Namespace::default(),
-        };
-        Ok(Self { url, namespace })
+        Ok(Self { url, namespace, config })
     }
 
     /// The URL as it was given, secrets and all: never to be printed.
@@ -36,17 +50,32 @@ impl Choice {
         &self.url
     }
 
-    /// The library's defaults in this namespace.
+    /// The library's defaults in this namespace, and what the file says of the store. How a lock is asked for is the
+    /// command's to say.
     pub(crate) fn options(&self) -> Result<Options, Failure> {
+        let mut options = Options::default();
+        if let Some(config) = &self.config {
+            let Options { keys, answer_within, patience, journal, .. } = config.options();
+            (options.keys, options.answer_within) = (keys, answer_within);
+            (options.patience, options.journal) = (patience, journal);
+        }
         // An empty namespace makes every name raw, so no pattern is needed, nor possible.
         let raw = match self.namespace.as_str() {
             "" => Vec::new(),
-            _ => ["gpu_lock:*", "task_lock:*"].map(|p| RawPattern::new(p).expect("a pattern")).into(),
+            _ => options.keys.raw().to_vec(),
         };
-        let keys = KeySpace::new(self.namespace.clone(), raw).map_err(|e| Failure::new(Exit::Config, e.to_string()))?;
-        let mut options = Options::default();
-        options.keys = keys;
+        let keys = KeySpace::new(self.namespace.clone(), raw);
+        options.keys = keys.map_err(|e| Failure::new(Exit::Config, e.to_string()))?;
         Ok(options)
+    }
+
+    /// `gpu_scope` of the file, or `LEASEHOLD_GPU_SCOPE`.
+    pub(crate) fn gpu_scope(&self) -> Result<GpuScope, Failure> {
+        if let Some(config) = &self.config {
+            return Ok(config.gpu_scope);
+        }
+        let Some(text) = from_env("LEASEHOLD_GPU_SCOPE")? else { return Ok(GpuScope::Shared) };
+        GpuScope::parse(&text).map_err(|error| Failure::new(Exit::Config, format!("LEASEHOLD_GPU_SCOPE: {error}")))
     }
 
     /// Opens it. A bad URL ends with 78, a server that is not there with 69.

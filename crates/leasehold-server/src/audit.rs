@@ -6,7 +6,6 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::extract::State;
@@ -37,7 +36,7 @@ pub(crate) struct Audit {
 pub(crate) struct Line<'a> {
     /// `asked`, then what became of it.
     pub(crate) outcome: &'a str,
-    /// What was asked for: `revoke`, `force` or `settle`.
+    /// What was asked for: `revoke`, `force`, `ask` (to finish) or `settle`.
     pub(crate) action: &'a str,
     pub(crate) name: &'a str,
     pub(crate) reason: &'a str,
@@ -49,6 +48,9 @@ pub(crate) struct Line<'a> {
     /// Who that was, and its fence, once it is known.
     pub(crate) owner: Option<&'a str>,
     pub(crate) fence: Option<u64>,
+    /// Since when it held the lock, and its last sign of life.
+    pub(crate) since_ms: Option<u64>,
+    pub(crate) last_seen_ms: Option<u64>,
 }
 
 impl Audit {
@@ -69,9 +71,7 @@ impl Audit {
             #[serde(flatten)]
             line: &'a Line<'a>,
         }
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let at_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
-        let text = serde_json::to_string(&Dated { at_ms, line })? + "\n";
+        let text = serde_json::to_string(&Dated { at_ms: crate::wall_ms(), line })? + "\n";
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         // In one write: several servers may share the file.
         let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_data());
@@ -149,6 +149,8 @@ mod tests {
             holder_id: "7f3a91c2b04d",
             owner: None,
             fence: None,
+            since_ms: None,
+            last_seen_ms: None,
         }
     }
 

@@ -1,9 +1,11 @@
 //! Taking a lock away, from the holder that was looked at and from nobody else.
 
+use std::io;
+
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json};
-use leasehold::{EvictMode, EvictOutcome, Evicted, EvictedView, Holder, HolderId, LockName};
+use leasehold::{Error, EvictMode, Evicted, EvictedView, Holder, HolderId, LockInfo, LockName};
 use serde::Deserialize;
 
 use crate::App;
@@ -71,47 +73,107 @@ pub(crate) async fn take_away(
     mode: EvictMode,
     reason: &str,
 ) -> Result<EvictedView, Problem> {
-    let write = |outcome: &str, of: Option<&Holder>| {
-        let owner = of.map(|holder| holder.owner.to_string());
-        let line = Line {
-            outcome,
-            action: if mode == EvictMode::Force { "force" } else { "revoke" },
-            name: name.as_str(),
-            reason,
-            who: caller.who(),
-            key_id: caller.key.as_ref().map(|key| key.id.as_str()),
-            holder_id: holder.as_str(),
-            owner: owner.as_deref(),
-            fence: of.and_then(|holder| holder.fence).map(leasehold::Fence::get),
-        };
-        tracing::info!(target: "leasehold_server::audit", ?line, "eviction");
-        app.audit.as_ref().map_or(Ok(()), |audit| audit.write(&line))
-    };
-    // First: what cannot be written down is not done.
-    if write("asked", None).is_err() {
-        return Err(Problem::not_audited().about(name));
-    }
+    let by = By { who: caller.who(), key_id: caller.key.as_ref().map(|key| key.id.as_str()) };
     let conflict = |code, text| Problem::new(StatusCode::CONFLICT, code, text).about(name);
-    let (outcome, of, answer) = match app.locks.evict(name, holder, mode, reason).await? {
-        Evicted::Done(old) => {
-            let view = EvictedView::done(name, mode, old.clone());
-            (if view.outcome == EvictOutcome::Forced { "forced" } else { "revoked" }, Some(old), Ok(view))
-        }
-        Evicted::Free => ("free", None, Ok(EvictedView::free(name))),
-        Evicted::ChangedHands(now) => {
+    match evict_audited(app, by, name, holder, mode, reason, reason).await {
+        Ok(Evicted::Done(old)) => Ok(EvictedView::done(name, mode, old)),
+        Ok(Evicted::Free) => Ok(EvictedView::free(name)),
+        Ok(Evicted::ChangedHands(now)) => {
             let text =
                 format!("{name} has changed hands: {} (id {}) holds it now; nothing was done", now.owner, now.id);
-            ("changed_hands", None, Err(conflict("changed_hands", text).held_by(&now)))
+            Err(conflict("changed_hands", text).held_by(&now))
         }
-        Evicted::Foreign(now) => {
+        Ok(Evicted::Foreign(now)) => {
             let text = format!(
                 "{name} is held by another kind of client ({}), which cannot be asked to stop: wait for it, or use force",
                 now.owner
             );
-            ("foreign_holder", None, Err(conflict("foreign_holder", text).held_by(&now)))
+            Err(conflict("foreign_holder", text).held_by(&now))
         }
-    };
-    // It is done, and that it was to be done stands there already.
-    let _ = write(outcome, of.as_ref());
-    answer
+        Err(NotDone::NotAudited) => Err(Problem::not_audited().about(name)),
+        Err(NotDone::Store(error)) => Err(error.into()),
+    }
+}
+
+/// Who does something to a holder.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct By<'a> {
+    pub(crate) who: &'a str,
+    pub(crate) key_id: Option<&'a str>,
+}
+
+/// Why nothing is known to be done.
+#[derive(Debug)]
+pub(crate) enum NotDone {
+    /// What cannot be written down is not done.
+    NotAudited,
+    Store(Error),
+}
+
+/// Takes a lock away, written down before and after. `told` is what those who follow the events read.
+pub(crate) async fn evict_audited(
+    app: &App,
+    by: By<'_>,
+    name: &LockName,
+    holder: HolderId,
+    mode: EvictMode,
+    why: &str,
+    told: &str,
+) -> Result<Evicted, NotDone> {
+    let action = if mode == EvictMode::Force { "force" } else { "revoke" };
+    let written = Written { app, by, action, name, holder, why };
+    written.begins().map_err(|_| NotDone::NotAudited)?;
+    let evicted = app.locks.evict(name, holder, mode, told).await;
+    match &evicted {
+        Ok(Evicted::Done(old)) => written.ends(if action == "force" { "forced" } else { "revoked" }, Some(old)),
+        Ok(Evicted::Free) => written.ends("free", None),
+        Ok(Evicted::ChangedHands(_)) => written.ends("changed_hands", None),
+        Ok(Evicted::Foreign(_)) => written.ends("foreign_holder", None),
+        Err(_) => written.ends("unknown", None),
+    }
+    evicted.map_err(NotDone::Store)
+}
+
+/// What is done to a holder, as the audit has it: once before, and once with what became of it.
+pub(crate) struct Written<'a> {
+    pub(crate) app: &'a App,
+    pub(crate) by: By<'a>,
+    /// `ask`, `revoke` or `force`.
+    pub(crate) action: &'a str,
+    pub(crate) name: &'a LockName,
+    pub(crate) holder: HolderId,
+    pub(crate) why: &'a str,
+}
+
+impl Written<'_> {
+    /// First: what cannot be written down is not done.
+    pub(crate) fn begins(&self) -> io::Result<()> {
+        self.write("asked", None)
+    }
+
+    /// It is done, and that it was to be done stands there already.
+    pub(crate) fn ends(&self, outcome: &str, of: Option<&Holder>) {
+        let _ = self.write(outcome, of);
+    }
+
+    fn write(&self, outcome: &str, of: Option<&Holder>) -> io::Result<()> {
+        let of = of.map(|holder| {
+            LockInfo { name: self.name.clone(), holder: Some(holder.clone()), waiters: Vec::new() }.view()
+        });
+        let line = Line {
+            outcome,
+            action: self.action,
+            name: self.name.as_str(),
+            reason: self.why,
+            who: self.by.who,
+            key_id: self.by.key_id,
+            holder_id: self.holder.as_str(),
+            owner: of.as_ref().and_then(|of| of.owner.as_deref()),
+            fence: of.as_ref().and_then(|of| of.fence),
+            since_ms: of.as_ref().and_then(|of| of.since_ms),
+            last_seen_ms: of.as_ref().and_then(|of| of.last_seen_ms),
+        };
+        tracing::info!(target: "leasehold_server::audit", ?line, "{}", self.action);
+        self.app.audit.as_ref().map_or(Ok(()), |audit| audit.write(&line))
+    }
 }

@@ -1,10 +1,12 @@
 //! The health of the GPU locks, for dashboards and probes that ask for it by this name.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use leasehold::config::GpuLockMonitor;
 use leasehold::{Error, LockInfo, LockView};
 use serde::Serialize;
 
@@ -13,10 +15,8 @@ use crate::alerts::EMERGENCY_RATE;
 
 /// What the names of GPU locks begin with.
 const GPU: &str = "gpu_lock:";
-/// Held for longer than this is worth a look.
-const LONG: Duration = Duration::from_secs(300);
-/// No sign of life for so long: the holder counts as dead.
-const SILENT: Duration = Duration::from_secs(300);
+/// Locks asked for at once.
+const PAGE: usize = 500;
 
 /// How the GPU locks are.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
@@ -27,9 +27,11 @@ pub(crate) struct Health {
     status: &'static str,
     /// Whether the store, Redis or another, answered.
     redis_connected: bool,
-    /// Locks whose holder is gone or has given no sign of life for five minutes.
+    /// Locks whose holder is gone or has given no sign of life for `gpu_lock_monitor.heartbeat.timeout`: five minutes
+    /// unless configured.
     zombie_locks: Vec<LockView>,
-    /// Locks that have been held for more than five minutes.
+    /// Locks that have been held for longer than `gpu_lock_monitor.timeout_levels.warning`: five minutes unless
+    /// configured.
     long_held_locks: Vec<LockView>,
     /// What all clients of the store counted.
     exception_stats: ExceptionStats,
@@ -63,7 +65,7 @@ pub(crate) async fn gpu(State(app): State<App>) -> (StatusCode, Json<Health>) {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     match look(&app).await {
         Ok((views, exception_stats)) => {
-            let (zombie_locks, long_held_locks) = sorted(views, since);
+            let (zombie_locks, long_held_locks) = sorted(views, since, &app.settings.monitor);
             let degraded = !zombie_locks.is_empty() || exception_stats.emergency_release_rate > EMERGENCY_RATE;
             let status = if degraded { "degraded" } else { "healthy" };
             let timestamp = since.as_secs_f64();
@@ -88,18 +90,26 @@ pub(crate) async fn gpu(State(app): State<App>) -> (StatusCode, Json<Health>) {
 
 async fn look(app: &App) -> Result<(Vec<LockView>, ExceptionStats), Error> {
     // From the index: cheap, however many keys the store holds.
-    let held = app.locks.long_held().await?;
-    let gpus = held.into_iter().filter(|(name, _)| name.as_str().starts_with(GPU));
-    let views = gpus.map(|(name, holder)| LockInfo { name, holder: Some(holder), waiters: Vec::new() }.view());
-    Ok((views.collect(), stats(&app.locks.fleet_counters().await?)))
+    let (mut gpus, mut after) = (BTreeMap::new(), None);
+    loop {
+        let page = app.locks.long_held_page(after, PAGE).await?;
+        gpus.extend(page.locks.into_iter().filter(|(name, _)| name.as_str().starts_with(GPU)));
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    let view = |(name, holder)| LockInfo { name, holder: Some(holder), waiters: Vec::new() }.view();
+    Ok((gpus.into_iter().map(view).collect(), stats(&app.locks.fleet_counters().await?)))
 }
 
 /// Zombies, and those held long.
-fn sorted(views: Vec<LockView>, now: Duration) -> (Vec<LockView>, Vec<LockView>) {
+fn sorted(views: Vec<LockView>, now: Duration, rules: &GpuLockMonitor) -> (Vec<LockView>, Vec<LockView>) {
     let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
-    let silent = |view: &LockView| view.last_seen_ms.is_some_and(|seen| ms(now).saturating_sub(seen) > ms(SILENT));
+    let (silence, warning) = (ms(rules.heartbeat.timeout.duration()), ms(rules.timeout_levels.warning));
+    let silent = |view: &LockView| view.last_seen_ms.is_some_and(|seen| ms(now).saturating_sub(seen) > silence);
     let zombie = |view: &&LockView| view.connected == Some(false) || silent(view);
-    let long = |view: &&LockView| view.held_ms.is_some_and(|held| held > ms(LONG));
+    let long = |view: &&LockView| view.held_ms.is_some_and(|held| held > warning);
     (views.iter().filter(zombie).cloned().collect(), views.iter().filter(long).cloned().collect())
 }
 
@@ -150,10 +160,16 @@ mod tests {
             view("silent", 400, 301, None),
             view("short", 10, 10, None),
         ];
-        let (zombies, long) = sorted(views, Duration::from_secs(10_000));
         let names = |views: &[LockView]| views.iter().map(|view| view.name.clone()).collect::<Vec<_>>();
+        let mut rules = GpuLockMonitor::default();
+        let (zombies, long) = sorted(views.clone(), Duration::from_secs(10_000), &rules);
         assert_eq!(names(&zombies), ["gone", "silent"]);
         assert_eq!(names(&long), ["long and alive", "silent"]);
+        rules.heartbeat.timeout = leasehold::Ttl::new(Duration::from_secs(20)).expect("valid");
+        rules.timeout_levels.warning = Duration::from_secs(600);
+        let (zombies, long) = sorted(views, Duration::from_secs(10_000), &rules);
+        assert_eq!(names(&zombies), ["long and alive", "gone", "silent"], "as configured");
+        assert_eq!(names(&long), ["long and alive"]);
     }
 
     #[test]

@@ -117,6 +117,8 @@ pub(crate) async fn settle(
             holder_id: &entry.holder_id,
             owner: Some(&entry.owner),
             fence: entry.fence,
+            since_ms: None,
+            last_seen_ms: None,
         };
         tracing::info!(target: "leasehold_server::audit", ?line, id, "journal");
         app.audit.as_ref().map_or(Ok(()), |audit| audit.write(&line))

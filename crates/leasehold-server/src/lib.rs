@@ -17,11 +17,12 @@
 //! | `alerts` | what is the matter, and who is told |
 //! | `journal`, `gpus` | what could not be done on this machine; GPUs and who holds them |
 //! | `events` | what happens to all locks, as a stream |
+//! | `monitor` | one server among all looks at every lock: told about, asked to finish, taken away |
+//! | `config` | the section of the configuration file that is the server's |
 //! | `alive`, `health` | whether the server lives, how the GPU locks are |
 //! | `metrics`, `fleet` | figures for Prometheus: of this server, and of the whole fleet |
 //! | `document` | the OpenAPI document, and a page of it for people |
 //! | `asked` | names, queries and bodies as they were sent, or what is wrong with them |
-//! | `clock` | the wall clock |
 //! | `answer` | errors: a stable code and a sentence |
 
 mod alerts;
@@ -29,7 +30,7 @@ mod alive;
 mod answer;
 mod asked;
 mod audit;
-mod clock;
+mod config;
 mod connection;
 mod document;
 mod doors;
@@ -43,6 +44,7 @@ mod journal;
 mod keys;
 mod locks;
 mod metrics;
+mod monitor;
 mod routes;
 mod taking;
 mod tasks;
@@ -51,21 +53,25 @@ mod tls;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use leasehold::LockManager;
+use leasehold::config::GpuLockMonitor;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use alerts::Alerts;
 pub use alerts::{AlertCommand, AlertLevel, AlertSettings, CommandLine, Secret, Webhook, WebhookUrl};
 use audit::Audit;
+pub use config::{Listen, ServerConfig, TlsFiles};
 use events::Events;
 use failures::Failures;
 use keys::Keys;
 pub use keys::{KeyEntry, KeyError, KeyFile, Role};
 use metrics::Metrics;
+use monitor::Monitor;
 use tls::Tls;
-pub use tls::{TlsError, TlsFiles};
+pub use tls::TlsError;
 
 /// A server of one store's locks.
 ///
@@ -89,7 +95,7 @@ pub struct Server {
 }
 
 /// How a server behaves.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Settings {
     /// Host names that requests may be addressed to, besides `localhost` and plain addresses. A page of
@@ -104,6 +110,17 @@ pub struct Settings {
     pub tls: Option<TlsFiles>,
     /// Who is told of alerts.
     pub alerts: AlertSettings,
+    /// When somebody is told of a lock that is held for long, and when it is taken away. Not enabled unless said so:
+    /// a server that a program runs by the way does not take locks away.
+    pub monitor: GpuLockMonitor,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        let mut monitor = GpuLockMonitor::default();
+        monitor.enabled = false;
+        Self { hosts: Vec::new(), keys: None, audit: None, tls: None, alerts: AlertSettings::default(), monitor }
+    }
 }
 
 /// Why a server did not begin, or ended.
@@ -150,9 +167,32 @@ struct Shared {
     audit: Option<Audit>,
     events: Arc<Events>,
     alerts: Alerts,
+    monitor: Monitor,
     metrics: Metrics,
     /// Set when the server is to end: whoever waits is told.
     stopping: CancellationToken,
+}
+
+impl App {
+    fn new(locks: LockManager, settings: Settings) -> Result<Self, ServeError> {
+        let (events, metrics, stopping) = (Arc::new(Events::new()), Metrics::new(), CancellationToken::new());
+        // Where a monitor is elected, whoever leads tells.
+        let leads = !settings.monitor.enabled;
+        let notified = metrics.notified.clone();
+        let alerts = Alerts::start(&settings.alerts, leads, events.clone(), notified, &stopping)?;
+        Ok(Self(Arc::new(Shared {
+            keys: settings.keys.clone().map(Keys::open).transpose()?,
+            failures: Failures::default(),
+            events,
+            alerts,
+            monitor: Monitor::default(),
+            metrics,
+            audit: settings.audit.as_deref().map(open_audit).transpose()?,
+            locks,
+            settings,
+            stopping,
+        })))
+    }
 }
 
 impl std::ops::Deref for App {
@@ -168,25 +208,15 @@ impl Server {
         Self { locks, settings }
     }
 
-    /// Whether it may listen there.
+    /// Whether it can serve there, as far as can be told before it listens.
     ///
     /// # Errors
-    /// [`ServeError::NeedsKeys`] for an address that others can reach, when there are no keys.
+    /// [`ServeError::NeedsKeys`] for an address that others can reach, when there are no keys; or why the keys,
+    /// the audit or the certificate cannot be used.
     pub fn may_listen_on(&self, address: SocketAddr) -> Result<(), ServeError> {
-        if address.ip().is_loopback() || self.settings.keys.is_some() {
-            Ok(())
-        } else {
-            Err(ServeError::NeedsKeys { address })
+        if !address.ip().is_loopback() && self.settings.keys.is_none() {
+            return Err(ServeError::NeedsKeys { address });
         }
-    }
-
-    /// Everything that can be seen to be wrong before it listens: no keys where they are needed, keys, a certificate or
-    /// an audit that cannot be used.
-    ///
-    /// # Errors
-    /// The first of them.
-    pub fn check(&self, address: SocketAddr) -> Result<(), ServeError> {
-        self.may_listen_on(address)?;
         self.settings.keys.clone().map(Keys::open).transpose()?;
         self.settings.audit.as_deref().map(open_audit).transpose()?;
         self.settings.tls.as_ref().map(Tls::open).transpose()?;
@@ -200,26 +230,13 @@ impl Server {
     /// [`ServeError`] before anything is served.
     pub async fn run(self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
         self.may_listen_on(listener.local_addr()?)?;
-        let stopping = CancellationToken::new();
-        let keys = self.settings.keys.clone().map(Keys::open).transpose()?;
-        let audit = self.settings.audit.as_deref().map(open_audit).transpose()?;
         let tls = self.settings.tls.as_ref().map(Tls::open).transpose()?.map(Arc::new);
-        let (events, metrics) = (Arc::new(Events::new()), Metrics::new());
-        let (alerts, sinks) =
-            Alerts::start(&self.settings.alerts, events.clone(), metrics.notified.clone(), &stopping)?;
-        let app = App(Arc::new(Shared {
-            keys,
-            failures: Failures::default(),
-            events,
-            alerts,
-            metrics,
-            audit,
-            locks: self.locks,
-            settings: self.settings,
-            stopping: stopping.clone(),
-        }));
+        let app = App::new(self.locks, self.settings)?;
+        let stopping = app.stopping.clone();
         let following = Events::follow(app.clone()).await;
         let watching = alerts::watch(app.clone());
+        let monitoring = Monitor::start(app.clone());
+        let ending = app.clone();
         let routes = routes::routes(app);
         let serving = connection::serve(&listener, routes, tls, stopping.clone());
         tokio::pin!(serving);
@@ -233,12 +250,16 @@ impl Server {
         }
         stopping.cancel();
         // They end when the server stops; what they were about to tell has no readers any more.
-        let _ = (following.await, watching.await);
-        for sink in sinks {
-            let _ = sink.await;
-        }
+        let _ = tokio::join!(following, watching, monitoring);
+        ending.alerts.ended().await;
         Ok(())
     }
+}
+
+/// Now, in wall-clock milliseconds.
+fn wall_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn open_audit(path: &std::path::Path) -> Result<Audit, ServeError> {

@@ -14,9 +14,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::App;
 use crate::alerts::Level;
 use crate::fleet::{Census, Fleet};
+use crate::{App, monitor};
 
 /// Notifications of alerts, by sink and outcome.
 #[derive(Debug, Clone, Default)]
@@ -46,8 +46,15 @@ impl Notified {
 }
 
 /// Events that are counted from the beginning.
-const KINDS: [EventKind; 6] =
-    [EventKind::Granted, EventKind::Released, EventKind::Lost, EventKind::Revoked, EventKind::Forced, EventKind::Alert];
+const KINDS: [EventKind; 7] = [
+    EventKind::Granted,
+    EventKind::Released,
+    EventKind::Lost,
+    EventKind::Revoked,
+    EventKind::Forced,
+    EventKind::AskedToFinish,
+    EventKind::Alert,
+];
 /// From a look at memory to a long wait, in seconds.
 const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0];
 /// Everything that is counted here.
@@ -63,6 +70,7 @@ pub(crate) struct Metrics {
     store_up: Gauge,
     pub(crate) in_flight: Gauge,
     pub(crate) streams: Gauge,
+    pub(crate) monitor: monitor::Figures,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -102,6 +110,7 @@ impl Metrics {
             store_up: Gauge::<i64, _>::default(),
             in_flight: Gauge::default(),
             streams: Gauge::default(),
+            monitor: monitor::Figures::default(),
         };
         for kind in KINDS {
             drop(new.events.get_or_create(&Kind { kind: word(kind) }));
@@ -116,6 +125,7 @@ impl Metrics {
         registry.register("alert_notifications", "Alerts sent to a sink, by what became of it", new.notified.0.clone());
         new.census.register(&mut registry);
         registry.register_collector(Box::new(new.fleet.clone()));
+        new.monitor.register(&mut registry);
         Self { registry, ..new }
     }
 

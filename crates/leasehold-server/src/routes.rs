@@ -10,7 +10,8 @@ use utoipa_axum::routes;
 
 use crate::answer::Problem;
 use crate::{
-    App, alerts, alive, audit, document, doors, events, evict, gpus, health, journal, locks, metrics, taking, tasks,
+    App, alerts, alive, audit, document, doors, events, evict, gpus, health, journal, locks, metrics, monitor, taking,
+    tasks,
 };
 
 #[derive(OpenApi)]
@@ -38,6 +39,7 @@ pub(crate) fn routes(app: App) -> Router {
         .routes(routes!(journal::list))
         .routes(routes!(journal::settle))
         .routes(routes!(audit::list))
+        .routes(routes!(monitor::show))
         .routes(routes!(events::stream))
         .routes(routes!(metrics::metrics))
         .routes(routes!(document::openapi))

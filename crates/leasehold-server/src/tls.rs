@@ -14,17 +14,10 @@ use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
+use crate::config::TlsFiles;
+
 /// How soon a certificate that was replaced counts.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-
-/// The files of a certificate.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TlsFiles {
-    /// The certificate and those it is signed by, in PEM, its own first.
-    pub cert: PathBuf,
-    /// Its private key, in PEM, without a password.
-    pub key: PathBuf,
-}
 
 /// Why there can be no TLS.
 #[derive(Debug, thiserror::Error)]

@@ -39,6 +39,8 @@ pub enum EventKind {
     Revoked,
     /// It was taken away by force.
     Forced,
+    /// Its holder was asked to come to an end soon.
+    AskedToFinish,
     /// Something went wrong that a person should know of: see [`LockEvent::alert`].
     Alert,
 }

@@ -138,8 +138,26 @@ impl LockManager {
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
     pub async fn long_held(&self) -> Result<Vec<(LockName, Holder)>, Error> {
+        let mut held = BTreeMap::new();
+        let mut after = None;
+        loop {
+            let page = self.long_held_page(after, LIST_PAGE).await?;
+            held.extend(page.locks);
+            after = page.next;
+            if after.is_none() {
+                return Ok(held.into_iter().collect());
+            }
+        }
+    }
+
+    /// A page of [`long_held`](Self::long_held): at most about `limit` locks, in no promised order. Go on with the
+    /// cursor of the page before; a page may be empty and not the last, and a lock may be on two of them.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer, or does not know the cursor.
+    pub async fn long_held_page(&self, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
         let name = LockName::new("*")?;
-        self.look(&name, self.core().store.long_held()).await
+        self.look(&name, self.core().store.long_held(after, limit.clamp(1, 10_000))).await
     }
 
     /// Events of the whole fleet from now on. A follower that does not keep up misses some.

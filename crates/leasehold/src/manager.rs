@@ -17,7 +17,7 @@ use crate::store::memory::MemoryWorld;
 use crate::store::redis::{RedisOptions, RedisStore};
 use crate::store::sqlite::{self, SqliteStore};
 use crate::store::{
-    Asked, EvictMode, Evicted, Note, Release, Renewal, Renewed, SharedStore, StoreError, StoreErrorKind,
+    Asked, EvictMode, Evicted, Holder, Note, Release, Renewal, Renewed, SharedStore, StoreError, StoreErrorKind,
 };
 
 /// The way to locks in one store. Cheap to clone; all clones share one connection, one renewal
@@ -157,15 +157,7 @@ impl LockManager {
                 core.stats.evictions.add_one();
                 tracing::warn!(%name, %holder, owner = %old.owner, ?mode, reason, "evicted");
                 let kind = if mode == EvictMode::Force { EventKind::Forced } else { EventKind::Revoked };
-                core.note(Note::Tell(LockEvent {
-                    kind,
-                    name: name.to_string(),
-                    owner: old.owner.to_string(),
-                    holder_id: holder.to_string(),
-                    fence: old.fence.map(crate::Fence::get),
-                    at_ms: wall_ms(),
-                    reason: reason.to_owned(),
-                }));
+                self.tell_of(kind, &name, old, reason);
             }
             Evicted::ChangedHands(now) => {
                 tracing::info!(%name, %holder, now = %now.id, "not evicted: it has changed hands");
@@ -185,7 +177,24 @@ impl LockManager {
     {
         let (core, name) = (self.core(), name.try_into()?);
         let outcome = core.within(core.store.ask_to_finish(&name, holder, reason)).await;
-        outcome.map_err(|e| core.store_error(Operation::AskToFinish, &name, e))
+        let outcome = outcome.map_err(|e| core.store_error(Operation::AskToFinish, &name, e))?;
+        if let Asked::Told(told) = &outcome {
+            self.tell_of(EventKind::AskedToFinish, &name, told, reason);
+        }
+        Ok(outcome)
+    }
+
+    /// Tells whoever follows what was done to a holder.
+    fn tell_of(&self, kind: EventKind, name: &LockName, holder: &Holder, reason: &str) {
+        self.core().note(Note::Tell(LockEvent {
+            kind,
+            name: name.to_string(),
+            owner: holder.owner.to_string(),
+            holder_id: holder.id.to_string(),
+            fence: holder.fence.map(crate::Fence::get),
+            at_ms: wall_ms(),
+            reason: reason.to_owned(),
+        }));
     }
 
     /// Releases a lock by its token, without a guard: for a lease that was handed on with

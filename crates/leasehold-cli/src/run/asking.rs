@@ -110,7 +110,7 @@ impl Keeper {
             // Before there is anything to lose: it holds even while it is on its way.
             link.send(&ToFront::Lifeline, Some(lifeline.as_fd()));
         }
-        let asked = Self::wait_for(args, locks);
+        let asked = Self::wait_for(args, locks, store);
         let got = if args.no_wait {
             asked.await
         } else {
@@ -132,10 +132,11 @@ impl Keeper {
     }
 
     /// The lock, GPUs, or a result, as the command line says.
-    async fn wait_for(args: &RunArgs, locks: &LockManager) -> Result<Got, NotGot> {
+    async fn wait_for(args: &RunArgs, locks: &LockManager, store: &Choice) -> Result<Got, NotGot> {
         let wait = if args.no_wait { Some(Duration::ZERO) } else { args.wait };
         if let Some(gpu) = &args.gpu {
-            let request = gpu.request(locks, args.gpus).map_err(NotGot::Failed)?.lock_timeout(ttl(args));
+            let scope = store.gpu_scope().map_err(NotGot::Failed)?;
+            let request = gpu.request(locks, scope, args.gpus).map_err(NotGot::Failed)?.lock_timeout(ttl(args));
             let gpus = request.wait_up_to(wait.unwrap_or(Duration::MAX)).await;
             return gpus.map(|gpus| Got::Lock(gpus.into(), None)).map_err(NotGot::Error);
         }

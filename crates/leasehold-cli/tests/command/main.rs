@@ -1,6 +1,8 @@
 //! The command as people use it: every verb, every exit code, at a terminal and in scripts.
 
 mod common;
+mod config;
+mod demo;
 mod gpu;
 mod health;
 mod looking;

@@ -11,7 +11,6 @@
 
 mod board;
 mod command;
-#[allow(dead_code, reason = "a vocabulary; not every word is used yet")]
 mod condition;
 mod rules;
 mod settings;
@@ -39,16 +38,18 @@ use board::Board;
 use sinks::Sinks;
 
 use crate::App;
-use crate::clock::now_ms;
 use crate::events::Events;
 use crate::metrics::Notified;
 use crate::tls::TlsError;
+use crate::wall_ms;
 
 /// All alerts of this server, and those who are told of them.
 pub(crate) struct Alerts {
     state: Mutex<Told>,
     events: Arc<Events>,
     sinks: Sinks,
+    /// Of the sinks.
+    tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
 struct Told {
@@ -58,26 +59,35 @@ struct Told {
 }
 
 impl Alerts {
-    /// Starts the sinks, whose tasks end with the server.
+    /// Starts the sinks, whose tasks end with the server. `leads`: nobody is elected, so this one tells.
     pub(crate) fn start(
         settings: &AlertSettings,
+        leads: bool,
         events: Arc<Events>,
         notified: Notified,
         stopping: &CancellationToken,
-    ) -> Result<(Self, Vec<JoinHandle<()>>), TlsError> {
+    ) -> Result<Self, TlsError> {
         let (sinks, tasks) = Sinks::start(settings, notified, stopping)?;
-        let state = Mutex::new(Told { board: Board::default(), leads: true });
-        Ok((Self { state, events, sinks }, tasks))
+        let state = Mutex::new(Told { board: Board::default(), leads });
+        Ok(Self { state, events, sinks, tasks: Mutex::new(tasks) })
+    }
+
+    /// The server ends: waits until those who are told have been told, or took too long.
+    pub(crate) async fn ended(&self) {
+        let tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
+        for task in tasks {
+            let _ = task.await;
+        }
     }
 
     /// Everything that one source finds to hold at this moment: what it named before and names no longer is over.
     pub(crate) fn holding(&self, source: &'static str, conditions: Vec<Condition>) {
-        self.change(|board| board.holding(source, conditions, now_ms()));
+        self.change(|board| board.holding(source, conditions, wall_ms()));
     }
 
     /// Something that happened once, and does not last.
     pub(crate) fn happened(&self, condition: Condition) {
-        self.change(|board| board.happened(condition, now_ms()).into_iter().collect());
+        self.change(|board| board.happened(condition, wall_ms()).into_iter().collect());
     }
 
     /// What a client told of itself.
@@ -114,7 +124,6 @@ impl Alerts {
 
     /// Whether this server is the one that tells. One that takes over tells what fires: whoever told before may not
     /// have come to it.
-    #[allow(dead_code, reason = "for whoever elects one of several servers")]
     pub(crate) fn lead(&self, leads: bool) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if std::mem::replace(&mut state.leads, leads) != leads && leads {
@@ -135,7 +144,7 @@ impl Alerts {
 
     /// Time has passed.
     fn tick(&self) {
-        self.change(|board| board.tick(now_ms()));
+        self.change(|board| board.tick(wall_ms()));
     }
 
     fn change(&self, change: impl FnOnce(&mut Board) -> Vec<Notice>) {

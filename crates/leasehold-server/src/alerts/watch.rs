@@ -9,8 +9,7 @@ use tokio::time::Instant;
 
 use super::condition::{Condition, Level};
 use super::rules::Window;
-use crate::clock::now_ms;
-use crate::{App, journal};
+use crate::{App, journal, wall_ms};
 
 /// How often the counters, the store and the journal are looked at.
 const EVERY: Duration = Duration::from_secs(5);
@@ -66,7 +65,7 @@ async fn look(app: &App, window: &mut Window, failures: &mut u32) -> Option<Vec<
         Ok(counted) => {
             *failures = 0;
             app.alerts.holding("store", Vec::new());
-            app.alerts.holding("fleet", window.sample(&counted, now_ms()));
+            app.alerts.holding("fleet", window.sample(&counted, wall_ms()));
             Some(counted)
         }
         Err(error) => {

@@ -34,6 +34,7 @@ async fn the_document_says_what_is_served() {
         "/api/v1/locks/{name}/evict",
         "/api/v1/locks/{name}/release",
         "/api/v1/locks/{name}/renew",
+        "/api/v1/monitor",
         "/api/v1/monitoring/gpu-lock/health",
         "/api/v1/tasks/locks",
         "/api/v1/tasks/{id}/lock",

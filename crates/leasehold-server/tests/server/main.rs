@@ -4,6 +4,7 @@ mod described;
 mod doors;
 mod events;
 mod evicting;
+mod monitor;
 mod operating;
 mod reading;
 mod support;

@@ -44,6 +44,7 @@ macro_rules! mount {
             looking::counters_add_up
             looking::events_reach_a_follower
             looking::long_held_locks_are_found
+            looking::long_held_locks_come_in_pages
         }
     };
     (@ $store:ident $world:expr => $($about:ident :: $case:ident)*) => {

@@ -104,7 +104,7 @@ async fn every_release_works_on_a_full_disk_and_all_works_after_it() {
     let (more, refusal) = take_until_refused(&one, "full").await;
     println!("{} more locks on the full disk", more.len());
     assert_eq!(refusal.map(|e| e.kind()), Some(StoreErrorKind::DiskFull));
-    let there = one.long_held().await.expect("answers").len();
+    let there = one.long_held(None, usize::MAX).await.expect("answers").locks.len();
     assert_eq!(there, held.len() + more.len(), "what was granted is there");
     let (last, refusal) = take_until_refused(&two, &"a long name ".repeat(30)).await;
     assert_eq!(refusal.map(|e| e.kind()), Some(StoreErrorKind::DiskFull));
@@ -145,7 +145,11 @@ async fn releases_work_when_the_locks_themselves_filled_the_disk() {
     let store = open(&disk.0);
     let (taken, refusal) = take_until_refused(&store, "k").await;
     println!("{} locks on 1 MB", taken.len());
-    assert_eq!(store.long_held().await.expect("answers").len(), taken.len(), "what was granted is there");
+    assert_eq!(
+        store.long_held(None, usize::MAX).await.expect("answers").locks.len(),
+        taken.len(),
+        "what was granted is there"
+    );
     assert_eq!(refusal.map(|e| e.kind()), Some(StoreErrorKind::DiskFull));
     for claim in &taken {
         assert_eq!(store.release(&claim.name, &claim.token).await, Ok(Release::Released));

@@ -188,7 +188,7 @@ async fn lists_counts_and_events() {
         after = Some(next);
     }
     assert_eq!(seen, (0..700).map(|i| format!("list:{i:03}")).collect::<Vec<_>>());
-    assert_eq!(two.long_held().await.expect("answers").len(), 701);
+    assert_eq!(two.long_held(None, usize::MAX).await.expect("answers").locks.len(), 701);
     one.count(&[("a", 2), ("b", 1)]).await.expect("counts");
     two.count(&[("a", 3)]).await.expect("counts");
     assert_eq!(one.counters().await, Ok(vec![("a".into(), 5), ("b".into(), 1)]));

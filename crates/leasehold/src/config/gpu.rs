@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::settings::Settings;
-use super::value::Setting;
-use crate::facts::{Owner, Ttl};
+use super::value::{Setting, Written};
+use crate::facts::{LockName, Owner, RawPattern, Ttl};
 
 /// `gpu_scope`: whose the number of a GPU is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -119,6 +119,40 @@ pub struct GpuLockMonitor {
     pub enabled: bool,
     /// Whether it takes locks away, or only tells.
     pub auto_recovery: bool,
+    /// Whether also a holder that is alive is evicted when it is over the hard timeout.
+    pub evict_living: bool,
+    /// The locks that the levels are for, and that may be taken away. Every other one is looked at as well.
+    pub names: LockNames,
+}
+
+/// Locks by their names: a list of texts, each with `*` at its end or not at all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LockNames(Vec<RawPattern>);
+
+impl LockNames {
+    /// Whether a lock is meant.
+    pub fn contains(&self, name: &LockName) -> bool {
+        self.0.iter().any(|pattern| pattern.matches(name.as_str()))
+    }
+}
+
+impl Setting for LockNames {
+    fn parse(text: &str) -> Result<Self, String> {
+        Vec::parse(text).map(Self).map_err(in_plain_words)
+    }
+
+    fn show(&self) -> String {
+        self.0.show()
+    }
+
+    fn read(written: &Written) -> Result<Self, String> {
+        Vec::read(written).map(Self).map_err(in_plain_words)
+    }
+}
+
+/// These names are not about keys.
+fn in_plain_words(problem: String) -> String {
+    problem.replacen("raw pattern", "name", 1)
 }
 
 /// `gpu_lock_monitor.timeout_levels`
@@ -185,10 +219,17 @@ impl GpuLock {
         positive(settings, "gpu_lock.poll_interval", read.poll_interval);
         positive(settings, "gpu_lock.fallback_timeout", read.fallback_timeout);
         if read.exponential_backoff && read.max_poll_interval < read.poll_interval {
-            settings.refuse("gpu_lock.max_poll_interval", "must not be shorter than gpu_lock.poll_interval");
+            let (longest, first) = ("gpu_lock.max_poll_interval", "gpu_lock.poll_interval");
+            settings.refuse_with(longest, first, "must not be shorter than gpu_lock.poll_interval");
         }
         beats(settings, "gpu_lock.heartbeat", read.heartbeat.interval, read.heartbeat.timeout);
         read
+    }
+}
+
+impl Default for GpuLockMonitor {
+    fn default() -> Self {
+        Self::read(&mut Settings::new())
     }
 }
 
@@ -211,14 +252,18 @@ impl GpuLockMonitor {
             },
             enabled: settings.get("gpu_lock_monitor.enabled", true),
             auto_recovery: settings.get("gpu_lock_monitor.auto_recovery", true),
+            evict_living: settings.get("gpu_lock_monitor.evict_living", false),
+            names: settings.get("gpu_lock_monitor.names", LockNames::parse("gpu_lock:*").expect("a pattern")),
         };
         positive(settings, "gpu_lock_monitor.monitor_interval", read.monitor_interval);
         let levels = &read.timeout_levels;
+        let [warning, soft, hard] =
+            ["warning", "soft_timeout", "hard_timeout"].map(|level| format!("gpu_lock_monitor.timeout_levels.{level}"));
         if levels.soft_timeout < levels.warning {
-            settings.refuse("gpu_lock_monitor.timeout_levels.soft_timeout", "must not come before `warning`");
+            settings.refuse_with(&soft, &warning, "must not come before `warning`");
         }
         if levels.hard_timeout < levels.soft_timeout {
-            settings.refuse("gpu_lock_monitor.timeout_levels.hard_timeout", "must not come before `soft_timeout`");
+            settings.refuse_with(&hard, &soft, "must not come before `soft_timeout`");
         }
         beats(settings, "gpu_lock_monitor.heartbeat", read.heartbeat.interval, read.heartbeat.timeout);
         read
@@ -235,8 +280,9 @@ fn positive(settings: &mut Settings, key: &str, value: Duration) {
 fn beats(settings: &mut Settings, section: &str, interval: Duration, timeout: Ttl) {
     positive(settings, &format!("{section}.interval"), interval);
     if interval.saturating_mul(2) > timeout.duration() {
-        settings.refuse(
+        settings.refuse_with(
             &format!("{section}.timeout"),
+            &format!("{section}.interval"),
             "must be at least twice the `interval`: one heartbeat may be late without its holder being dead",
         );
     }

@@ -32,9 +32,10 @@ use std::time::Duration;
 
 pub use error::{ConfigError, Origin, Problem};
 pub use gpu::{
-    Cleanup, ExceptionHandling, GpuLock, GpuLockMonitor, GpuScope, Heartbeat, MonitorHeartbeat, TimeoutLevels,
+    Cleanup, ExceptionHandling, GpuLock, GpuLockMonitor, GpuScope, Heartbeat, LockNames, MonitorHeartbeat,
+    TimeoutLevels,
 };
-pub use settings::{Settings, Shown, variable};
+pub use settings::{Settings, Shown, file_of_the_environment, variable};
 pub use value::{JournalDir, Setting, StoreUrl, Written, duration};
 
 use crate::error::Error;
@@ -45,6 +46,9 @@ use crate::request::LockRequest;
 
 /// The environment variable that names the file.
 pub const FILE_VARIABLE: &str = "LEASEHOLD_CONFIG";
+
+/// Sections that the server reads.
+const OF_THE_SERVER: [&str; 2] = ["server", "alerts"];
 
 /// Everything the library can be told by a file.
 #[derive(Debug, Clone)]
@@ -76,19 +80,23 @@ pub struct Config {
 
 impl Config {
     /// Reads a file, or the one that `LEASEHOLD_CONFIG` names, or none; then the environment. The
-    /// section `server` is left to the server.
+    /// sections `server` and `alerts` are left to the server.
     ///
     /// # Errors
     /// Everything that is wrong with it, at once.
     pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
-        let named = std::env::var_os(FILE_VARIABLE).filter(|name| !name.is_empty());
-        let file = file.map(Path::to_owned).or(named.map(Into::into));
-        let mut settings = Settings::new().environment();
-        if let Some(file) = file {
-            settings = settings.file(file);
-        }
+        Self::from_layers(Settings::of_this_process(file))
+    }
+
+    /// The same from layers of one's own.
+    ///
+    /// # Errors
+    /// Everything that is wrong with them, at once.
+    pub fn from_layers(mut settings: Settings) -> Result<Self, ConfigError> {
         let config = Self::read(&mut settings);
-        settings.leave("server");
+        for section in OF_THE_SERVER {
+            settings.leave(section);
+        }
         settings.finish()?;
         Ok(config)
     }

@@ -1,7 +1,7 @@
 //! The layers of a configuration, and the reading of typed values from them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::error::{ConfigError, Origin, Problem};
 use super::value::{Setting, Written};
@@ -39,6 +39,8 @@ pub struct Settings {
     /// What the files say: later files win.
     in_files: BTreeMap<String, Given>,
     environment: BTreeMap<String, Result<String, ()>>,
+    /// Keys that have a second variable.
+    second: BTreeMap<String, &'static str>,
     explicit: BTreeMap<String, String>,
     /// Every key that was asked for.
     known: BTreeSet<String>,
@@ -78,6 +80,15 @@ impl Settings {
         Self::default()
     }
 
+    /// The layers of a program: a file, or the one that `LEASEHOLD_CONFIG` names, or none; then the environment.
+    pub fn of_this_process(file: Option<&Path>) -> Self {
+        let settings = Self::new().environment();
+        match file.map(Path::to_owned).or_else(file_of_the_environment) {
+            Some(file) => settings.file(file),
+            None => settings,
+        }
+    }
+
     /// Adds a YAML file. That it cannot be read is told by [`finish`](Self::finish), as everything
     /// else.
     pub fn file(mut self, path: impl AsRef<Path>) -> Self {
@@ -114,9 +125,9 @@ impl Settings {
     }
 
     /// Adds the environment of this process: `LEASEHOLD_` and the key in capitals, sections joined
-    /// by `_` (`LEASEHOLD_GPU_LOCK_HEARTBEAT_INTERVAL`).
+    /// by `_` (`LEASEHOLD_GPU_LOCK_HEARTBEAT_INTERVAL`). A variable that is set to nothing is not set.
     pub fn environment(mut self) -> Self {
-        for (variable, value) in std::env::vars_os() {
+        for (variable, value) in std::env::vars_os().filter(|(_, value)| !value.is_empty()) {
             if let Some(variable) = variable.to_str().filter(|name| name.starts_with(PREFIX)) {
                 self.environment.insert(variable.to_owned(), value.into_string().map_err(|_| ()));
             }
@@ -136,6 +147,11 @@ impl Settings {
     pub fn set(mut self, key: &str, value: impl Into<String>) -> Self {
         self.explicit.insert(key.to_owned(), value.into());
         self
+    }
+
+    /// Lets a key be said by a second variable, which counts where its own is not set.
+    pub fn also(&mut self, key: &str, variable: &'static str) {
+        self.second.insert(key.to_owned(), variable);
     }
 
     /// The value of a key: said outright, else by the environment, else by a file, else the default.
@@ -158,8 +174,16 @@ impl Settings {
 
     /// Refuses the value in force of a key for a reason that only several keys together give.
     pub fn refuse(&mut self, key: &str, problem: &str) {
-        let shown = self.shown.iter().rev().find(|shown| shown.key == key);
-        let origin = shown.map_or(Origin::Default, |shown| shown.origin.clone());
+        self.refuse_with(key, key, problem);
+    }
+
+    /// The same where another key has its part in it: what nobody wrote has no place to show.
+    pub fn refuse_with(&mut self, key: &str, other: &str, problem: &str) {
+        let origin = |key: &str| {
+            let shown = self.shown.iter().rev().find(|shown| shown.key == key);
+            shown.map(|shown| shown.origin.clone()).filter(|origin| *origin != Origin::Default)
+        };
+        let origin = origin(key).or_else(|| origin(other)).unwrap_or(Origin::Default);
         self.refuse_at(origin, format!("{key}: {problem}"));
     }
 
@@ -189,10 +213,12 @@ impl Settings {
             };
             layers.push((origin.clone(), written));
         }
-        let variable = variable(key);
-        if let Some(value) = self.environment.get(&variable) {
-            let written = value.clone().map(Written::Text).map_err(|()| "is not UTF-8".to_owned());
-            layers.push((Origin::Environment(variable), written));
+        let second = self.second.get(key).map(ToString::to_string);
+        for variable in second.into_iter().chain([variable(key)]) {
+            if let Some(value) = self.environment.get(&variable) {
+                let written = value.clone().map(Written::Text).map_err(|()| "is not UTF-8".to_owned());
+                layers.push((Origin::Environment(variable), written));
+            }
         }
         if let Some(value) = self.explicit.get(key) {
             layers.push((Origin::Explicit, Ok(Written::Text(value.clone()))));
@@ -289,6 +315,11 @@ impl Settings {
 /// The environment variable of a key.
 pub fn variable(key: &str) -> String {
     format!("{PREFIX}{}", key.replace('.', "_").to_uppercase())
+}
+
+/// The file that `LEASEHOLD_CONFIG` names.
+pub fn file_of_the_environment() -> Option<PathBuf> {
+    std::env::var_os(super::FILE_VARIABLE).filter(|name| !name.is_empty()).map(PathBuf::from)
 }
 
 /// The texts of a list, or where it holds something else.

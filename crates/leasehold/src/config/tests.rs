@@ -46,10 +46,14 @@ fn the_gpu_sections_load_unchanged() {
     let monitor = &config.gpu_lock_monitor;
     assert_eq!((monitor.cleanup.max_retry, monitor.cleanup.retry_delay), (3, secs(60)));
     assert!(monitor.enabled && monitor.auto_recovery);
-    // Each key of the two sections stands in the file, and nothing else was needed.
+    // Each key of the two sections stands in the file, but for the two that came later.
+    let later = ["gpu_lock_monitor.evict_living", "gpu_lock_monitor.names"];
     for shown in shown.iter().filter(|shown| shown.key.starts_with("gpu_lock")) {
-        assert!(matches!(shown.origin, Origin::File { .. }), "{shown:?}");
+        assert_eq!(shown.origin == Origin::Default, later.contains(&shown.key.as_str()), "{shown:?}");
     }
+    assert!(!monitor.evict_living, "a living holder is left alone unless somebody says otherwise");
+    let name = |text| crate::LockName::new(text).expect("a name");
+    assert!(monitor.names.contains(&name("gpu_lock:0")) && !monitor.names.contains(&name("task_lock:0")));
 }
 
 #[test]
@@ -60,6 +64,8 @@ fn every_key_of_the_gpu_sections_changes_something() {
         let shown = shown.iter().find(|shown| &shown.key == key).expect("shown");
         let other = match shown.value.as_str() {
             "true" => "false",
+            "false" => "true",
+            "gpu_lock:*" => "gpu_lock:*, nightly",
             _ if key.ends_with("max_release_retries") || key.ends_with("max_retry") => "4",
             "10s" | "30s" | "60s" => "20s",
             "300s" => "310s",
@@ -173,6 +179,10 @@ fn each_wrong_value_gives_one_clear_line() {
             "locks.yaml:1:51: gpu_lock_monitor.timeout_levels.hard_timeout: must not come before `soft_timeout`",
         ),
         (
+            "gpu_lock_monitor: {timeout_levels: {warning: 700}}",
+            "locks.yaml:1:46: gpu_lock_monitor.timeout_levels.soft_timeout: must not come before `warning`",
+        ),
+        (
             "gpu_lock: {exception_handling: {max_release_retries: -1}}",
             "locks.yaml:1:54: gpu_lock.exception_handling.max_release_retries: `-1` is not a whole number from 0 to 4294967295",
         ),
@@ -183,6 +193,10 @@ fn each_wrong_value_gives_one_clear_line() {
         (
             "raw_names: ['*']",
             "locks.yaml:1:12: raw_names: raw pattern \"\" reaches into the keys of namespace \"leasehold\", where two names would share a key; use an empty namespace to make every name raw",
+        ),
+        (
+            "gpu_lock_monitor: {names: ['a*b']}",
+            "locks.yaml:1:27: gpu_lock_monitor.names: name \"a*b\" must be a text, with `*` at its end or not at all",
         ),
         ("raw_names: [{a: 1}]", "locks.yaml:1:13: raw_names: a list holds single values"),
         ("ttl: 5s\npatience: 3\nttl: 6s", "locks.yaml:3:1: `ttl` is given twice"),
@@ -240,6 +254,20 @@ fn a_wrong_variable_is_named() {
 }
 
 #[test]
+fn a_key_may_have_a_second_variable() {
+    let of = |variables: &[(&'static str, &'static str)]| {
+        let mut settings = Settings::new().variables(variables.iter().copied());
+        settings.also("server.listen", "LEASEHOLD_LISTEN");
+        let listen = settings.get("server.listen", "here".to_owned());
+        (listen, settings.finish().expect("valid")[0].origin.to_string())
+    };
+    let (second, own) = (("LEASEHOLD_LISTEN", "there"), ("LEASEHOLD_SERVER_LISTEN", "elsewhere"));
+    assert_eq!(of(&[]), ("here".into(), "default".into()));
+    assert_eq!(of(&[second]), ("there".into(), "LEASEHOLD_LISTEN".into()));
+    assert_eq!(of(&[second, own]), ("elsewhere".into(), "LEASEHOLD_SERVER_LISTEN".into()));
+}
+
+#[test]
 fn a_value_that_is_overruled_is_checked_all_the_same() {
     let mut settings = Settings::new().yaml("locks.yaml", "ttl: soon").set("ttl", "5s");
     let _ = Config::read(&mut settings);
@@ -269,9 +297,9 @@ fn a_file_is_read_from_disk_and_named() {
     let path = dir.path().join("locks.yaml");
     let missing = Config::load(Some(&path)).expect_err("no such file").to_string();
     assert!(missing.contains("locks.yaml: cannot be read: "), "{missing}");
-    std::fs::write(&path, "ttl: 7s\nserver:\n  listen: 127.0.0.1:0\n").expect("written");
+    std::fs::write(&path, "ttl: 7s\nserver:\n  listen: 127.0.0.1:0\nalerts: {x: 1}\n").expect("written");
     let config = Config::load(Some(&path)).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(config.ttl.duration(), secs(7), "and the server's section is left to the server");
+    assert_eq!(config.ttl.duration(), secs(7), "and the server's sections are left to the server");
     std::fs::write(&path, "ttl: never\n").expect("written");
     let error = Config::load(Some(&path)).expect_err("wrong").to_string();
     assert!(error.contains("locks.yaml:1:6: ttl: "), "{error}");

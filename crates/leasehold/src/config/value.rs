@@ -133,6 +133,50 @@ impl Setting for String {
     }
 }
 
+/// Whatever need not be said.
+impl<T: Setting> Setting for Option<T> {
+    fn parse(text: &str) -> Result<Self, String> {
+        T::parse(text).map(Some)
+    }
+
+    fn show(&self) -> String {
+        self.as_ref().map_or_else(|| "(none)".into(), Setting::show)
+    }
+
+    fn read(written: &Written) -> Result<Self, String> {
+        T::read(written).map(Some)
+    }
+}
+
+/// The path of a file or directory.
+impl Setting for PathBuf {
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.is_empty() { Err("is empty: write a path".into()) } else { Ok(text.into()) }
+    }
+
+    fn show(&self) -> String {
+        self.display().to_string()
+    }
+}
+
+/// Texts, as a list or separated by commas.
+impl Setting for Vec<String> {
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(text.split(',').map(str::trim).filter(|item| !item.is_empty()).map(str::to_owned).collect())
+    }
+
+    fn show(&self) -> String {
+        self.join(", ")
+    }
+
+    fn read(written: &Written) -> Result<Self, String> {
+        match written {
+            Written::Text(text) => Self::parse(text),
+            Written::List(items) => Ok(items.clone()),
+        }
+    }
+}
+
 impl Setting for Namespace {
     fn parse(text: &str) -> Result<Self, String> {
         Self::new(text).map_err(|invalid| invalid.to_string())

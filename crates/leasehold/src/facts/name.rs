@@ -147,7 +147,8 @@ impl RawPattern {
         Ok(Self { beginning: start.into(), open })
     }
 
-    fn matches(&self, name: &str) -> bool {
+    /// Whether a name is meant.
+    pub fn matches(&self, name: &str) -> bool {
         if self.open { name.starts_with(&*self.beginning) } else { name == &*self.beginning }
     }
 

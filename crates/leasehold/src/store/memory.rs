@@ -340,8 +340,8 @@ impl Inspect for MemoryStore {
         Ok(lock.queue.iter().map(waiter).collect())
     }
 
-    async fn long_held(&self) -> Result<Vec<(LockName, Holder)>, StoreError> {
-        Ok(self.list("", None, usize::MAX - 1).await?.locks)
+    async fn long_held(&self, after: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
+        self.list("", after, limit).await
     }
 
     async fn counters(&self) -> Result<Vec<(String, u64)>, StoreError> {

@@ -444,9 +444,9 @@ pub trait Inspect: Send + Sync + 'static {
     /// Who waits for a lock, in order.
     async fn queue(&self, name: &LockName) -> Result<Vec<Waiter>, StoreError>;
 
-    /// Long-held locks from the index, checked against the locks themselves; a store that can list
-    /// cheaply lists.
-    async fn long_held(&self) -> Result<Vec<(LockName, Holder)>, StoreError>;
+    /// Long-held locks from the index, at most about `limit` of them, checked against the locks themselves; a
+    /// store that can list cheaply lists.
+    async fn long_held(&self, after: Option<Cursor>, limit: usize) -> Result<Page, StoreError>;
 
     /// The fleet's counters.
     async fn counters(&self) -> Result<Vec<(String, u64)>, StoreError>;

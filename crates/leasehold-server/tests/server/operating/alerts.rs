@@ -28,7 +28,7 @@ async fn what_a_client_suffers_is_told_with_its_lock_and_task() {
     let mut options = quiet();
     options.max_release_retries = 0;
     options.emergency_release_delay = Duration::ZERO;
-    let place = Place::redis_with(options, settings("alerts:\n  window: 2s\n")).await;
+    let place = Place::redis_between(options, settings("alerts:\n  window: 2s\n")).await;
     let redis = place.redis.as_ref().expect("a server");
     let guard = place.locks.lock("gpu_lock:0").owner("tts").await.expect("free");
     let holder = guard.holder_id().to_string();

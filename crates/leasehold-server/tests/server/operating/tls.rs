@@ -109,7 +109,7 @@ async fn files_that_make_no_certificate_are_refused_with_their_name() {
         let locks = LockManager::connect("memory:").await.expect("a store");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("bound");
-        let checked = Server::new(locks.clone(), served_with(&files)).check(address).expect_err(text);
+        let checked = Server::new(locks.clone(), served_with(&files)).may_listen_on(address).expect_err(text);
         let refused = Server::new(locks, served_with(&files)).run(listener, async {}).await.expect_err(text);
         for error in [checked, refused] {
             assert!(matches!(error, ServeError::Tls(_)) && error.to_string().contains(text), "{error}");

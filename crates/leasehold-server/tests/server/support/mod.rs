@@ -39,19 +39,29 @@ impl Place {
     }
 
     pub(crate) async fn sqlite() -> Self {
+        Self::sqlite_with(Settings::default()).await
+    }
+
+    pub(crate) async fn sqlite_with(settings: Settings) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
         let url = format!("sqlite:{}", dir.path().join("locks.db").display());
-        let mut place = Self::start("sqlite", open(&url).await, open(&url).await, None, Settings::default()).await;
+        let mut place = Self::start("sqlite", open(&url).await, open(&url).await, None, settings).await;
         place.dir = dir;
         place
     }
 
     pub(crate) async fn redis() -> Self {
-        Self::redis_with(quiet(), Settings::default()).await
+        Self::redis_with(Settings::default()).await
+    }
+
+    pub(crate) async fn redis_with(settings: Settings) -> Self {
+        let redis = RedisServer::start().await;
+        let (ours, theirs) = (open(&redis.url()).await, open(&redis.url()).await);
+        Self::start("redis", ours, theirs, Some(redis), settings).await
     }
 
     /// With options for the manager of the test.
-    pub(crate) async fn redis_with(options: Options, settings: Settings) -> Self {
+    pub(crate) async fn redis_between(options: Options, settings: Settings) -> Self {
         let redis = RedisServer::start().await;
         let ours = LockManager::connect_with(&redis.url(), options).await.expect("a store");
         let theirs = open(&redis.url()).await;

@@ -20,7 +20,7 @@ const CLOCK_APART: Duration = Duration::from_secs(1);
 const ECHO_WITHIN: Duration = Duration::from_secs(1);
 
 /// What the lock path sends, with arguments as they would stand there; `K` is a key, `C` a channel.
-const NEEDED: [&str; 36] = [
+const NEEDED: [&str; 37] = [
     "SET K v NX GET PX 100",
     "GET K",
     "DEL K",
@@ -35,6 +35,7 @@ const NEEDED: [&str; 36] = [
     "ZADD K 1 m",
     "ZREM K m",
     "ZRANGE K 0 -1",
+    "ZSCAN K 0",
     "ZRANK K m",
     "ZSCORE K m",
     "ZPOPMIN K",

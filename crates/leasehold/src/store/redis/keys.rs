@@ -7,6 +7,8 @@ use crate::store::{StoreError, StoreErrorKind};
 pub(super) const FENCE: &str = "lh1:fence";
 const QUEUE: &str = "lh1:queue:";
 const POLLS: &str = "lh1:polls:";
+/// No namespace has an `@`.
+const RAW_INDEX: &str = "lh1:index:@raw";
 
 /// The keys of one lock.
 pub(super) struct LockKeys {
@@ -40,6 +42,8 @@ impl LockKeys {
 pub(super) struct Shared {
     /// Long-held locks, by the end of their lease.
     pub(super) index: String,
+    /// The same for raw names, which all namespaces share.
+    pub(super) raw_index: &'static str,
     /// Where events are published.
     pub(super) events: String,
     /// The fleet's counters.
@@ -49,7 +53,12 @@ pub(super) struct Shared {
 impl Shared {
     pub(super) fn new(keys: &KeySpace) -> Self {
         let ns = keys.namespace().as_str();
-        Self { index: format!("lh1:index:{ns}"), events: format!("lh1:events:{ns}"), stats: format!("lh1:stats:{ns}") }
+        Self {
+            index: format!("lh1:index:{ns}"),
+            raw_index: RAW_INDEX,
+            events: format!("lh1:events:{ns}"),
+            stats: format!("lh1:stats:{ns}"),
+        }
     }
 }
 

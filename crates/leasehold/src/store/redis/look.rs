@@ -39,8 +39,7 @@ impl Inspect for RedisStore {
         let prefixes = self.keys.key_prefixes(prefix);
         let (mut which, mut cursor) = match &after {
             None => (0, 0),
-            Some(after) => read_cursor(after.as_str(), prefixes.len())
-                .ok_or_else(|| StoreError::new(StoreErrorKind::Refused, "a cursor that no page gave"))?,
+            Some(after) => read_cursor(after.as_str(), prefixes.len()).ok_or_else(unknown_cursor)?,
         };
         let conn = self.link.conn().await?;
         let mut seen = HashSet::new();
@@ -76,18 +75,32 @@ impl Inspect for RedisStore {
         Ok(entries.iter().filter_map(waiter).collect())
     }
 
-    async fn long_held(&self) -> Result<Vec<(LockName, Holder)>, StoreError> {
+    async fn long_held(&self, after: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
+        let indices = [self.shared.index.as_str(), self.shared.raw_index];
+        let (mut which, cursor) = match &after {
+            None => (0, 0),
+            Some(after) => read_cursor(after.as_str(), indices.len()).ok_or_else(unknown_cursor)?,
+        };
         let conn = self.link.conn().await?;
-        let indexed = self.indexed(&conn).await?;
+        if cursor == 0 {
+            self.forget(&conn, indices[which], conn.server_ms()).await?;
+        }
+        let indexed = self.indexed(&conn, indices[which], cursor, limit.clamp(10, CHUNK)).await?;
         let mut seen = HashSet::new();
-        let keyed = indexed.iter().filter(|(name, _)| seen.insert(name)).filter_map(|(name, _)| {
-            let key = self.keys.key(name).ok()?;
-            Some((name.clone(), key))
+        let keyed = indexed.entries.iter().filter(|(name, _)| seen.insert(name)).filter_map(|(name, _)| {
+            // What is raw elsewhere need not be raw here.
+            let here = which == 0 || self.keys.is_raw(name);
+            Some((name.clone(), self.keys.key(name).ok().filter(|_| here)?))
         });
         let found = self.check(&conn, keyed.collect()).await?;
         // The index is a hint: a lock that changed hands since is its new holder's to enter.
-        let entered: HashSet<_> = indexed.into_iter().collect();
-        Ok(found.into_iter().filter(|(name, holder)| entered.contains(&(name.clone(), holder.id))).collect())
+        let entered: HashSet<_> = indexed.entries.into_iter().collect();
+        let locks = found.into_iter().filter(|(name, holder)| entered.contains(&(name.clone(), holder.id))).collect();
+        if indexed.next == 0 {
+            which += 1;
+        }
+        let next = (which < indices.len()).then(|| Cursor(format!("{which}.{}", indexed.next)));
+        Ok(Page { locks, next })
     }
 
     async fn counters(&self) -> Result<Vec<(String, u64)>, StoreError> {
@@ -229,6 +242,10 @@ fn escape(text: &str) -> String {
 fn read_cursor(text: &str, prefixes: usize) -> Option<(usize, u64)> {
     let (which, cursor) = text.split_once('.')?;
     Some((which.parse().ok().filter(|w| *w < prefixes)?, cursor.parse().ok()?))
+}
+
+fn unknown_cursor() -> StoreError {
+    StoreError::new(StoreErrorKind::Refused, "a cursor that no page gave")
 }
 
 /// Reads `[entry, ticket]`, the entry being `token inbox ttl since owner…`.

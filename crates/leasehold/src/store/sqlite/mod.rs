@@ -310,8 +310,8 @@ impl Inspect for SqliteStore {
         self.ask(|reply| Command::Queue(key, reply)).await
     }
 
-    async fn long_held(&self) -> Result<Vec<(LockName, Holder)>, StoreError> {
-        Ok(self.list("", None, usize::MAX).await?.locks)
+    async fn long_held(&self, after: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
+        self.list("", after, limit).await
     }
 
     async fn counters(&self) -> Result<Vec<(String, u64)>, StoreError> {

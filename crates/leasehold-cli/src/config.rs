@@ -1,0 +1,120 @@
+//! What a configuration file, the environment and flags say together: `config check`, `config show`, and what `serve`
+//! goes by.
+
+use leasehold::config::{Config, ConfigError, Origin, Problem, Settings, Shown};
+use leasehold_server::ServerConfig;
+use serde_json::{Value, json};
+
+use crate::cli::{ConfigCommand, Global};
+use crate::exit::{Exit, Failure};
+use crate::say;
+
+/// Everything that is in force.
+pub(crate) struct InForce {
+    pub(crate) config: Config,
+    pub(crate) server: ServerConfig,
+    /// Each value, and where it came from.
+    pub(crate) shown: Vec<Shown>,
+}
+
+impl InForce {
+    /// Reads every part of the configuration: all mistakes are told at once.
+    pub(crate) fn read(mut layers: Settings) -> Result<Self, ConfigError> {
+        let (config, server) = (Config::read(&mut layers), ServerConfig::read(&mut layers));
+        Ok(Self { config, server, shown: layers.finish()? })
+    }
+}
+
+/// The file that is named by `--config` or the environment, and the environment.
+pub(crate) fn layers(global: &Global) -> Settings {
+    Settings::of_this_process(global.config.as_deref())
+}
+
+/// `config check` and `config show`.
+pub(crate) fn config(command: ConfigCommand, global: &Global) -> Result<Exit, Failure> {
+    match command {
+        // The file alone: what is wrong with it does not hang on who looks.
+        ConfigCommand::Check { file } => check(InForce::read(Settings::new().file(&file)).err(), global.json),
+        ConfigCommand::Show { file } => {
+            let mut layers = Settings::of_this_process(file.as_deref().or(global.config.as_deref()));
+            for (key, flag) in [("store", &global.store), ("namespace", &global.namespace)] {
+                if let Some(value) = flag {
+                    layers = layers.set(key, value.as_str());
+                }
+            }
+            show(&InForce::read(layers)?.shown, global.json)
+        }
+    }
+}
+
+fn check(error: Option<ConfigError>, json: bool) -> Result<Exit, Failure> {
+    let problems = error.as_ref().map_or(&[][..], ConfigError::problems);
+    if json {
+        let problem = |problem: &Problem| {
+            let mut object = origin(problem.origin());
+            object["text"] = json!(problem.text());
+            object
+        };
+        say::json(&problems.iter().map(problem).collect::<Vec<_>>())?;
+    } else {
+        let line = |problem: &Problem| format!("{}: {}\n", problem.origin(), say::shown(problem.text()));
+        say::data(&problems.iter().map(line).collect::<String>())?;
+    }
+    if problems.is_empty() {
+        say::talk("nothing is wrong with it");
+        return Ok(Exit::Done);
+    }
+    Ok(Exit::Config)
+}
+
+fn show(shown: &[Shown], json: bool) -> Result<Exit, Failure> {
+    let mut shown: Vec<&Shown> = shown.iter().collect();
+    shown.sort_by_key(|shown| (shown.key.contains('.'), &shown.key));
+    if json {
+        let object = |shown: &&Shown| {
+            let mut object = origin(&shown.origin);
+            object["key"] = json!(shown.key);
+            object["value"] = json!(shown.value);
+            object["variable"] = json!(leasehold::config::variable(&shown.key));
+            object
+        };
+        say::json(&shown.iter().map(object).collect::<Vec<_>>())?;
+        return Ok(Exit::Done);
+    }
+    let wide = |length: fn(&Shown) -> usize| shown.iter().map(|shown| length(shown)).max().unwrap_or_default();
+    let (key, value) = (wide(|shown| shown.key.len()), wide(|shown| shown.value.chars().count()).min(40));
+    let line = |s: &&Shown| format!("{:<key$}  {:<value$}  {}\n", s.key, say::shown(&s.value), s.origin);
+    say::data(&shown.iter().map(line).collect::<String>())?;
+    Ok(Exit::Done)
+}
+
+/// Where something stands, for programs.
+fn origin(origin: &Origin) -> Value {
+    match origin {
+        Origin::File { file, line, column } => {
+            json!({ "origin": "file", "file": file, "line": line, "column": column })
+        }
+        Origin::WholeFile(file) => json!({ "origin": "file", "file": file }),
+        Origin::Environment(variable) => json!({ "origin": "environment", "from": variable }),
+        Origin::Explicit => json!({ "origin": "flag" }),
+        _ => json!({ "origin": "default" }),
+    }
+}
+
+impl From<ConfigError> for Failure {
+    /// Every mistake in a line. A command line that makes no sense is the caller's mistake, a file is not.
+    fn from(error: ConfigError) -> Self {
+        let by_flag = |problem: &Problem| *problem.origin() == Origin::Explicit;
+        let exit = if error.problems().iter().all(by_flag) { Exit::Usage } else { Exit::Config };
+        let mut lines = error.problems().iter().map(|problem| match problem.origin() {
+            // Each such key has a flag of its name, but for one.
+            Origin::Explicit => {
+                format!("--{}", problem.text().trim_start_matches("server.").replacen("hosts", "allow-host", 1))
+            }
+            origin => format!("{origin}: {}", problem.text()),
+        });
+        let mut failure = Self::new(exit, lines.next().unwrap_or_default());
+        failure.details = lines.collect();
+        failure
+    }
+}

@@ -1,0 +1,175 @@
+//! The section `server` of the configuration file. What is said there of the locks themselves is the library's, and
+//! `gpu_lock_monitor` is read with it.
+
+use std::path::PathBuf;
+
+use leasehold::config::{Setting, Settings as Layers};
+
+use crate::alerts::AlertSettings;
+
+/// Where a server listens unless somebody says otherwise.
+const LISTEN: &str = "127.0.0.1:8847";
+
+/// What a server can be told by a file, the environment and flags.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ServerConfig {
+    /// `server.listen`
+    pub listen: Listen,
+    /// `server.hosts`: host names that requests may be addressed to, besides `localhost` and plain addresses.
+    pub hosts: Vec<String>,
+    /// `server.keys`: the file of the keys.
+    pub keys: Option<PathBuf>,
+    /// `server.audit`: where it is written down who took which lock away.
+    pub audit: Option<PathBuf>,
+    /// `server.tls.cert` and `server.tls.key`
+    pub tls: Option<TlsFiles>,
+    /// `alerts`: who is told of alerts.
+    pub alerts: AlertSettings,
+}
+
+/// A certificate and its key, in PEM files.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The certificate, and those up to its root.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+impl ServerConfig {
+    /// Reads the server's keys from layers that others read from too: whoever adds a section reads it here. Only
+    /// after [`finish`](Layers::finish) has found nothing wrong does it mean anything.
+    pub fn read(layers: &mut Layers) -> Self {
+        // The variables that these keys had first.
+        layers.also("server.listen", "LEASEHOLD_LISTEN");
+        layers.also("server.keys", "LEASEHOLD_KEYS");
+        layers.also("server.audit", "LEASEHOLD_AUDIT");
+        let (cert, key): (Option<PathBuf>, Option<PathBuf>) =
+            (layers.get("server.tls.cert", None), layers.get("server.tls.key", None));
+        match (&cert, &key) {
+            (Some(_), None) => layers.refuse("server.tls.cert", "needs server.tls.key beside it"),
+            (None, Some(_)) => layers.refuse("server.tls.key", "needs server.tls.cert beside it"),
+            _ => {}
+        }
+        Self {
+            listen: layers.get("server.listen", Listen(LISTEN.into())),
+            hosts: layers.get("server.hosts", Hosts::default()).0,
+            keys: layers.get("server.keys", None),
+            audit: layers.get("server.audit", None),
+            tls: cert.zip(key).map(|(cert, key)| TlsFiles { cert, key }),
+            alerts: AlertSettings::read(layers),
+        }
+    }
+}
+
+/// A host and a port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listen(String);
+
+impl Listen {
+    /// `HOST:PORT`
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Setting for Listen {
+    fn parse(text: &str) -> Result<Self, String> {
+        let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
+        match port {
+            Some(Ok(_)) => Ok(Self(text.to_owned())),
+            _ => Err(format!("`{text}` is no address to listen on: write HOST:PORT, such as {LISTEN}")),
+        }
+    }
+
+    fn show(&self) -> String {
+        self.0.clone()
+    }
+}
+
+/// Names that a server goes by.
+#[derive(Debug, Default)]
+struct Hosts(Vec<String>);
+
+impl Setting for Hosts {
+    fn parse(text: &str) -> Result<Self, String> {
+        Self::checked(Vec::parse(text)?)
+    }
+
+    fn show(&self) -> String {
+        if self.0.is_empty() { "(none)".into() } else { self.0.show() }
+    }
+
+    fn read(written: &leasehold::config::Written) -> Result<Self, String> {
+        Self::checked(Vec::read(written)?)
+    }
+}
+
+impl Hosts {
+    fn checked(hosts: Vec<String>) -> Result<Self, String> {
+        let is_name = |host: &String| {
+            !host.is_empty() && host.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'))
+        };
+        match hosts.iter().find(|host| !is_name(host)) {
+            Some(host) => Err(format!("`{host}` is no host name: write it alone, without scheme and port")),
+            None => Ok(Self(hosts)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<ServerConfig, Vec<String>> {
+        let mut layers = Layers::new().yaml("server.yaml", text);
+        let config = ServerConfig::read(&mut layers);
+        match layers.finish() {
+            Ok(_) => Ok(config),
+            Err(error) => Err(error.problems().iter().map(|p| format!("{}: {}", p.origin(), p.text())).collect()),
+        }
+    }
+
+    #[test]
+    fn the_section_says_how_it_is_served() {
+        let config = read("").expect("valid");
+        assert_eq!((config.listen.as_str(), config.hosts.len()), ("127.0.0.1:8847", 0));
+        assert_eq!((config.keys, config.audit, config.tls), (None, None, None));
+        let text = "server:\n  listen: '[::1]:9000'\n  hosts: [locks.example, b.example]\n  keys: k.json\n  \
+                    audit: a.jsonl\n  tls: {cert: c.pem, key: k.pem}\n";
+        let config = read(text).expect("valid");
+        assert_eq!((config.listen.as_str(), config.hosts.join(" ")), ("[::1]:9000", "locks.example b.example".into()));
+        assert_eq!((config.keys, config.audit), (Some("k.json".into()), Some("a.jsonl".into())));
+        assert_eq!(config.tls, Some(TlsFiles { cert: "c.pem".into(), key: "k.pem".into() }));
+        assert_eq!(read("server: {hosts: 'a.example, b.example'}").expect("valid").hosts, ["a.example", "b.example"]);
+    }
+
+    #[test]
+    fn each_wrong_value_gives_one_clear_line() {
+        let address = "is no address to listen on: write HOST:PORT, such as 127.0.0.1:8847";
+        for (text, line) in [
+            ("server: {listen: 8847}", format!("server.yaml:1:18: server.listen: `8847` {address}")),
+            ("server: {listen: ':8847'}", format!("server.yaml:1:18: server.listen: `:8847` {address}")),
+            ("server: {listen: 'a:99999'}", format!("server.yaml:1:18: server.listen: `a:99999` {address}")),
+            (
+                "server: {hosts: ['http://a']}",
+                "server.yaml:1:17: server.hosts: `http://a` is no host name: write it alone, without scheme and port"
+                    .into(),
+            ),
+            (
+                "server:\n  tls:\n    cert: c.pem",
+                "server.yaml:3:11: server.tls.cert: needs server.tls.key beside it".into(),
+            ),
+            ("server: {tls: {key: k.pem}}", "server.yaml:1:21: server.tls.key: needs server.tls.cert beside it".into()),
+            ("server: {keys: ''}", "server.yaml:1:16: server.keys: is empty: write a path".into()),
+            (
+                "server: {lisen: 'a:1'}",
+                "server.yaml:1:10: server.lisen is not known; did you mean server.listen?".into(),
+            ),
+            ("server: 5", "server.yaml:1:9: server is a section, not one value".into()),
+        ] {
+            assert_eq!(read(text).expect_err("wrong"), [line], "{text}");
+        }
+    }
+}

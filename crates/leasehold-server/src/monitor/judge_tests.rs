@@ -1,0 +1,219 @@
+use leasehold::{Owner, Token};
+
+use super::*;
+
+const NOW: u64 = 1_800_000_000_000;
+
+fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn rules() -> Rules {
+    Rules::from(&GpuLockMonitor::default())
+}
+
+fn name(text: &str) -> LockName {
+    LockName::new(text).expect("a name")
+}
+
+/// A holder by the library: held for so long, renewed so long ago.
+fn ours(held_s: u64, silent_s: u64, ttl_s: u64, connected: Option<bool>) -> Holder {
+    Holder {
+        id: Token::random().holder_id(),
+        owner: Owner::named("tts").expect("valid"),
+        fence: None,
+        since_ms: NOW - held_s * 1_000,
+        ttl: Some(secs(ttl_s)),
+        ttl_left: Some(secs(ttl_s).saturating_sub(secs(silent_s))),
+        revoked: false,
+        foreign: false,
+        listens: connected.is_some(),
+        connected,
+    }
+}
+
+/// Another kind of client's.
+fn foreign(left_s: Option<u64>) -> Holder {
+    Holder {
+        since_ms: 0,
+        ttl: None,
+        ttl_left: left_s.map(secs),
+        foreign: true,
+        listens: false,
+        connected: None,
+        ..ours(0, 0, 1, None)
+    }
+}
+
+/// First seen so long ago, and the same ever since.
+fn since(holder: &Holder, seconds: u64) -> Past {
+    let then = NOW - seconds * 1_000;
+    let mut past =
+        Past::new(&Holder { ttl_left: holder.ttl_left.map(|left| left + secs(seconds)), ..holder.clone() }, then);
+    past.seen_again(holder, NOW);
+    past
+}
+
+fn judged(lock: &str, holder: &Holder, past: &Past, rules: &Rules) -> (Vec<&'static str>, Option<&'static str>) {
+    let verdict = judge(&name(lock), holder, past, NOW, rules);
+    let action = verdict.action.map(|action| match action {
+        Action::Ask { at: Reached::Hard, .. } => "ask again",
+        Action::Ask { .. } => "ask",
+        Action::Evict { mode: EvictMode::Revoke, .. } => "revoke",
+        Action::Evict { mode: EvictMode::Force, .. } => "force",
+    });
+    (verdict.conditions.iter().map(|condition| condition.kind).collect(), action)
+}
+
+/// Of a holder that has always been like that.
+fn of(holder: &Holder, rules: &Rules) -> (Vec<&'static str>, Option<&'static str>) {
+    judged("gpu_lock:0", holder, &since(holder, 100_000), rules)
+}
+
+const WARNING: &str = "lock_over_warning";
+const SOFT: &str = "lock_over_soft";
+const HARD: &str = "lock_over_hard";
+const DEAD: &str = "dead_holder";
+const STALE_LOCK: &str = "stale_lock";
+
+#[test]
+fn a_living_long_task_is_told_about_and_asked_and_nothing_else() {
+    let rules = rules();
+    for (held_s, expected) in [
+        (10, (vec![], None)),
+        (299, (vec![], None)),
+        (300, (vec![WARNING], None)),
+        (600, (vec![WARNING, SOFT], Some("ask"))),
+        (900, (vec![WARNING, SOFT, HARD], Some("ask again"))),
+        (3_600, (vec![WARNING, SOFT, HARD], Some("ask again"))),
+        (86_400, (vec![WARNING, SOFT, HARD], Some("ask again"))),
+    ] {
+        assert_eq!(of(&ours(held_s, 50, 300, Some(true)), &rules), expected, "held for {held_s} s");
+    }
+    // Also one that does not renew, for as long as its process is there; and one that no process stands for, but
+    // that somebody renews.
+    assert_eq!(of(&ours(3_600, 3_600, 7_200, Some(true)), &rules).1, Some("ask again"));
+    assert_eq!(of(&ours(3_600, 50, 300, None), &rules), (vec![WARNING, SOFT, HARD], None), "nobody to ask");
+}
+
+#[test]
+fn the_living_are_evicted_only_where_that_is_configured_and_never_by_force() {
+    let mut rules = rules();
+    rules.evict_living = true;
+    assert_eq!(of(&ours(899, 50, 300, Some(true)), &rules).1, Some("ask"));
+    assert_eq!(of(&ours(900, 50, 300, Some(true)), &rules).1, Some("revoke"));
+    assert_eq!(of(&Holder { revoked: true, ..ours(900, 50, 300, Some(true)) }, &rules).1, None, "told already");
+    rules.auto_recovery = false;
+    assert_eq!(of(&ours(900, 50, 300, Some(true)), &rules).1, Some("ask again"), "nothing is taken away then");
+}
+
+#[test]
+fn the_dead_lose_their_locks() {
+    let rules = rules();
+    // Its process is gone, and it is silent for five minutes.
+    assert_eq!(of(&ours(400, 299, 3_600, Some(false)), &rules), (vec![WARNING, DEAD], None), "not yet");
+    assert_eq!(of(&ours(400, 300, 3_600, Some(false)), &rules), (vec![WARNING, DEAD], Some("force")));
+    // A lease that belongs to no process: its renewals are refused, and over the hard level it is freed.
+    assert_eq!(of(&ours(400, 300, 3_600, None), &rules), (vec![WARNING, DEAD], Some("revoke")));
+    let revoked = |held_s| Holder { revoked: true, ..ours(held_s, held_s, 3_600, None) };
+    assert_eq!(of(&revoked(899), &rules).1, None, "once is enough");
+    assert_eq!(of(&revoked(900), &rules).1, Some("force"));
+    // Where the store cannot tell whether the process is there, it is only told.
+    let unknown = Holder { listens: true, ..ours(2_000, 2_000, 3_600, None) };
+    assert_eq!(of(&unknown, &rules).1, Some("revoke"));
+    assert_eq!(of(&Holder { revoked: true, ..unknown }, &rules).1, None);
+    // Somebody took the end of its lease away, and it is not put back.
+    let endless = Holder { ttl_left: None, ..ours(400, 0, 300, None) };
+    assert_eq!(judged("gpu_lock:0", &endless, &since(&endless, 299), &rules), (vec![WARNING], None));
+    assert_eq!(
+        judged("gpu_lock:0", &endless, &since(&endless, 300), &rules),
+        (vec![WARNING, DEAD, STALE_LOCK], Some("revoke"))
+    );
+}
+
+#[test]
+fn without_auto_recovery_it_is_only_told() {
+    let mut rules = rules();
+    rules.auto_recovery = false;
+    for holder in [ours(2_000, 300, 3_600, Some(false)), ours(2_000, 300, 3_600, None), foreign(Some(60))] {
+        assert_eq!(of(&holder, &rules).1, None, "{holder:?}");
+    }
+    assert_eq!(of(&ours(700, 50, 300, Some(true)), &rules).1, Some("ask"));
+}
+
+#[test]
+fn a_process_is_not_dead_because_it_reconnects() {
+    let rules = rules();
+    let holder = ours(3_600, 250, 300, Some(false));
+    let mut past = Past::new(&ours(3_600, 200, 300, Some(true)), NOW - 30_000);
+    past.seen_again(&holder, NOW);
+    assert!(!judged("gpu_lock:0", &holder, &past, &rules).0.contains(&DEAD), "just gone");
+    assert!(!judged("a", &holder, &since(&holder, 59), &rules).0.contains(&DEAD), "for less than a heartbeat");
+    assert_eq!(judged("a", &holder, &since(&holder, 60), &rules), (vec![DEAD], None), "told of whatever lock");
+    // Not even one that does not renew.
+    let silent = ours(3_600, 3_000, 7_200, Some(false));
+    assert_eq!(judged("gpu_lock:0", &silent, &since(&silent, 59), &rules).1, None);
+    assert_eq!(judged("gpu_lock:0", &silent, &since(&silent, 60), &rules).1, Some("force"));
+    past.seen_again(&ours(3_600, 0, 300, Some(true)), NOW + 1);
+    assert_eq!(past.gone_since_ms, None, "and back");
+}
+
+#[test]
+fn another_kind_of_client_is_freed_at_the_hard_level_unless_it_prolongs_its_lock() {
+    let mut rules = rules();
+    let at = |seconds, rules: &Rules| {
+        let holder = foreign(Some(2_000));
+        judged("gpu_lock:0", &holder, &since(&holder, seconds), rules)
+    };
+    assert_eq!(at(10, &rules), (vec![], None));
+    assert_eq!(at(899, &rules), (vec![WARNING, SOFT], None), "it cannot be asked");
+    assert_eq!(at(900, &rules), (vec![WARNING, SOFT, HARD], Some("force")));
+    let mut prolongs = Past::new(&foreign(Some(60)), NOW - 2_000_000);
+    prolongs.seen_again(&foreign(Some(60)), NOW - 100_000);
+    assert_eq!(judged("gpu_lock:0", &foreign(Some(60)), &prolongs, &rules).1, None, "alive");
+    rules.evict_living = true;
+    assert_eq!(judged("gpu_lock:0", &foreign(Some(60)), &prolongs, &rules).1, Some("force"));
+    rules.auto_recovery = false;
+    assert_eq!(at(900, &rules), (vec![WARNING, SOFT, HARD], None));
+}
+
+#[test]
+fn only_the_named_locks_have_levels_and_are_touched() {
+    let mut rules = rules();
+    let dead = ours(2_000, 2_000, 7_200, Some(false));
+    for lock in ["task_lock:6", "nightly-report", "gpu_lock", ELECTION] {
+        assert_eq!(judged(lock, &dead, &since(&dead, 2_000), &rules), (vec![DEAD], None), "{lock}: told, no more");
+        let script = ours(2_000, 2_000, 7_200, None);
+        assert_eq!(
+            judged(lock, &script, &since(&script, 2_000), &rules),
+            (vec![], None),
+            "{lock}: only its ttl counts"
+        );
+    }
+    rules.names = leasehold::config::Setting::parse("*").expect("valid");
+    assert_eq!(judged("nightly-report", &dead, &since(&dead, 2_000), &rules).1, Some("force"));
+    assert_eq!(judged(ELECTION, &dead, &since(&dead, 2_000), &rules).1, None, "never one's own lead");
+}
+
+#[test]
+fn a_lease_of_more_than_two_hours_is_stale() {
+    let rules = rules();
+    let kinds = |lock: &str, holder: &Holder| judged(lock, holder, &Past::new(holder, NOW), &rules).0;
+    assert_eq!(kinds("task_lock:6", &ours(5, 5, 7_200, None)), [""; 0]);
+    assert_eq!(kinds("task_lock:6", &ours(5, 5, 7_201, None)), [STALE_LOCK]);
+    assert_eq!(kinds("task_lock:6", &foreign(Some(7_201))), [STALE_LOCK]);
+    assert_eq!(kinds("task_lock:6", &foreign(None)), [STALE_LOCK], "it never ends");
+    assert_eq!(kinds("anything", &ours(5, 5, 80_000, Some(true))), [STALE_LOCK]);
+    assert_eq!(kinds("session:9", &foreign(None)), [""; 0], "what else is in the store is nobody's lock");
+    let verdict = judge(&name("a"), &ours(5, 5, 9_000, None), &since(&foreign(None), 1), NOW, &rules);
+    let stale = &verdict.conditions[0];
+    assert_eq!((stale.level, stale.value), (Level::Warning, Some(9_000.0)));
+    assert!(stale.message.starts_with("a: a lease of 2h 30m by tts@"), "{}", stale.message);
+}
+
+#[test]
+fn durations_are_short() {
+    for (seconds, text) in [(3, "3.0s"), (59, "59s"), (75, "1m 15s"), (3_661, "1h 1m"), (90_000, "1d 1h")] {
+        assert_eq!(shown(secs(seconds)), text);
+    }
+}

@@ -1,0 +1,260 @@
+//! The monitor at work on a real store: whom it tells, whom it asks, and whose lock it takes away.
+
+use std::path::Path;
+use std::time::Duration;
+
+use leasehold::config::{GpuLockMonitor, Setting};
+use leasehold::{EventKind, LockEvent, Ttl};
+use leasehold_server::Settings;
+use serde_json::{Value, json};
+use tokio::sync::mpsc::Receiver;
+use tokio::time::timeout;
+
+use crate::support::Place;
+
+/// Longer than anything here may take.
+const LONG: Duration = Duration::from_secs(20);
+/// What `redis-cli` sees of a lease that no process stands for: since then, and for so long in all.
+const TOKEN: &str = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// A monitor that looks ten times a second, for levels of seconds.
+fn impatient(audit: &Path) -> Settings {
+    let mut monitor = GpuLockMonitor::default();
+    monitor.monitor_interval = ms(100);
+    monitor.timeout_levels.warning = ms(200);
+    monitor.timeout_levels.soft_timeout = ms(400);
+    monitor.timeout_levels.hard_timeout = ms(800);
+    monitor.heartbeat.interval = ms(150);
+    monitor.heartbeat.timeout = Ttl::new(ms(400)).expect("in bounds");
+    let mut settings = Settings::default();
+    settings.monitor = monitor;
+    settings.audit = Some(audit.to_owned());
+    settings
+}
+
+async fn shown(place: &Place) -> Value {
+    place.get("/api/v1/monitor").await.ok()
+}
+
+/// Asks until it is as wanted.
+async fn until(place: &Place, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+    let mut last = Value::Null;
+    let found = timeout(LONG, async {
+        loop {
+            last = shown(place).await;
+            if wanted(&last) {
+                return last.clone();
+            }
+            tokio::time::sleep(ms(10)).await;
+        }
+    });
+    let found = found.await;
+    found.unwrap_or_else(|_| panic!("{}: {what}: {last}", place.kind))
+}
+
+fn did<'a>(shown: &'a Value, action: &str, outcome: &str) -> Option<&'a Value> {
+    let actions = shown["actions"].as_array().expect("a list");
+    actions.iter().find(|done| done["action"] == action && done["outcome"] == outcome)
+}
+
+async fn next(events: &mut Receiver<LockEvent>, kind: EventKind) -> LockEvent {
+    let found = async {
+        loop {
+            let event = events.recv().await.expect("open");
+            if event.kind == kind {
+                return event;
+            }
+        }
+    };
+    timeout(LONG, found).await.unwrap_or_else(|_| panic!("no event {kind:?}"))
+}
+
+fn audited(audit: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(audit).expect("written");
+    text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_kind_of_client_is_freed_at_the_hard_level_or_only_told_about() {
+    for auto_recovery in [true, false] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let audit = dir.path().join("audit.jsonl");
+        let mut settings = impatient(&audit);
+        settings.monitor.auto_recovery = auto_recovery;
+        let place = Place::redis_with(settings).await;
+        let redis = place.redis.as_ref().expect("a server");
+        let mut events = place.locks.events().await.expect("following");
+        redis.command(&["SET", "gpu_lock:1", "locked_by_tts", "PX", "600000"]).await;
+        redis.command(&["SET", "task_lock:1", "locked_by_tts", "PX", "600000"]).await;
+        redis.command(&["SET", "session:1", "not a lock"]).await;
+        let seen = until(&place, "seen", |shown| shown["foreign_seen"] == 2).await;
+        assert!(seen["leader"] == true && seen["locks_seen"].as_u64().is_some_and(|n| n >= 2), "{seen}");
+        if !auto_recovery {
+            // Long over every level.
+            tokio::time::sleep(ms(1_500)).await;
+            let shown = shown(&place).await;
+            assert_eq!((&shown["actions"], &shown["auto_recovery"]), (&json!([]), &json!(false)));
+            assert_eq!(place.get("/api/v1/locks/gpu_lock:1").await.ok()["owner"], "locked_by_tts");
+            place.end().await;
+            continue;
+        }
+        let shown = until(&place, "freed", |shown| did(shown, "force", "forced").is_some()).await;
+        let done = did(&shown, "force", "forced").expect("done");
+        assert_eq!((&done["name"], &done["owner"]), (&json!("gpu_lock:1"), &json!("locked_by_tts")));
+        let event = next(&mut events, EventKind::Forced).await;
+        assert_eq!(event.reason, "forced_by_monitor");
+        assert_eq!((event.name.as_str(), event.owner.as_str()), ("gpu_lock:1", "locked_by_tts"));
+        let lines = audited(&audit);
+        assert_eq!(lines.len(), 2, "before and after: {lines:?}");
+        assert_eq!((&lines[1]["who"], &lines[1]["outcome"]), (&json!("monitor"), &json!("forced")));
+        assert_eq!((&lines[1]["owner"], &lines[1]["holder_id"]), (&done["owner"], &done["holder_id"]));
+        assert!(lines[0]["reason"].as_str().is_some_and(|why| why.contains("over the hard level")), "{lines:?}");
+        assert_eq!(place.get("/api/v1/locks/task_lock:1").await.ok()["held"], true, "whatever its age");
+        let metrics = place.get("/metrics").await.body;
+        let line = "leasehold_monitor_actions_total{action=\"force\",outcome=\"forced\"} 1";
+        assert!(metrics.contains(line) && metrics.contains("leasehold_monitor_leader 1"), "{metrics}");
+        place.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_living_are_asked_and_left_alone_unless_configured() {
+    for evict_living in [false, true] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let audit = dir.path().join("audit.jsonl");
+        let mut settings = impatient(&audit);
+        settings.monitor.evict_living = evict_living;
+        // Silence is not what this is about.
+        settings.monitor.heartbeat.timeout = Ttl::new(LONG).expect("in bounds");
+        let place = Place::redis_with(settings).await;
+        let mut events = place.locks.events().await.expect("following");
+        let guard = place.locks.lock("gpu_lock:0").owner("tts").await.expect("free");
+        let other = place.locks.lock("nightly").owner("report").await.expect("free");
+        let why = timeout(LONG, guard.asked_to_finish()).await.expect("asked");
+        assert!(why.contains("please come to an end"), "{why}");
+        assert_eq!(next(&mut events, EventKind::AskedToFinish).await.name, "gpu_lock:0");
+        if evict_living {
+            let lost = timeout(LONG, guard.lost()).await.expect("told");
+            assert_eq!(lost, leasehold::LossReason::Revoked);
+            until(&place, "revoked", |shown| did(shown, "revoke", "revoked").is_some()).await;
+        } else {
+            let shown = until(&place, "asked again at the hard level", |shown| {
+                shown["actions"].as_array().is_some_and(|done| done.len() >= 2)
+            });
+            shown.await;
+            tokio::time::sleep(ms(1_000)).await;
+            let actions = &self::shown(&place).await["actions"];
+            assert_eq!(actions.as_array().expect("a list").len(), 2, "and no more: {actions}");
+            assert!(guard.is_valid() && guard.loss().is_none());
+            let lines = audited(&audit);
+            assert_eq!((&lines[1]["action"], &lines[1]["outcome"]), (&json!("ask"), &json!("told")));
+        }
+        assert!(other.is_valid() && timeout(ms(10), other.asked_to_finish()).await.is_err(), "not one of `names`");
+        drop((guard, other));
+        place.end().await;
+    }
+}
+
+/// A task of an hour, from its record: with a heartbeat it is left alone, without one it is freed.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_hour_long_task_keeps_its_lock_while_it_gives_signs_of_life() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let audit = dir.path().join("audit.jsonl");
+    let mut settings = Settings::default();
+    // As configured by default, but that it looks more often.
+    settings.monitor = GpuLockMonitor::default();
+    settings.monitor.monitor_interval = ms(100);
+    settings.audit = Some(audit.clone());
+    let place = Place::redis_with(settings).await;
+    let redis = place.redis.as_ref().expect("a server");
+    let hour_ago = since_now_ms() - 3_600_000;
+    // Renewed ten seconds ago, of a lease of five minutes.
+    let alive = format!("lh1 0 {TOKEN} 0000000000000007 - {hour_ago} 300000 tts@gpu-a:1");
+    redis.command(&["SET", "gpu_lock:0", &alive, "PX", "290000"]).await;
+    // Renewed ten minutes ago, of a lease of two hours.
+    let dead = alive.replace("AAAA", "BBBB").replace("300000", "7200000");
+    redis.command(&["SET", "gpu_lock:1", &dead, "PX", "6600000"]).await;
+    let shown = until(&place, "freed", |shown| did(shown, "force", "forced").is_some()).await;
+    let done = did(&shown, "force", "forced").expect("done");
+    assert_eq!((&done["name"], &done["owner"]), (&json!("gpu_lock:1"), &json!("tts@gpu-a (pid 1)")));
+    let line = audited(&audit).pop().expect("a line");
+    assert_eq!(line["since_ms"], json!(hour_ago), "since when it had it");
+    let ago = since_now_ms() - line["last_seen_ms"].as_u64().expect("its last sign of life");
+    assert!((590_000..660_000).contains(&ago), "{line}");
+    let passes = shown["last_pass_ms"].clone();
+    until(&place, "another pass", |shown| shown["last_pass_ms"] != passes).await;
+    assert_eq!(place.get("/api/v1/locks/gpu_lock:0").await.ok()["revoked"], false, "the living one is left alone");
+    place.end().await;
+}
+
+fn since_now_ms() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+    u64::try_from(since.as_millis()).expect("not so far")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_runs_on_every_store_and_says_what_it_goes_by() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut settings = impatient(&dir.path().join("audit.jsonl"));
+    settings.monitor.names = Setting::parse("gpu_lock:*, nightly").expect("valid");
+    for place in [Place::memory_with(settings.clone()).await, Place::sqlite_with(settings).await] {
+        let guard = place.locks.lock("nightly").owner("report").await.expect("free");
+        timeout(LONG, guard.asked_to_finish()).await.unwrap_or_else(|_| panic!("{}: asked", place.kind));
+        let shown = until(&place, "looked", |s| s["pass_took_ms"].is_u64() && did(s, "ask", "told").is_some()).await;
+        let owner = shown["leader_owner"].as_str().expect("it leads");
+        assert!(owner.starts_with("leasehold serve@"), "{owner}");
+        assert_eq!(shown["levels"], json!({ "warning_ms": 200, "soft_ms": 400, "hard_ms": 800 }));
+        assert_eq!((&shown["heartbeat_timeout_ms"], &shown["enabled"]), (&json!(400), &json!(true)));
+        let done = did(&shown, "ask", "told").expect("asked");
+        assert_eq!(done["holder_id"], json!(guard.holder_id().to_string()));
+        drop(guard);
+        place.end().await;
+    }
+    let off = Place::memory().await;
+    let shown = shown(&off).await;
+    assert_eq!(
+        (&shown["enabled"], &shown["leader"], &shown["leader_owner"]),
+        (&json!(false), &json!(false), &Value::Null)
+    );
+    assert!(off.locks.overview("").await.expect("answered").is_empty(), "nobody stands for election");
+    off.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_eviction_that_fails_is_tried_again_as_often_as_configured() {
+    // It can be opened, and nothing can be written to it.
+    let mut settings = impatient(Path::new("/dev/full"));
+    settings.monitor.cleanup.max_retry = 2;
+    settings.monitor.cleanup.retry_delay = ms(250);
+    let place = Place::redis_with(settings).await;
+    let redis = place.redis.as_ref().expect("a server");
+    redis.command(&["SET", "gpu_lock:1", "locked_by_tts", "PX", "600000"]).await;
+    let failed = |shown: &Value| shown["actions"].as_array().expect("a list").len();
+    let shown = until(&place, "tried again", |shown| failed(shown) >= 3).await;
+    let times: Vec<u64> =
+        shown["actions"].as_array().expect("a list").iter().filter_map(|a| a["at_ms"].as_u64()).collect();
+    assert!(times.windows(2).all(|pair| pair[0] - pair[1] >= 250), "the newest first, with pauses: {times:?}");
+    assert!(did(&shown, "force", "failed").is_some(), "{shown}");
+    tokio::time::sleep(ms(800)).await;
+    assert_eq!(failed(&self::shown(&place).await), 3, "once, and twice more");
+    assert_eq!(place.get("/api/v1/locks/gpu_lock:1").await.ok()["held"], true, "what is not written down is not done");
+    place.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_goes_on_when_the_store_is_back() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let place = Place::redis_with(impatient(&dir.path().join("audit.jsonl"))).await;
+    let redis = place.redis.as_ref().expect("a server");
+    until(&place, "leads", |shown| shown["last_pass_ms"].is_u64()).await;
+    redis.restart().await;
+    let back_ms = since_now_ms();
+    redis.command(&["SET", "gpu_lock:1", "locked_by_tts", "PX", "600000"]).await;
+    let looked = |shown: &Value| shown["last_pass_ms"].as_u64().is_some_and(|at_ms| at_ms > back_ms);
+    until(&place, "looks again", |shown| looked(shown) && did(shown, "force", "forced").is_some()).await;
+    place.end().await;
+}
