@@ -486,6 +486,12 @@ pub(crate) struct ServeArgs {
     /// Where it is written down who took which lock away [default: server.audit of the configuration, else audit.jsonl beside the default store]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) audit: Option<PathBuf>,
+    /// Serve HTTPS with this certificate, in PEM, followed by those it is signed by; it may be replaced at any time
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The certificate's private key, in PEM
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
 }
 
 /// Watch it work: a server, a dozen workers, a crash, a hang and an eviction

@@ -22,13 +22,15 @@ use crate::store::{Choice, from_env};
 
 /// Serves until a signal comes.
 pub(crate) fn serve(args: ServeArgs, global: &Global) -> Result<Exit, Failure> {
-    let ServeArgs { listen, hosts, keys, audit } = args;
+    let ServeArgs { listen, hosts, keys, audit, tls_cert, tls_key } = args;
     let path = |path: PathBuf| path.display().to_string();
     let flags = [
         ("server.listen", listen),
         ("server.hosts", (!hosts.is_empty()).then(|| hosts.join(","))),
         ("server.keys", keys.map(path)),
         ("server.audit", audit.map(path)),
+        ("server.tls.cert", tls_cert.map(path)),
+        ("server.tls.key", tls_key.map(path)),
     ];
     let said = |layers: Layers, (key, value): (&str, Option<String>)| match value {
         Some(value) => layers.set(key, value),
@@ -36,14 +38,14 @@ pub(crate) fn serve(args: ServeArgs, global: &Global) -> Result<Exit, Failure> {
     };
     let InForce { config, server, shown } = InForce::read(flags.into_iter().fold(config::layers(global), said))?;
     let by_flag = shown.iter().any(|shown| shown.key == "server.listen" && shown.origin == Origin::Explicit);
-    if server.tls.is_some() {
-        return Err(Failure::new(Exit::Config, "server.tls: this build cannot serve TLS"));
-    }
     let mut settings = Settings::default();
     settings.hosts = server.hosts;
     settings.keys = key_file(server.keys)?;
     settings.audit = server.audit.or_else(|| keys::beside_the_store("audit.jsonl"));
     settings.monitor = config.gpu_lock_monitor.clone();
+    settings.tls = server.tls;
+    settings.alerts = server.alerts;
+    let scheme = if settings.tls.is_some() { "https" } else { "http" };
     let store = Choice::with(global, Some(config))?;
     let (listen, json) = (server.listen.as_str().to_owned(), global.json);
     log_to_stderr()?;
@@ -63,9 +65,9 @@ pub(crate) fn serve(args: ServeArgs, global: &Global) -> Result<Exit, Failure> {
         let address = listener.local_addr().map_err(|error| not_bound(&listen, &error))?;
         let shutdown = signalled()?;
         if json {
-            say::json(&json!({ "url": format!("http://{address}"), "store": locks.store() }))?;
+            say::json(&json!({ "url": format!("{scheme}://{address}"), "store": locks.store() }))?;
         } else {
-            say::talk(&format!("serving {} at http://{address} · Ctrl-C ends it", locks.store()));
+            say::talk(&format!("serving {} at {scheme}://{address} · Ctrl-C ends it", locks.store()));
         }
         let served = server.run(listener, shutdown).await;
         locks.shutdown().await;

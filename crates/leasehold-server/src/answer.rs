@@ -54,6 +54,12 @@ impl Problem {
         Self::new(StatusCode::BAD_REQUEST, code, message)
     }
 
+    /// What cannot be written down is not done.
+    pub(crate) fn not_audited() -> Self {
+        let text = "the audit cannot be written, so nothing was done; see the server's log";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "not_audited", text)
+    }
+
     /// About a lock.
     pub(crate) fn about(mut self, name: &LockName) -> Self {
         self.said.name = Some(name.to_string());

@@ -35,6 +35,19 @@ pub(crate) async fn segment<S: Send + Sync>(parts: &mut Parts, state: &S) -> Res
     Ok(text)
 }
 
+/// The longest reason, in bytes.
+const REASON_BYTES: usize = 500;
+
+/// Why somebody changes something, in words that can stand in a log.
+pub(crate) fn reason(given: &str) -> Result<&str, Problem> {
+    let reason = given.trim();
+    if reason.is_empty() || reason.len() > REASON_BYTES || reason.chars().any(char::is_control) {
+        let text = format!("reason must say why: 1 to {REASON_BYTES} bytes without control characters");
+        return Err(Problem::bad_request("invalid_reason", text));
+    }
+    Ok(reason)
+}
+
 /// The query of a request. What is not known is refused: a misspelt `prefx` would answer something else.
 pub(crate) struct Asked<T>(pub(crate) T);
 

@@ -3,11 +3,26 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use serde::Serialize;
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::App;
+use crate::answer::{Problem, Said};
+use crate::asked::Asked;
+
+/// Lines shown when nobody says how many, and at most.
+const USUAL: usize = 100;
+const MOST: usize = 1_000;
+/// Read at once from the end of the file, and the most that is read for one answer.
+const BLOCK: u64 = 64 * 1024;
+const READ_MOST: usize = 8 * 1024 * 1024;
 
 /// A file that is only ever added to.
 #[derive(Debug)]
@@ -21,7 +36,7 @@ pub(crate) struct Audit {
 pub(crate) struct Line<'a> {
     /// `asked`, then what became of it.
     pub(crate) outcome: &'a str,
-    /// What was asked for: `revoke`, `force`, or `ask` (to finish).
+    /// What was asked for: `revoke`, `force`, `ask` (to finish) or `settle`.
     pub(crate) action: &'a str,
     pub(crate) name: &'a str,
     pub(crate) reason: &'a str,
@@ -61,5 +76,102 @@ impl Audit {
         // In one write: several servers may share the file.
         let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_data());
         written.inspect_err(|error| tracing::error!(path = %self.path.display(), %error, "the audit cannot be written"))
+    }
+
+    /// The last lines, newest first. One that is no JSON (a disk that was full once) is passed over.
+    fn last(&self, limit: usize) -> io::Result<Vec<Value>> {
+        let file = File::open(&self.path)?;
+        let mut from = file.metadata()?.len();
+        let mut tail: Vec<u8> = Vec::new();
+        // One line break more than lines: the first piece may begin within a line.
+        while from > 0 && tail.len() < READ_MOST && tail.iter().filter(|b| **b == b'\n').count() <= limit {
+            let begin = from.saturating_sub(BLOCK);
+            let mut block = vec![0; usize::try_from(from - begin).unwrap_or(0)];
+            file.read_exact_at(&mut block, begin)?;
+            block.append(&mut tail);
+            (tail, from) = (block, begin);
+        }
+        let lines = tail.split(|byte| *byte == b'\n').rev();
+        Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).take(limit).collect())
+    }
+}
+
+/// How much of it.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Last {
+    /// How many lines: 1 to 1000, 100 by default.
+    limit: Option<usize>,
+}
+
+/// The end of the audit.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub(crate) struct AuditPage {
+    /// As they stand in the file, newest first; none where no file is written. Each has `at_ms`, `outcome`, `action`,
+    /// `name`, `reason`, `who`, `key_id`, `holder_id`, `owner` and `fence`.
+    #[schema(value_type = Vec<Object>)]
+    lines: Vec<Value>,
+}
+
+/// Who changed what, and why
+#[utoipa::path(get, path = "/api/v1/audit", tag = "journal", params(Last),
+    responses((status = 200, body = AuditPage), (status = 400, body = Said)))]
+pub(crate) async fn list(State(app): State<App>, Asked(last): Asked<Last>) -> Result<Json<AuditPage>, Problem> {
+    let limit = last.limit.unwrap_or(USUAL);
+    if !(1..=MOST).contains(&limit) {
+        return Err(Problem::bad_request("invalid_limit", format!("limit is {limit}; it must be 1 to {MOST}")));
+    }
+    let read =
+        tokio::task::spawn_blocking(move || app.audit.as_ref().map_or(Ok(Vec::new()), |audit| audit.last(limit)));
+    match read.await {
+        Ok(Ok(lines)) => Ok(Json(AuditPage { lines })),
+        failed => {
+            tracing::error!(?failed, "the audit cannot be read");
+            let text = "the audit cannot be read; the server's log says why";
+            Err(Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "audit_unusable", text))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(reason: &str) -> Line<'_> {
+        Line {
+            outcome: "asked",
+            action: "force",
+            name: "a",
+            reason,
+            who: "ops",
+            key_id: None,
+            holder_id: "7f3a91c2b04d",
+            owner: None,
+            fence: None,
+            since_ms: None,
+            last_seen_ms: None,
+        }
+    }
+
+    #[test]
+    fn the_last_lines_come_first_however_long_the_file_is() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let audit = Audit::open(&dir.path().join("deep/audit.jsonl")).expect("opened");
+        assert_eq!(audit.last(5).expect("read"), Vec::<Value>::new());
+        let long = "x".repeat(400);
+        for n in 0..1_000 {
+            audit.write(&line(&format!("{n} {long}"))).expect("written");
+        }
+        audit.file.lock().expect("whole").write_all(b"{ broken\n").expect("written");
+        audit.write(&line("last")).expect("written");
+        let shown = |limit| {
+            let reason =
+                |line: &Value| line["reason"].as_str().expect("text").split(' ').next().expect("a word").to_owned();
+            audit.last(limit).expect("read").iter().map(reason).collect::<Vec<_>>()
+        };
+        assert_eq!(shown(3), ["last", "999", "998"]);
+        assert_eq!((shown(1_000).len(), shown(1_000)[999].as_str()), (1_000, "1"));
+        assert_eq!(shown(2_000).len(), 1_001, "all there are");
     }
 }

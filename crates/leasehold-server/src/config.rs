@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use leasehold::config::{Setting, Settings as Layers};
 
+use crate::alerts::AlertSettings;
+
 /// Where a server listens unless somebody says otherwise.
 const LISTEN: &str = "127.0.0.1:8847";
 
@@ -22,6 +24,8 @@ pub struct ServerConfig {
     pub audit: Option<PathBuf>,
     /// `server.tls.cert` and `server.tls.key`
     pub tls: Option<TlsFiles>,
+    /// `alerts`: who is told of alerts.
+    pub alerts: AlertSettings,
 }
 
 /// A certificate and its key, in PEM files.
@@ -54,6 +58,7 @@ impl ServerConfig {
             keys: layers.get("server.keys", None),
             audit: layers.get("server.audit", None),
             tls: cert.zip(key).map(|(cert, key)| TlsFiles { cert, key }),
+            alerts: AlertSettings::read(layers),
         }
     }
 }

@@ -12,11 +12,14 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower_service::Service;
+
+use crate::tls::Tls;
 
 /// Connections at once. Beyond it a new one waits in the listener's backlog.
 const CONNECTIONS: usize = 4_096;
@@ -29,12 +32,20 @@ const END_WITHIN: Duration = Duration::from_secs(10);
 /// When no connection can be accepted (no file descriptor left), the pause before the next try.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// What every TLS connection begins with: the type of a handshake record.
+const TLS_RECORD: u8 = 0x16;
+/// To somebody who speaks TLS where none is spoken: a fatal alert, `protocol_version`.
+const NO_TLS_HERE: [u8; 7] = [0x15, 3, 1, 0, 2, 2, 70];
+/// To somebody who speaks plain HTTP where TLS is spoken.
+const TLS_HERE: &str = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: 88\r\n\r\n\
+    {\"code\":\"needs_tls\",\"message\":\"this server speaks HTTPS here: write https:// before it\"}";
+
 /// Who is at the other end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Peer(pub(crate) SocketAddr);
 
 /// Accepts until it is stopped, then waits for what is under way.
-pub(crate) async fn serve(listener: &TcpListener, routes: Router, stopping: CancellationToken) {
+pub(crate) async fn serve(listener: &TcpListener, routes: Router, tls: Option<Arc<Tls>>, stopping: CancellationToken) {
     let connections = TaskTracker::new();
     let seats = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
@@ -47,9 +58,9 @@ pub(crate) async fn serve(listener: &TcpListener, routes: Router, stopping: Canc
             () = stopping.cancelled() => break,
             accepted = accepted => accepted,
         };
-        let (routes, stopping) = (routes.clone(), stopping.clone());
+        let (routes, tls, stopping) = (routes.clone(), tls.clone(), stopping.clone());
         connections.spawn(async move {
-            converse(stream, peer, routes, stopping).await;
+            begin(stream, peer, routes, tls, stopping).await;
             drop(seat);
         });
     }
@@ -72,9 +83,41 @@ async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     }
 }
 
-async fn converse(stream: TcpStream, peer: SocketAddr, routes: Router, stopping: CancellationToken) {
+/// Finds out what is spoken, and speaks it.
+async fn begin(
+    mut stream: TcpStream,
+    peer: SocketAddr,
+    routes: Router,
+    tls: Option<Arc<Tls>>,
+    stopping: CancellationToken,
+) {
     // Answers are small and wanted at once.
     let _ = stream.set_nodelay(true);
+    let mut first = [0];
+    let peeked = tokio::time::timeout(HEAD_WITHIN, stream.peek(&mut first));
+    let Some(Ok(Ok(1..))) = stopping.run_until_cancelled(peeked).await else { return };
+    match (tls, first[0] == TLS_RECORD) {
+        (None, false) => converse(stream, peer, routes, stopping).await,
+        (Some(tls), true) => match tokio::time::timeout(HEAD_WITHIN, tls.acceptor().accept(stream)).await {
+            Ok(Ok(stream)) => converse(stream, peer, routes, stopping).await,
+            Ok(Err(error)) => tracing::debug!(%peer, %error, "no TLS connection came about"),
+            Err(_) => tracing::debug!(%peer, "no TLS connection came about in time"),
+        },
+        (None, true) => {
+            tracing::warn!(%peer, "a client speaks TLS to this server, which has no certificate: use http://, or --tls-cert and --tls-key");
+            let _ = stream.write_all(&NO_TLS_HERE).await;
+        }
+        (Some(_), false) => {
+            tracing::debug!(%peer, "a client does not speak TLS");
+            let _ = stream.write_all(TLS_HERE.as_bytes()).await;
+        }
+    }
+}
+
+async fn converse<S>(stream: S, peer: SocketAddr, routes: Router, stopping: CancellationToken)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let service = hyper::service::service_fn(move |request| answer(request, peer, routes.clone()));
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).max_buf_size(HEAD_BYTES);

@@ -12,13 +12,14 @@ use axum::response::Sse;
 use axum::response::sse::{Event, KeepAlive};
 use futures_util::Stream;
 use futures_util::stream::unfold;
-use leasehold::LockEvent;
+use leasehold::{EventKind, LockEvent};
 use serde::Deserialize;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{self, Receiver, Sender};
 use tokio::task::JoinHandle;
 
 use crate::App;
+use crate::alerts::Notice;
 use crate::answer::{Problem, Said};
 use crate::asked::Asked;
 
@@ -55,6 +56,7 @@ struct Told {
 #[derive(Debug)]
 enum What {
     Happened(Box<LockEvent>),
+    Alert(Arc<Notice>),
     /// Some may have been missed here: look at the locks again.
     Gap,
 }
@@ -71,8 +73,9 @@ pub(crate) struct From {
 /// What happens to all locks, as it happens
 ///
 /// A stream of server-sent events: `granted` (once a lease has lasted half a second), `released`, `lost`, `revoked`,
-/// `forced`, each with `kind`, `name`, `owner`, `holder_id`, `fence`, `at_ms` and `reason`. It goes on after the event
-/// named by `Last-Event-ID`; an event `gap` says that some may be missing before it. Ends when the server does.
+/// `forced`, each with `kind`, `name`, `owner`, `holder_id`, `fence`, `at_ms` and `reason`; and `alert`, with `state` (`firing` or
+/// `resolved`) and the fields of the alert. It goes on after the event named by `Last-Event-ID`; an event `gap` says that
+/// some may be missing before it. Ends when the server does.
 #[utoipa::path(get, path = "/api/v1/events", tag = "events", params(From),
     responses((status = 200, description = "the stream", content_type = "text/event-stream", body = String), (status = 400, body = Said)))]
 pub(crate) async fn stream(
@@ -142,6 +145,11 @@ impl Events {
                     Ok(mut happening) => {
                         while let Some(event) = happening.recv().await {
                             app.metrics.happened(event.kind);
+                            if event.kind == EventKind::Alert {
+                                // Told when it is on the board, and once.
+                                app.alerts.told_by_a_client(&event);
+                                continue;
+                            }
                             app.picture.happened(&event);
                             app.events.tell(What::Happened(Box::new(event)));
                         }
@@ -165,6 +173,11 @@ impl Events {
                 () = follow => {}
             }
         })
+    }
+
+    /// An alert begins or is over.
+    pub(crate) fn alert(&self, notice: Arc<Notice>) {
+        self.tell(What::Alert(notice));
     }
 
     fn tell(&self, what: What) {
@@ -208,6 +221,9 @@ impl Events {
         let event = Event::default().id(format!("{}-{}", self.run, told.number));
         match &told.what {
             What::Gap => event.event("gap").data("{}"),
+            What::Alert(notice) => {
+                event.event("alert").data(serde_json::to_string(&**notice).expect("a notice is JSON"))
+            }
             What::Happened(happened) => {
                 let kind = serde_json::to_value(happened.kind).ok();
                 let kind = kind.as_ref().and_then(|kind| kind.as_str()).unwrap_or("other");
@@ -219,8 +235,6 @@ impl Events {
 
 #[cfg(test)]
 mod tests {
-    use leasehold::EventKind;
-
     use super::*;
 
     fn happened(n: u64) -> What {

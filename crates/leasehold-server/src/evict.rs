@@ -10,12 +10,9 @@ use serde::Deserialize;
 
 use crate::App;
 use crate::answer::{Problem, Said};
-use crate::asked::{Name, Sent};
+use crate::asked::{Name, Sent, reason};
 use crate::audit::Line;
 use crate::keys::Caller;
-
-/// The longest reason, in bytes.
-const REASON_BYTES: usize = 500;
 
 /// Takes a lock away.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
@@ -59,11 +56,7 @@ pub(crate) async fn evict(
     Sent(asked): Sent<Evict>,
 ) -> Result<Json<EvictedView>, Problem> {
     let holder = HolderId::parse(&asked.holder_id)?;
-    let reason = asked.reason.trim();
-    if reason.is_empty() || reason.len() > REASON_BYTES || reason.chars().any(char::is_control) {
-        let text = format!("reason must say why: 1 to {REASON_BYTES} bytes without control characters");
-        return Err(Problem::bad_request("invalid_reason", text));
-    }
+    let reason = reason(&asked.reason)?;
     let mode = match asked.mode {
         Mode::Revoke => EvictMode::Revoke,
         Mode::Force => EvictMode::Force,
@@ -97,10 +90,7 @@ pub(crate) async fn take_away(
             );
             Err(conflict("foreign_holder", text).held_by(&now))
         }
-        Err(NotDone::NotAudited) => {
-            let text = "the audit cannot be written, so nothing was done; see the server's log";
-            Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "not_audited", text).about(name))
-        }
+        Err(NotDone::NotAudited) => Err(Problem::not_audited().about(name)),
         Err(NotDone::Store(error)) => Err(error.into()),
     }
 }

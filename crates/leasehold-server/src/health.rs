@@ -11,13 +11,12 @@ use leasehold::{Error, LockInfo, LockView};
 use serde::Serialize;
 
 use crate::App;
+use crate::alerts::EMERGENCY_RATE;
 
 /// What the names of GPU locks begin with.
 const GPU: &str = "gpu_lock:";
 /// Locks asked for at once.
 const PAGE: usize = 500;
-/// More emergency releases than this, of all locks, are no accident.
-const EMERGENCY_RATE: f64 = 0.05;
 
 /// How the GPU locks are.
 #[derive(Debug, Serialize, utoipa::ToSchema)]

@@ -5,7 +5,7 @@
 //!
 //! | file | what it is about |
 //! |---|---|
-//! | `connection` | accepting, limits, timeouts, going down without cutting anybody off |
+//! | `connection`, `tls` | accepting, limits, timeouts, going down without cutting anybody off; certificates |
 //! | `doors` | who may come in: the checks before any route |
 //! | `keys`, `failures` | keys and what they allow; whoever tries too many is told to wait |
 //! | `audit` | who took which lock away, and why |
@@ -14,13 +14,15 @@
 //! | `taking` | a lock service: acquire, renew, release |
 //! | `evict` | taking a lock away from the holder that was looked at |
 //! | `tasks` | task locks by the id of their task |
+//! | `alerts` | what is the matter, and who is told |
+//! | `journal`, `gpus` | what could not be done on this machine; GPUs and who holds them |
 //! | `events` | what happens to all locks, as a stream |
 //! | `monitor` | one server among all looks at every lock: told about, asked to finish, taken away |
-//! | `alerts` | what is the matter, from when until when, and who is told |
 //! | `config` | the section of the configuration file that is the server's |
 //! | `picture` | what is known of all locks without asking the store each time, and of the last hour |
 //! | `page` | the page at `/`, for people |
-//! | `alive`, `health`, `metrics` | whether the server lives, how the GPU locks are, figures for Prometheus |
+//! | `alive`, `health` | whether the server lives, how the GPU locks are |
+//! | `metrics`, `fleet` | figures for Prometheus: of this server, and of the whole fleet |
 //! | `document` | the OpenAPI document, and a page of it for people |
 //! | `asked` | names, queries and bodies as they were sent, or what is wrong with them |
 //! | `answer` | errors: a stable code and a sentence |
@@ -37,7 +39,10 @@ mod doors;
 mod events;
 mod evict;
 mod failures;
+mod fleet;
+mod gpus;
 mod health;
+mod journal;
 mod keys;
 mod locks;
 mod metrics;
@@ -47,6 +52,7 @@ mod picture;
 mod routes;
 mod taking;
 mod tasks;
+mod tls;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -59,6 +65,7 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 use alerts::Alerts;
+pub use alerts::{AlertCommand, AlertLevel, AlertSettings, CommandLine, Secret, Webhook, WebhookUrl};
 use audit::Audit;
 pub use config::{Listen, ServerConfig, TlsFiles};
 use events::Events;
@@ -68,6 +75,8 @@ pub use keys::{KeyEntry, KeyError, KeyFile, Role};
 use metrics::Metrics;
 use monitor::Monitor;
 use picture::Picture;
+use tls::Tls;
+pub use tls::TlsError;
 
 /// A server of one store's locks.
 ///
@@ -102,6 +111,10 @@ pub struct Settings {
     pub keys: Option<KeyFile>,
     /// Where it is written down who took which lock away; only in the log when not set.
     pub audit: Option<PathBuf>,
+    /// The certificate to serve with; plain HTTP without one.
+    pub tls: Option<TlsFiles>,
+    /// Who is told of alerts.
+    pub alerts: AlertSettings,
     /// When somebody is told of a lock that is held for long, and when it is taken away. Not enabled unless said so:
     /// a server that a program runs by the way does not take locks away.
     pub monitor: GpuLockMonitor,
@@ -111,7 +124,7 @@ impl Default for Settings {
     fn default() -> Self {
         let mut monitor = GpuLockMonitor::default();
         monitor.enabled = false;
-        Self { hosts: Vec::new(), keys: None, audit: None, monitor }
+        Self { hosts: Vec::new(), keys: None, audit: None, tls: None, alerts: AlertSettings::default(), monitor }
     }
 }
 
@@ -138,6 +151,9 @@ pub enum ServeError {
         /// Why.
         source: std::io::Error,
     },
+    /// The certificate, or the authorities of a webhook, cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// The listener cannot be used.
     #[error("the listener cannot be used: {0}")]
     Listener(#[from] std::io::Error),
@@ -154,7 +170,7 @@ struct Shared {
     keys: Option<Keys>,
     failures: Failures,
     audit: Option<Audit>,
-    events: Events,
+    events: Arc<Events>,
     alerts: Alerts,
     monitor: Monitor,
     metrics: Metrics,
@@ -165,18 +181,23 @@ struct Shared {
 
 impl App {
     fn new(locks: LockManager, settings: Settings) -> Result<Self, ServeError> {
+        let (events, metrics, stopping) = (Arc::new(Events::new()), Metrics::new(), CancellationToken::new());
+        // Where a monitor is elected, whoever leads tells.
+        let leads = !settings.monitor.enabled;
+        let notified = metrics.notified.clone();
+        let alerts = Alerts::start(&settings.alerts, leads, events.clone(), notified, &stopping)?;
         Ok(Self(Arc::new(Shared {
             keys: settings.keys.clone().map(Keys::open).transpose()?,
             failures: Failures::default(),
-            events: Events::new(),
-            alerts: Alerts::default(),
+            events,
+            alerts,
             monitor: Monitor::default(),
-            metrics: Metrics::new(),
             picture: Picture::new(),
+            metrics,
             audit: settings.audit.as_deref().map(open_audit).transpose()?,
             locks,
             settings,
-            stopping: CancellationToken::new(),
+            stopping,
         })))
     }
 }
@@ -197,14 +218,15 @@ impl Server {
     /// Whether it can serve there, as far as can be told before it listens.
     ///
     /// # Errors
-    /// [`ServeError::NeedsKeys`] for an address that others can reach, when there are no keys; or why the keys or
-    /// the audit cannot be used.
+    /// [`ServeError::NeedsKeys`] for an address that others can reach, when there are no keys; or why the keys,
+    /// the audit or the certificate cannot be used.
     pub fn may_listen_on(&self, address: SocketAddr) -> Result<(), ServeError> {
         if !address.ip().is_loopback() && self.settings.keys.is_none() {
             return Err(ServeError::NeedsKeys { address });
         }
         self.settings.keys.clone().map(Keys::open).transpose()?;
         self.settings.audit.as_deref().map(open_audit).transpose()?;
+        self.settings.tls.as_ref().map(Tls::open).transpose()?;
         Ok(())
     }
 
@@ -215,13 +237,16 @@ impl Server {
     /// [`ServeError`] before anything is served.
     pub async fn run(self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
         self.may_listen_on(listener.local_addr()?)?;
+        let tls = self.settings.tls.as_ref().map(Tls::open).transpose()?.map(Arc::new);
         let app = App::new(self.locks, self.settings)?;
         let stopping = app.stopping.clone();
         let following = Events::follow(app.clone()).await;
+        let watching = alerts::watch(app.clone());
         let monitoring = Monitor::start(app.clone());
         let looking = Picture::keep(app.clone());
+        let ending = app.clone();
         let routes = routes::routes(app);
-        let serving = connection::serve(&listener, routes, stopping.clone());
+        let serving = connection::serve(&listener, routes, tls, stopping.clone());
         tokio::pin!(serving);
         tokio::select! {
             () = &mut serving => {}
@@ -233,7 +258,8 @@ impl Server {
         }
         stopping.cancel();
         // They end when the server stops; what they were about to tell has no readers any more.
-        let _ = tokio::join!(following, monitoring, looking);
+        let _ = tokio::join!(following, watching, monitoring, looking);
+        ending.alerts.ended().await;
         Ok(())
     }
 }

@@ -10,7 +10,8 @@ use utoipa_axum::routes;
 
 use crate::answer::Problem;
 use crate::{
-    App, alive, document, doors, events, evict, health, locks, metrics, monitor, page, picture, taking, tasks,
+    App, alerts, alive, audit, document, doors, events, evict, gpus, health, journal, locks, metrics, monitor, page,
+    picture, taking, tasks,
 };
 
 #[derive(OpenApi)]
@@ -33,6 +34,11 @@ pub(crate) fn routes(app: App) -> Router {
         .routes(routes!(tasks::show))
         .routes(routes!(tasks::release))
         .routes(routes!(health::gpu))
+        .routes(routes!(gpus::list))
+        .routes(routes!(alerts::list))
+        .routes(routes!(journal::list))
+        .routes(routes!(journal::settle))
+        .routes(routes!(audit::list))
         .routes(routes!(monitor::show))
         .routes(routes!(picture::overview))
         .routes(routes!(picture::timeline))

@@ -41,6 +41,17 @@ pub enum EventKind {
     Forced,
     /// Its holder was asked to come to an end soon.
     AskedToFinish,
+    /// Something went wrong that a person should know of: see [`LockEvent::alert`].
+    Alert,
+}
+
+impl LockEvent {
+    /// Of an [`EventKind::Alert`]: which kind (`lua_script_error`, `gpu_lock_emergency_release`, `release_journalled`), and
+    /// what went wrong. Its `reason` is both, with a colon between.
+    pub fn alert(&self) -> Option<(&str, &str)> {
+        let (kind, detail) = self.reason.split_once(": ").unwrap_or((&self.reason, ""));
+        (self.kind == EventKind::Alert).then_some((kind, detail))
+    }
 }
 
 /// Gets every transition of this process as it happens: the place for metrics.
@@ -100,6 +111,13 @@ pub enum Transition<'a> {
         operation: crate::error::Operation,
         /// What went wrong.
         kind: crate::store::StoreErrorKind,
+    },
+    /// The store answered.
+    Answered {
+        /// What was asked.
+        operation: crate::error::Operation,
+        /// From the question to the answer.
+        took: Duration,
     },
     /// Something a person should know of.
     Alert {

@@ -57,6 +57,11 @@ impl Guard {
         Self { held: Some(Tended { alive, cell }) }
     }
 
+    /// Since this process knows that it holds it.
+    pub(crate) fn held_for(&self) -> Duration {
+        self.cell().granted_at.until(Moment::now())
+    }
+
     /// The lock.
     pub fn name(&self) -> &LockName {
         &self.cell().name

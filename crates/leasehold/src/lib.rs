@@ -40,6 +40,7 @@ mod engine;
 mod error;
 mod event;
 mod facts;
+mod figures;
 #[cfg(feature = "gpu")]
 pub mod gpu;
 mod guard;
@@ -67,6 +68,7 @@ pub use event::{EventKind, LockEvent, LossReason, Observer, ReleaseLayer, Transi
 pub use facts::{
     ClaimId, Fence, HolderId, Invalid, Keep, KeySpace, LockName, Namespace, Owner, RawPattern, Shelf, Token, Ttl,
 };
+pub use figures::{FleetCount, FleetHistogram, fleet_counts, fleet_histograms};
 pub use guard::Guard;
 pub use held::current_fence;
 pub use installed::{AlreadyInstalled, install, installed};

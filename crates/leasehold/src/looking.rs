@@ -178,6 +178,18 @@ impl LockManager {
         self.look(&name, self.core().store.counters()).await
     }
 
+    /// Adds to what [`fleet_counters`](Self::fleet_counters) answers, for programs that count something of their own.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer; it may have been added all the same.
+    pub async fn add_to_fleet_counters(&self, counts: &[(&'static str, u64)]) -> Result<(), Error> {
+        let name = LockName::new("*")?;
+        if counts.is_empty() {
+            return Ok(());
+        }
+        self.look(&name, self.core().store.count(counts)).await
+    }
+
     /// The locks of GPUs that are held for a while, from the index: a server may hold millions of keys.
     async fn gpus_held(&self) -> Result<Vec<LockInfo>, Error> {
         let held = self.long_held().await?.into_iter().map(|(name, _)| name);

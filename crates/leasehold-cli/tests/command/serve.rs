@@ -95,12 +95,18 @@ fn it_says_where_and_why_not() {
     let place = Place::sqlite();
     let other = TcpListener::bind("127.0.0.1:0").expect("a port");
     let taken = other.local_addr().expect("bound").to_string();
-    let table: [(&[&str], i32, &str); 5] = [
+    let table: [(&[&str], i32, &str); 7] = [
         (&["serve", "--listen", &taken], 69, "is taken"),
         (&["serve", "--listen", "0.0.0.0:0"], 78, "no keys"),
         (&["serve", "--listen", "[::]:0"], 78, "no keys"),
         (&["serve", "--listen", "nonsense"], 64, "no address to listen on"),
         (&["serve", "--listen", "192.0.2.1:80"], 78, "no keys"),
+        (
+            &["serve", "--tls-cert", "/nowhere/cert.pem", "--tls-key", "/nowhere/key.pem"],
+            78,
+            "/nowhere/cert.pem cannot be read",
+        ),
+        (&["serve", "--tls-cert", "/nowhere/cert.pem"], 64, "--tls-key"),
     ];
     for (args, code, text) in table {
         let began = Instant::now();

@@ -190,6 +190,7 @@ impl Leading {
     fn begin(app: &App) -> Self {
         app.monitor.lock().leads = true;
         app.metrics.monitor.leader.set(1);
+        app.alerts.lead(true);
         Self(app.clone())
     }
 }
@@ -198,7 +199,8 @@ impl Drop for Leading {
     fn drop(&mut self) {
         self.0.monitor.lock().leads = false;
         self.0.metrics.monitor.leader.set(0);
-        // Whoever leads now says what holds.
+        // Whoever leads now says what holds: nobody is told that it is over.
+        self.0.alerts.lead(false);
         self.0.alerts.holding("monitor", Vec::new());
     }
 }

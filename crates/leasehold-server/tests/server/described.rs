@@ -23,7 +23,12 @@ async fn the_document_says_what_is_served() {
     let paths: BTreeSet<&str> = operations.iter().map(|(_, path)| path.as_str()).collect();
     let expected = [
         "/",
+        "/api/v1/alerts",
+        "/api/v1/audit",
         "/api/v1/events",
+        "/api/v1/gpus",
+        "/api/v1/journal",
+        "/api/v1/journal/{id}/settle",
         "/api/v1/live",
         "/api/v1/locks",
         "/api/v1/locks/{name}",

@@ -5,6 +5,7 @@ mod doors;
 mod events;
 mod evicting;
 mod monitor;
+mod operating;
 mod picture;
 mod reading;
 mod support;

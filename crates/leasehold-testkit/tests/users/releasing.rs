@@ -134,6 +134,9 @@ async fn what_cannot_be_released_is_journalled_and_replayed_when_the_store_is_ba
     let manager = LockManager::connect_with(&proxy.url(), options(&arena, &seen)).await.expect("a manager");
     let guard = manager.lock("gpu_lock:0").owner("tts").ttl(Duration::from_secs(600)).await.expect("free");
     let (id, token) = (guard.holder_id(), guard.token().clone());
+    // Somebody who is not cut off.
+    let follower = arena.manager().await;
+    let mut events = follower.events().await.expect("answered");
     proxy.refuse(true);
     proxy.reset_all();
     drop(guard);
@@ -150,6 +153,17 @@ async fn what_cannot_be_released_is_journalled_and_replayed_when_the_store_is_ba
     proxy.refuse(false);
     until("the replay", async || journal.entries().expect("readable").is_empty()).await;
     assert_eq!(arena.server().command(&["EXISTS", "gpu_lock:0"]).await, redis::Value::Int(0));
+    let told = async {
+        loop {
+            let event = events.recv().await.expect("followed");
+            if let Some(("release_journalled", detail)) = event.alert() {
+                assert!(!detail.is_empty() && event.owner.starts_with("tts@"), "{event:?}");
+                return (event.name.clone(), event.holder_id.clone());
+            }
+        }
+    };
+    let told = timeout(LONG, told).await.expect("an alert waits for the store");
+    assert_eq!(told, ("gpu_lock:0".to_owned(), id.to_string()));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

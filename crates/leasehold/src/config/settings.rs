@@ -336,7 +336,8 @@ fn texts(items: Vec<Node>) -> Result<Vec<String>, At> {
 fn without_secrets(line: &str) -> String {
     let lower = line.to_ascii_lowercase();
     if let Some(colon) = line.find(':')
-        && ["password", "secret", "token", "api_key", "apikey"].iter().any(|word| lower[..colon].contains(word))
+        // The path of a webhook is often its only secret.
+        && ["password", "secret", "token", "api_key", "apikey", "url"].iter().any(|word| lower[..colon].contains(word))
     {
         return format!("{}: …", &line[..colon]);
     }

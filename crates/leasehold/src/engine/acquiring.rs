@@ -127,6 +127,9 @@ pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish) -> Result<Guard, Err
             core.stats.total_locks.add_one();
             tracing::debug!(name = %wish.name, ?waited, fence = ?guard.fence(), "acquired");
             core.observe(&Transition::Acquired { name: wish.name.as_str(), waited, handed_over });
+            if handed_over {
+                core.figures.handed_over(guard.held_for());
+            }
             return Ok(guard);
         }
         Err(Ended::Error(error)) => error,
@@ -199,7 +202,12 @@ pub(super) async fn try_once(
     // Whether the store may have done anything for the token.
     let mut touched = false;
     loop {
-        let error = match core.store.try_acquire(undo.claim()).await {
+        let asked_at = Moment::now();
+        let answer = core.store.try_acquire(undo.claim()).await;
+        if answer.is_ok() {
+            core.answered(Operation::Acquire, asked_at);
+        }
+        let error = match answer {
             Ok(Try::Granted(grant)) => {
                 if Belief::new(grant.asked_at, grant.lasts).is_valid(Moment::now()) {
                     let lease = wish.lease(undo.disarm().token);

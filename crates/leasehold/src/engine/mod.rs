@@ -11,9 +11,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use crate::clock::Moment;
 use crate::error::{Error, Operation};
 use crate::event::Transition;
 use crate::facts::LockName;
+use crate::figures::Figures;
 use crate::journal::Journal;
 use crate::options::Options;
 use crate::stats::Stats;
@@ -34,6 +36,9 @@ use tending::Leases;
 /// A process that has just begun does not read the journal: many are over before that, and the next one does.
 const BEFORE_THE_JOURNAL: Duration = Duration::from_secs(1);
 
+/// Alerts that are kept while the store is away.
+const ALERTS_KEPT: usize = 64;
+
 /// What all handles of one manager share.
 pub(crate) struct Core {
     pub(crate) store: SharedStore,
@@ -41,6 +46,7 @@ pub(crate) struct Core {
     pub(crate) leases: Leases,
     pub(crate) rooms: Rooms,
     pub(crate) stats: Stats,
+    pub(crate) figures: Figures,
     pub(crate) journal: Option<Journal>,
     replaying: AtomicBool,
     runtime: Handle,
@@ -73,6 +79,7 @@ impl Core {
             leases: Leases::default(),
             rooms: Rooms::default(),
             stats: Stats::default(),
+            figures: Figures::default(),
             journal,
             replaying: AtomicBool::new(false),
             runtime: Handle::current(),
@@ -122,7 +129,7 @@ impl Core {
         };
         // Whoever is late is taken care of by the end of its lease.
         let _ = tokio::time::timeout(at_most, all_done).await;
-        self.flush().await;
+        self.flush(true).await;
         self.end();
         self.store.close().await;
     }
@@ -145,30 +152,44 @@ impl Core {
         }));
     }
 
-    /// Writes what was counted and noted.
-    pub(crate) async fn flush(&self) {
+    /// Writes what was counted and noted. `figures`: also how long things took, which is many fields and waits for the
+    /// regular pass.
+    pub(crate) async fn flush(&self, figures: bool) {
         let notes = self.leases.take_notes();
-        if !notes.is_empty()
-            && let Err(error) = self.store.note(notes).await
-        {
-            tracing::debug!(%error, "notes were not written");
+        if !notes.is_empty() {
+            // Written when the store is back: it is often the store's failure that they tell of.
+            let alerts: Vec<Note> = notes.iter().filter(|note| note.is_alert()).take(ALERTS_KEPT).cloned().collect();
+            if let Err(error) = self.store.note(notes).await {
+                tracing::debug!(%error, "notes were not written");
+                self.leases.keep_for_later(alerts);
+            }
         }
-        let deltas = self.stats.take_deltas();
+        let mut deltas = self.stats.take_deltas();
+        if figures {
+            deltas.extend(self.figures.take_deltas());
+        }
         if !deltas.is_empty()
             && let Err(error) = self.store.count(&deltas).await
         {
             tracing::debug!(%error, "counters were not written");
             self.stats.put_back(&deltas);
+            self.figures.put_back(&deltas);
         }
     }
 
     pub(crate) fn observe(&self, transition: &Transition<'_>) {
+        self.figures.count(transition);
         let Some(observer) = &self.options.observer else { return };
         // An observer's panic must not end the task that renews every lease.
         let observed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| observer.observe(transition)));
         if observed.is_err() {
             tracing::error!("an observer panicked");
         }
+    }
+
+    /// Counts how long the store took to answer.
+    pub(crate) fn answered(&self, operation: Operation, asked_at: Moment) {
+        self.observe(&Transition::Answered { operation, took: asked_at.until(Moment::now()) });
     }
 
     pub(crate) fn store_error(&self, operation: Operation, name: &LockName, source: StoreError) -> Error {

@@ -81,6 +81,9 @@ pub(crate) async fn acquire(
                 core.stats.total_locks.add_one();
                 tracing::debug!(name = %guard.name(), ?waited, fence = ?guard.fence(), "acquired from its pool");
                 core.observe(&Transition::Acquired { name: guard.name().as_str(), waited, handed_over });
+                if handed_over {
+                    core.figures.handed_over(guard.held_for());
+                }
             }
             Ok(taken)
         }

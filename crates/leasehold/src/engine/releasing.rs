@@ -119,10 +119,16 @@ impl Core {
     }
 
     async fn try_release(&self, cell: &LeaseCell) -> Result<Release, StoreError> {
-        if cell.waited {
-            return self.within(self.store.release(&cell.name, &cell.token)).await;
+        let asked_at = Moment::now();
+        let released = if cell.waited {
+            self.within(self.store.release(&cell.name, &cell.token)).await
+        } else {
+            self.within(self.store.let_go(&cell.name, &cell.token)).await
+        };
+        if released.is_ok() {
+            self.answered(Operation::Release, asked_at);
         }
-        self.within(self.store.let_go(&cell.name, &cell.token)).await
+        released
     }
 
     async fn release_by_other_layers(self: &Arc<Self>, cell: &LeaseCell, mut error: StoreError) {
@@ -170,6 +176,7 @@ impl Core {
         let owner = cell.state().owner.to_string();
         tracing::error!(alert = kind, name = %cell.name, owner, detail, "alert");
         self.observe(&Transition::Alert { kind, name: cell.name.as_str(), owner: &owner, detail });
+        self.note(Note::Tell(lock_event(cell, &owner, EventKind::Alert, &format!("{kind}: {detail}"))));
     }
 
     /// The store has answered: says so to whoever watches.

@@ -50,6 +50,8 @@ struct Schedule {
     /// When the tending task looks next; `None`: when it is woken.
     looks_at: Option<Moment>,
     notes: Vec<Note>,
+    /// Notes that could not be written, for the next regular pass.
+    later: Vec<Note>,
     /// Messages that came before the lease they are for, oldest first.
     early: VecDeque<(Token, Early)>,
 }
@@ -120,8 +122,17 @@ impl Leases {
         self.woken.notify_one();
     }
 
+    /// Notes that were not written, for the next pass; nobody is woken for them, or a store that is away would be
+    /// asked without pause.
+    pub(crate) fn keep_for_later(&self, notes: Vec<Note>) {
+        self.lock().later.extend(notes);
+    }
+
     pub(crate) fn take_notes(&self) -> Vec<Note> {
-        std::mem::take(&mut self.lock().notes)
+        let mut schedule = self.lock();
+        let mut notes = std::mem::take(&mut schedule.later);
+        notes.append(&mut schedule.notes);
+        notes
     }
 
     pub(crate) fn revoked(&self, core: &Core, token: &Token) {
@@ -234,11 +245,15 @@ pub(crate) async fn tend(core: Arc<Core>, ended: CancellationToken) {
         }
         let counting = now >= count_at;
         if writing_notes.is_empty() && (counting || !core.leases.lock().notes.is_empty()) {
-            writing_notes.push(core.flush());
-            count_at = now + COUNTED_EVERY;
+            writing_notes.push(core.flush(counting));
+            if counting {
+                count_at = now + COUNTED_EVERY;
+            }
         }
         let next = {
             let mut schedule = core.leases.lock();
+            // While something is being written nothing else is: its end wakes us.
+            let count_at = if writing_notes.is_empty() { count_at } else { NEVER };
             let next = schedule.due.first_key_value().map_or(count_at, |((due, _), _)| (*due).min(count_at));
             schedule.looks_at = Some(next);
             next
@@ -253,7 +268,7 @@ pub(crate) async fn tend(core: Arc<Core>, ended: CancellationToken) {
             () = sleep_until(Some(next)) => {}
             () = core.leases.woken.notified() => {}
             () = ended.cancelled() => {
-                core.flush().await;
+                core.flush(true).await;
                 return;
             }
         }
@@ -317,6 +332,9 @@ async fn renew(core: &Core, sent: Vec<Sent>) -> (Moment, Vec<Sent>, Vec<Renewed>
     let renewals: Vec<Renewal> = sent.iter().map(|s| s.renewal.clone()).collect();
     let asked_at = Moment::now();
     let answered = tokio::time::timeout(core.options.answer_within, core.store.renew(&renewals)).await;
+    if answered.is_ok() {
+        core.answered(crate::Operation::Renew, asked_at);
+    }
     let answers =
         answered.unwrap_or_else(|_| vec![Renewed::Unknown(StoreError::from(StoreErrorKind::NoAnswer)); renewals.len()]);
     (asked_at, sent, answers)

@@ -306,6 +306,13 @@ pub enum Note {
     Tell(LockEvent),
 }
 
+impl Note {
+    /// Whether it is for a person, and must not be lost.
+    pub(crate) fn is_alert(&self) -> bool {
+        matches!(self, Self::Tell(event) if event.kind == crate::event::EventKind::Alert)
+    }
+}
+
 /// A page of a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Page {

@@ -60,8 +60,30 @@ impl Place {
         Self::start("redis", ours, theirs, Some(redis), settings).await
     }
 
+    /// With options for the manager of the test.
+    pub(crate) async fn redis_between(options: Options, settings: Settings) -> Self {
+        let redis = RedisServer::start().await;
+        let ours = LockManager::connect_with(&redis.url(), options).await.expect("a store");
+        let theirs = open(&redis.url()).await;
+        Self::start("redis", ours, theirs, Some(redis), settings).await
+    }
+
+    /// The journal of the server's machine is in a directory.
+    pub(crate) async fn memory_with_journal(journal: std::path::PathBuf, settings: Settings) -> Self {
+        let world = MemoryWorld::new();
+        let open = |options| LockManager::with_store(Arc::new(world.open_with(KeySpace::default())), options);
+        let mut options = quiet();
+        options.journal = Some(journal);
+        Self::start("memory", open(quiet()), open(options), None, settings).await
+    }
+
     pub(crate) async fn each() -> [Self; 3] {
         [Self::memory().await, Self::sqlite().await, Self::redis().await]
+    }
+
+    /// Over two managers of one store, the test's and the server's.
+    pub(crate) async fn over(kind: &'static str, ours: LockManager, theirs: LockManager, settings: Settings) -> Self {
+        Self::start(kind, ours, theirs, None, settings).await
     }
 
     async fn start(
@@ -123,7 +145,7 @@ impl Place {
     }
 }
 
-fn quiet() -> Options {
+pub(crate) fn quiet() -> Options {
     let mut options = Options::default();
     options.journal = None;
     options

@@ -1,0 +1,183 @@
+//! Rules over what the whole fleet counted. Counters only ever rise, so the rules look at what was added within a
+//! window: what is older is over. No clock, no I/O.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::condition::{Condition, Level};
+
+/// More emergency releases than this, of all locks, are no accident.
+pub(crate) const EMERGENCY_RATE: f64 = 0.05;
+
+/// The counters the rules look at, and where the store keeps how far they were looked at: so that neither a restart of
+/// the server hides what happened meanwhile, nor tells what was told long ago.
+pub(super) const COUNTERS: [(&str, &str); 4] = [
+    ("total_locks", "alerted_total_locks"),
+    ("emergency_releases", "alerted_emergency_releases"),
+    ("ownership_violations", "alerted_ownership_violations"),
+    ("release_script_errors", "alerted_release_script_errors"),
+];
+
+/// Values of [`COUNTERS`].
+pub(super) type Counts = [u64; 4];
+
+/// What was counted, as far back as the rules look.
+#[derive(Debug)]
+pub(super) struct Window {
+    length_ms: u64,
+    /// Oldest first; the first is the one that the newest is compared with.
+    samples: VecDeque<(u64, Counts)>,
+}
+
+impl Window {
+    pub(super) fn new(length: Duration) -> Self {
+        Self { length_ms: u64::try_from(length.as_millis()).unwrap_or(u64::MAX), samples: VecDeque::new() }
+    }
+
+    /// Takes in what the store says now, and says what holds.
+    pub(super) fn sample(&mut self, counted: &[(String, u64)], now_ms: u64) -> Vec<Condition> {
+        let of = |name: &str| counted.iter().find(|(counter, _)| counter == name).map_or(0, |(_, count)| *count);
+        let now = COUNTERS.map(|(counter, _)| of(counter));
+        // The store was emptied: what it counts now is all new.
+        if self.samples.back().is_some_and(|(_, last)| now.iter().zip(last).any(|(now, last)| now < last)) {
+            self.samples = VecDeque::from([(now_ms, Counts::default())]);
+        }
+        if self.samples.is_empty() {
+            let looked_at = COUNTERS.map(|(_, mark)| of(mark));
+            let known = std::array::from_fn(|n| looked_at[n].min(now[n]));
+            self.samples.push_back((now_ms, known));
+        }
+        self.samples.push_back((now_ms, now));
+        // The newest that is a whole window old is what is compared with.
+        while self.samples.get(1).is_some_and(|(at, _)| now_ms.saturating_sub(*at) >= self.length_ms) {
+            self.samples.pop_front();
+        }
+        let before = self.baseline();
+        conditions(std::array::from_fn(|n| now[n].saturating_sub(before[n])), self.length_ms)
+    }
+
+    /// What has to be added to the store's marks: what is older than the window has been looked at.
+    pub(super) fn marks(&self, counted: &[(String, u64)]) -> Vec<(&'static str, u64)> {
+        let of = |name: &str| counted.iter().find(|(counter, _)| counter == name).map_or(0, |(_, count)| *count);
+        let behind = COUNTERS.iter().zip(self.baseline()).map(|((_, mark), now)| (*mark, now.saturating_sub(of(mark))));
+        behind.filter(|(_, add)| *add > 0).collect()
+    }
+
+    fn baseline(&self) -> Counts {
+        self.samples.front().map_or_else(Counts::default, |(_, counts)| *counts)
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures for people")]
+fn conditions([locks, emergencies, violations, script_errors]: Counts, window_ms: u64) -> Vec<Condition> {
+    let within = format!("in the last {}", shown(window_ms));
+    let mut found = Vec::new();
+    let rate = emergencies as f64 / locks.max(1) as f64;
+    if rate > EMERGENCY_RATE {
+        let text = format!(
+            "too many locks were released by emergency: {:.2} % ({emergencies} of {locks}) {within}; see why releases fail",
+            rate * 100.0
+        );
+        found.push(Condition::new("high_emergency_release_rate", Level::Critical, text).value(rate));
+    }
+    if violations > 0 {
+        let text = format!(
+            "{violations} releases of a lock that was not the releaser's any more {within}; nothing was touched, but their work may have run beyond its lease"
+        );
+        found.push(Condition::new("ownership_violations", Level::Warning, text).value(violations as f64));
+    }
+    if script_errors > 0 {
+        let text = format!(
+            "{script_errors} releases failed {within} because the server could not run their script; leasehold doctor says more"
+        );
+        found.push(Condition::new("lua_script_errors", Level::Critical, text).value(script_errors as f64));
+    }
+    found
+}
+
+fn shown(ms: u64) -> String {
+    match ms / 1_000 {
+        seconds if seconds >= 3_600 && seconds % 3_600 == 0 => format!("{} h", seconds / 3_600),
+        seconds if seconds >= 60 && seconds % 60 == 0 => format!("{} min", seconds / 60),
+        seconds => format!("{seconds} s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: u64 = 3_600_000;
+
+    fn counted(counts: &[(&str, u64)]) -> Vec<(String, u64)> {
+        counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
+    }
+
+    fn kinds(found: &[Condition]) -> Vec<(&'static str, Level, f64)> {
+        found.iter().map(|c| (c.kind, c.level, c.value.expect("a figure"))).collect()
+    }
+
+    #[test]
+    fn the_bounds_are_exact() {
+        let holds = |locks, emergencies| {
+            let counts = counted(&[("total_locks", locks), ("emergency_releases", emergencies)]);
+            !Window::new(Duration::from_secs(60)).sample(&counts, 0).is_empty()
+        };
+        assert!(!holds(100, 5), "5 % is not more than 5 %");
+        assert!(holds(100, 6) && holds(0, 1) && holds(19, 1) && !holds(20, 1) && !holds(0, 0));
+        let counts = counted(&[("ownership_violations", 1), ("release_script_errors", 2), ("total_locks", 9)]);
+        let found = Window::new(Duration::from_secs(60)).sample(&counts, 0);
+        assert_eq!(
+            kinds(&found),
+            [("ownership_violations", Level::Warning, 1.0), ("lua_script_errors", Level::Critical, 2.0)]
+        );
+        let counts = counted(&[("total_locks", 40), ("emergency_releases", 3)]);
+        let found = Window::new(Duration::from_secs(60)).sample(&counts, 0);
+        assert_eq!(kinds(&found), [("high_emergency_release_rate", Level::Critical, 0.075)]);
+        assert!(found[0].message.contains("7.50 %") && found[0].message.contains("1 min"), "{}", found[0].message);
+    }
+
+    #[test]
+    fn a_counter_that_stands_still_resolves_after_the_window() {
+        let mut window = Window::new(Duration::from_secs(3_600));
+        let none = counted(&[("total_locks", 5)]);
+        assert!(window.sample(&none, 0).is_empty());
+        let one = counted(&[("total_locks", 6), ("ownership_violations", 1)]);
+        assert_eq!(window.sample(&one, 1_000).len(), 1);
+        assert_eq!(window.sample(&one, HOUR).len(), 1, "still within");
+        assert!(window.sample(&one, HOUR + 1_000).is_empty(), "what was counted is a window old");
+        let two = counted(&[("total_locks", 6), ("ownership_violations", 2)]);
+        assert_eq!(window.sample(&two, HOUR + 2_000).len(), 1, "it happened again");
+    }
+
+    #[test]
+    fn a_restart_neither_hides_nor_repeats() {
+        let mut window = Window::new(Duration::from_secs(3_600));
+        let old = counted(&[("total_locks", 5), ("ownership_violations", 3)]);
+        assert_eq!(window.sample(&old, 0).len(), 1);
+        assert_eq!(window.marks(&old), [], "within the window everything is still news");
+        assert!(window.sample(&old, HOUR).is_empty());
+        assert_eq!(window.marks(&old), [("alerted_total_locks", 5), ("alerted_ownership_violations", 3)]);
+        let marked = |violations| {
+            counted(&[
+                ("total_locks", 5),
+                ("ownership_violations", violations),
+                ("alerted_total_locks", 5),
+                ("alerted_ownership_violations", 3),
+            ])
+        };
+        assert_eq!(window.marks(&marked(3)), [], "marked already");
+        let mut restarted = Window::new(Duration::from_secs(3_600));
+        assert!(restarted.sample(&marked(3), 2 * HOUR).is_empty(), "told long ago");
+        let mut restarted = Window::new(Duration::from_secs(3_600));
+        assert_eq!(restarted.sample(&marked(4), 2 * HOUR)[0].value, Some(1.0), "happened while no server ran");
+    }
+
+    #[test]
+    fn a_store_that_was_emptied_counts_anew() {
+        let mut window = Window::new(Duration::from_secs(60));
+        window.sample(&counted(&[("total_locks", 500), ("ownership_violations", 9)]), 0);
+        let found = window.sample(&counted(&[("total_locks", 2), ("ownership_violations", 1)]), 1_000);
+        assert_eq!(kinds(&found), [("ownership_violations", Level::Warning, 1.0)]);
+    }
+}
