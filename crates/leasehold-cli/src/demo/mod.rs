@@ -48,6 +48,8 @@ const PEACE: Duration = Duration::from_secs(8);
 const LISTEN: &str = "127.0.0.1:8847";
 /// Two leases long: whoever hangs for so long has lost its lock.
 const HANG: Duration = Duration::from_secs(12);
+/// A GPU that is held for longer is worth an alert here.
+const LONG: Duration = Duration::from_secs(7);
 const SOON: Duration = Duration::from_millis(100);
 
 /// Runs until its time is over or a signal comes.
@@ -65,6 +67,10 @@ pub(crate) fn demo(args: &DemoArgs, json: bool) -> Result<Exit, Failure> {
         let locks = place.store()?.connect_with(place.options()?).await?;
         let mut settings = Settings::default();
         settings.audit = Some(place.dir.join("audit.jsonl"));
+        // As in earnest, but soon enough to be seen.
+        settings.monitor.enabled = true;
+        settings.monitor.monitor_interval = Duration::from_secs(1);
+        settings.monitor.timeout_levels.warning = LONG;
         let mut crew = Crew { workers: Vec::new(), url: place.url() };
         for (name, trade) in CAST {
             crew.hire(name, trade)?;

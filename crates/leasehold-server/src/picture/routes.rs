@@ -9,6 +9,7 @@ use super::history::KEPT_MS;
 use super::record::{Seen, Tenure, Wait};
 use super::{Known, now_ms};
 use crate::App;
+use crate::alerts::Level;
 use crate::answer::{Problem, Said};
 use crate::asked::Asked;
 use crate::health::{self, ExceptionStats};
@@ -190,6 +191,10 @@ fn status(app: &App, known: &Known, now_ms: u64) -> (&'static str, Vec<String>) 
     }
     if health::is_alarming(&known.exceptions) {
         reasons.push("more than 5 % of all releases were emergencies".to_owned());
+    }
+    let firing = app.alerts.count(Level::Critical) + app.alerts.count(Level::Warning);
+    if firing > 0 {
+        reasons.push(format!("{firing} alert{}", if firing == 1 { "" } else { "s" }));
     }
     (if reasons.is_empty() { "healthy" } else { "degraded" }, reasons)
 }
