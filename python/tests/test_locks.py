@@ -88,6 +88,7 @@ def test_one_at_a_time_whoever_shares_the_lock_object(client: Client) -> None:
         thread.join(60)
     assert most == 1 and len(fences) == 80
     assert fences == sorted(set(fences)), "fences did not rise"
+    assert client.statistics().lost_leases == 0
 
 
 def test_locks_are_left_in_any_order_and_context(client: Client) -> None:

@@ -114,8 +114,9 @@ impl Core {
 
     /// The belief ends before the release is sent: nobody may act on a lease that is being given up.
     fn give_up(&self, cell: &LeaseCell) {
-        cell.state().belief.give_up();
+        // First of all nobody tends it any more: whoever found it without belief, but tended, would tell of a loss.
         self.leases.remove(cell);
+        cell.state().belief.give_up();
     }
 
     async fn try_release(&self, cell: &LeaseCell) -> Result<Release, StoreError> {
