@@ -146,7 +146,7 @@ test("two hundred strings that want to be scripts stay strings", async (t) => {
     await page.keyboard.press("PageDown");
     await page.waitForTimeout(30);
   }
-  await page.getByRole("button", { name: /^Show \d+ more locks/ }).click();
+  await page.getByRole("button", { name: /^Show \d+ more lock/ }).click();
   await look();
   await page.getByRole("button", { name: "As a table" }).click();
   await look();

@@ -276,7 +276,7 @@ export function Timeline() {
       )}
       {!asTable.value && count.value > FEW && (
         <button type="button" class="more" onClick={() => (all.value = !all.value)}>
-          {all.value ? "Show fewer locks" : `Show ${Math.min(count.value, MANY) - FEW} more locks`}
+          {all.value ? "Show fewer locks" : `Show ${Math.min(count.value, MANY) - FEW} more ${count.value - FEW === 1 ? "lock" : "locks"}`}
           {all.value && count.value > MANY ? ` (${MANY} of ${count.value}; search narrows them down)` : ""}
         </button>
       )}

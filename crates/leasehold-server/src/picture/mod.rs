@@ -20,6 +20,7 @@ use tokio::task::JoinHandle;
 
 use crate::App;
 use crate::health::{self, ExceptionStats};
+use crate::monitor;
 use figures::{Figures, Now};
 use history::History;
 use record::Found;
@@ -93,6 +94,9 @@ impl Picture {
 
     /// Something was told by the fleet.
     pub(crate) fn happened(&self, event: &LockEvent) {
+        if is_ours(&event.name) {
+            return;
+        }
         let mut known = self.known();
         known.history.happened(event);
         known.count(now_ms());
@@ -196,7 +200,8 @@ struct Look {
 
 impl Looking {
     async fn look(&mut self, app: &App) -> Result<Look, Error> {
-        let held = app.locks.long_held().await?;
+        let mut held = app.locks.long_held().await?;
+        held.retain(|(name, _)| !is_ours(name.as_str()));
         let closely = self.closely(app, &held);
         let mut names: HashSet<LockName> = closely.iter().cloned().collect();
         let at_ms = now_ms();
@@ -256,6 +261,11 @@ async fn look_at(app: &App, names: &[LockName]) -> Result<Vec<Found>, Error> {
         found.extend(taken.map(|info| Found { lock: info.view(), with_queue: true }));
     }
     Ok(found)
+}
+
+/// The lock by which servers agree who monitors: theirs, not their users'. `GET /api/v1/monitor` tells of it.
+fn is_ours(name: &str) -> bool {
+    name == monitor::ELECTION
 }
 
 fn now_ms() -> u64 {
