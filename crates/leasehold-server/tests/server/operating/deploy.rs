@@ -132,6 +132,22 @@ async fn battery(redis: &RedisServer, url: &str) {
     let held = a.lock("task_lock:6").await.expect("free");
     b.evict("task_lock:6", held.holder_id(), EvictMode::Force, "test").await.expect("answered");
     drop(held);
+    // Forced while one waits that polls: it is served by the slow way.
+    let mut polls = options();
+    polls.events = false;
+    let c = LockManager::connect_with(url, polls).await.expect("a store");
+    let held = a.lock("task_lock:7").await.expect("free");
+    let waits = tokio::spawn({
+        let c = c.clone();
+        async move { c.lock("task_lock:7").wait_up_to(Duration::from_secs(20)).await.expect("its turn") }
+    });
+    while a.info("task_lock:7").await.expect("answered").waiters.is_empty() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    b.evict("task_lock:7", held.holder_id(), EvictMode::Force, "test").await.expect("answered");
+    waits.await.expect("no panic").release().await.expect("answered");
+    drop(held);
+    c.shutdown().await;
     // A waiter that gives up, a pool, a value for everybody, work that is done once, a lease without a process.
     let held = a.lock("plain").await.expect("free");
     assert!(b.lock("plain").wait_up_to(Duration::from_millis(100)).await.is_err());
@@ -174,7 +190,9 @@ async fn the_published_redis_user_may_do_all_that_is_done_and_nothing_dangerous(
     let called = redis.commandstats().await;
     let uncalled = rules.iter().filter_map(|rule| rule.strip_prefix('+')).filter(|name| !called.contains_key(*name));
     let uncalled: Vec<&str> = uncalled.collect();
-    println!("allowed and not called: {uncalled:?} {called:?}");
+    println!("allowed and not called: {uncalled:?}");
+    // Whether the index is swept depends on the moment; a password is sent with HELLO.
+    assert!(uncalled.iter().all(|name| ["auth", "zremrangebyscore"].contains(name)), "{uncalled:?}");
 
     let Reply::Array(dangerous) = redis.command(&["ACL", "CAT", "dangerous"]).await else { panic!("a list") };
     let dangerous: BTreeSet<String> = dangerous
