@@ -171,14 +171,15 @@ function forget(): void {
 
 /** Reads with `fetch`, because an `EventSource` could send the key only in the address. */
 async function follow(mine: number): Promise<void> {
-  let last = "";
+  // No server gave this id, so it tells all it still knows: what happened before somebody looked.
+  let last = "begin";
   let pause = 500;
   while (mine === generation) {
     const silence = new AbortController();
     let timer = setTimeout(() => silence.abort(), SILENT);
     try {
       const asked = key.value;
-      const more = last ? { "Last-Event-ID": last } : undefined;
+      const more = { "Last-Event-ID": last };
       const response = await fetch("/api/v1/events", { headers: headers(more), cache: "no-store", signal: silence.signal });
       if (!response.ok || !response.body) {
         await refusal(response, asked);
@@ -235,7 +236,7 @@ function told(block: string): string {
       reason: kind === "alert" ? (event.message ?? "") : (event.reason ?? ""),
     };
     feed.value = [happened, ...feed.value].slice(0, FEED);
-    if (kind === "alert") void refresh("/api/v1/alerts", (answer: { alerts: Alert[] } | null) => {
+    if (kind === "alert" && now() - happened.at_ms < 10_000) void refresh("/api/v1/alerts", (answer: { alerts: Alert[] } | null) => {
       if (answer) alerts.value = answer.alerts;
     });
   } catch {

@@ -1,7 +1,7 @@
 //! What the server knows of all locks without asking the store each time: the picture the page shows.
 //!
 //! One task looks at the store, often while somebody watches and seldom otherwise, and never for more than a
-//! twentieth of the time: ten thousand locks make it look less often, not the store slower.
+//! tenth of the time: ten thousand locks make it look less often, not the store slower.
 
 mod figures;
 mod history;
@@ -30,7 +30,7 @@ pub(crate) use routes::{__path_live, __path_overview, __path_timeline, live, ove
 const WATCHED: Duration = Duration::from_millis(250);
 const UNWATCHED: Duration = Duration::from_secs(5);
 /// After a look that took `t` nothing is asked for this many times `t`.
-const REST: u32 = 19;
+const REST: u32 = 9;
 const LONGEST_REST: Duration = Duration::from_secs(30);
 /// A store that did not answer is asked again after this.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
