@@ -1,6 +1,7 @@
 //! The project's commands. `cargo xtask` prints them; `CONTRIBUTING.md` and `.ci/run` only point here.
 
 mod board;
+mod python;
 mod start;
 mod steps;
 mod tools;
@@ -39,6 +40,18 @@ const ENTRIES: &[Entry] = &[
         arguments: "",
         summary: "measure how long `leasehold run x -- true` takes, against flock(1)",
         run: bench_start,
+    },
+    Entry {
+        name: "python",
+        arguments: "[--full]",
+        summary: "build, check and test the Python package (with --full: every repetition that was promised)",
+        run: python::test,
+    },
+    Entry {
+        name: "python-bench",
+        arguments: "",
+        summary: "measure the Python package's locks against redis-py's",
+        run: python::bench,
     },
     Entry {
         name: "coverage",
@@ -148,8 +161,9 @@ fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
             Err(reason) => Step::skip("tests on Valkey", reason),
         },
     ];
-    if let Err(reason) = python {
-        plan.push(Step::skip("tests with Python", reason));
+    match python.and_then(|_| tools.python_for_the_package()) {
+        Ok(python) => plan.extend(python::steps(workspace, &python, &state)),
+        Err(reason) => plan.push(Step::skip("tests with Python", reason)),
     }
     steps::run_all(workspace, plan)
 }

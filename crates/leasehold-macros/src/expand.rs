@@ -2,6 +2,7 @@
 
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
+use syn::ext::IdentExt;
 use syn::spanned::Spanned;
 use syn::visit::Visit;
 use syn::visit_mut::VisitMut;
@@ -17,6 +18,8 @@ use crate::template::{Piece, Template, combine};
 pub(crate) trait Attribute {
     /// As people write it.
     const NAME: &'static str;
+    /// The trait of what a function under it gives back: it says by its name what is wrong.
+    const RESULT: &'static str;
 
     /// Which lock it is, by the parameters of the function; `None` when that was not said.
     fn lock(&self, names: &[Ident], sig: &Signature) -> Option<Result<TokenStream, Error>>;
@@ -125,7 +128,8 @@ fn locked<A: Attribute>(options: &A, lock: &TokenStream, body: &Body<'_>) -> Tok
     let Body { statements, bindings, output } = body;
     let mut output = (*output).clone();
     HideImplTrait.visit_type_mut(&mut output);
-    let refused = quote_spanned! {output.span()=> <#output as ::leasehold::__private::LockResult>::refused };
+    let result = Ident::new(A::RESULT, Span::call_site());
+    let refused = quote_spanned! {output.span()=> <#output as ::leasehold::__private::#result>::refused };
     let body = quote! {
         async move {
             // Says what the body gives back, as the signature of an async function would.
@@ -147,6 +151,7 @@ fn locked<A: Attribute>(options: &A, lock: &TokenStream, body: &Body<'_>) -> Tok
 
 impl Attribute for Options {
     const NAME: &'static str = "#[lock]";
+    const RESULT: &'static str = "LockResult";
 
     fn lock(&self, names: &[Ident], sig: &Signature) -> Option<Result<TokenStream, Error>> {
         self.key.as_ref().map(|key| format_key(key, names, sig))
@@ -206,15 +211,13 @@ fn format_key(key: &Template, names: &[Ident], sig: &Signature) -> Result<TokenS
             Piece::Text(text) => format.push_str(&text.replace('{', "{{").replace('}', "}}")),
             Piece::Param(path) => {
                 format.push_str("{}");
-                match names.iter().rev().find(|name| **name == path[0]) {
+                match names.iter().rev().find(|name| name.unraw() == path[0]) {
                     Some(name) => {
                         // Stands where the key stands, and means what the parameter means.
                         let span = at.resolved_at(name.span());
-                        let first = Ident::new(&path[0], span);
-                        let fields = path[1..].iter().map(|field| match field.parse::<u32>() {
-                            Ok(index) => syn::Index { index, span }.into_token_stream(),
-                            Err(_) => Ident::new(field, span).into_token_stream(),
-                        });
+                        let mut first = name.clone();
+                        first.set_span(span);
+                        let fields = path[1..].iter().map(|field| field_at(field, span));
                         values.push(quote_spanned! {span=> #first #(. #fields)* });
                     }
                     None => errors.push(Error::new(at, no_such(&path[0], names, sig))),
@@ -225,6 +228,15 @@ fn format_key(key: &Template, names: &[Ident], sig: &Signature) -> Result<TokenS
     match errors.into_iter().reduce(combine) {
         Some(error) => Err(error),
         None => Ok(quote_spanned! {at=> ::std::format!(#format #(, #values)*) }),
+    }
+}
+
+fn field_at(field: &str, span: Span) -> TokenStream {
+    match (field.parse(), syn::parse_str::<Ident>(field)) {
+        (Ok(index), _) => syn::Index { index, span }.into_token_stream(),
+        (_, Ok(_)) => Ident::new(field, span).into_token_stream(),
+        // A word of the language.
+        _ => Ident::new_raw(field, span).into_token_stream(),
     }
 }
 

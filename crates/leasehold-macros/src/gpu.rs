@@ -5,7 +5,7 @@ use quote::{quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::{Error, Expr, ExprLit, Ident, Lit, Signature};
 
-use crate::attr::{Written, choice, each, whole};
+use crate::attr::{Read, Written, choice, each, whole};
 use crate::expand::{Attribute, optional};
 use crate::template::combine;
 
@@ -37,16 +37,13 @@ impl Options {
             clean_up_within_s: None,
             cancel_on_loss: true,
         };
-        let (list, mut errors) = match each(tokens, "gpu_id = 0", |name, written| options.take(name, written)) {
-            Ok(read) => read,
-            Err(error) => return (options, Some(error)),
-        };
+        let Read { list, mut errors, all } = each(tokens, "gpu_id = 0", |name, written| options.take(name, written));
         let said = |name: &str| list.iter().find(|written| written.name == name);
-        if said("gpu_id").is_none() {
+        if all && said("gpu_id").is_none() {
             let missing = "`#[gpu_lock]` needs the number of a GPU: `#[gpu_lock(gpu_id = 0)]`";
             errors.push(Error::new(Span::call_site(), missing));
         }
-        if let (Some(written), None) = (said("cleanup_timeout"), said("cleanup")) {
+        if let (true, Some(written), None) = (all, said("cleanup_timeout"), said("cleanup")) {
             errors.push(Error::new(written.name.span(), "there is no `cleanup` that could take so long"));
         }
         (options, errors.into_iter().reduce(combine))
@@ -109,6 +106,7 @@ fn seconds(value: &Expr, highest: u64, at_most: &str) -> Result<u64, Error> {
 
 impl Attribute for Options {
     const NAME: &'static str = "#[gpu_lock]";
+    const RESULT: &'static str = "GpuLockResult";
 
     fn lock(&self, _: &[Ident], _: &Signature) -> Option<Result<TokenStream, Error>> {
         self.gpu_id.as_ref().map(|id| Ok(quote_spanned! {id.span()=> #id }))

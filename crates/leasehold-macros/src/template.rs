@@ -1,6 +1,7 @@
 //! The key: text with `{param}` and `{param.field}` in it, and nothing more.
 
-use syn::{Error, LitStr};
+use syn::ext::IdentExt;
+use syn::{Error, Ident, LitStr};
 
 /// The longest name a lock can have, as the library has it.
 const MAX_BYTES: usize = 512;
@@ -13,7 +14,7 @@ pub(crate) struct Template {
 
 pub(crate) enum Piece {
     Text(String),
-    /// A parameter, or a field of it: `order.id` is `["order", "id"]`.
+    /// A parameter, or a field of it: `order.id` is `["order", "id"]`. Without `r#`.
     Param(Vec<String>),
 }
 
@@ -87,17 +88,22 @@ fn pieces(text: &str, problems: &mut Vec<String>) -> Vec<Piece> {
 }
 
 fn param(inside: &str) -> Result<Vec<String>, String> {
-    let path: Vec<&str> = inside.split('.').collect();
-    let is_name = |name: &str| name == "self" || syn::parse_str::<syn::Ident>(name).is_ok();
-    let is_field = |name: &&str| is_name(name) || (!name.is_empty() && name.bytes().all(|b| b.is_ascii_digit()));
     if inside.is_empty() {
         return Err("`{}` names no parameter: write `{order_id}`".to_owned());
     }
-    if !is_name(path[0]) || !path[1..].iter().all(is_field) {
+    // As in the standard library's formats, `{type}` is the parameter `r#type`.
+    let path: Vec<&str> = inside.split('.').map(|name| name.strip_prefix("r#").unwrap_or(name)).collect();
+    let is_field = |name: &&str| is_word(name) || name.parse::<u32>().is_ok();
+    if !(path[0] == "self" || is_word(path[0])) || !path[1..].iter().all(is_field) {
         return Err(format!(
             "`{{{inside}}}` is neither a parameter nor a field of one: a key has no expressions and no formats, \
              only `{{order_id}}` and `{{order.id}}`"
         ));
     }
     Ok(path.into_iter().map(str::to_owned).collect())
+}
+
+/// Whether this, and nothing but this, can be the name of a parameter or field.
+fn is_word(name: &str) -> bool {
+    syn::parse_str::<Ident>(&format!("r#{name}")).is_ok_and(|ident| ident.unraw() == name)
 }

@@ -3,6 +3,8 @@
 
 use std::error::Error as StdError;
 use std::fmt::Display;
+use std::pin::Pin;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use axum::extract::{Path, State};
@@ -83,6 +85,16 @@ async fn patterns(
     Ok(count)
 }
 
+/// Words of the language, as the standard library's formats have them.
+#[lock(key = "words:{type}:{r#type}:{row.type}", locks = locks)]
+async fn words(locks: &LockManager, r#type: u32, row: &Row) -> Answer {
+    Ok(held(locks, &format!("words:{type}:{type}:{}", row.r#type)).await)
+}
+
+struct Row {
+    r#type: &'static str,
+}
+
 // Methods.
 
 struct Till {
@@ -106,6 +118,24 @@ impl Till {
     #[lock(key = "into", locks = self.locks)]
     async fn into_tenant(self) -> Result<String, Error> {
         Ok(self.tenant)
+    }
+
+    #[lock(key = "arc:{self.tenant}", locks = self.locks)]
+    async fn arc(self: Arc<Self>) -> Answer {
+        Ok(held(&self.locks, &format!("arc:{}", self.tenant)).await)
+    }
+
+    #[lock(key = "pinned", locks = self.locks)]
+    async fn pinned(mut self: Pin<&mut Self>) -> Result<u32, Error> {
+        self.count += 1;
+        Ok(self.count)
+    }
+
+    /// Two locks, one inside the other, and calls itself.
+    #[lock(key = "deep:{n}", locks = self.locks)]
+    #[lock(key = "deeper:{n}", locks = self.locks)]
+    async fn deep(&self, n: u32) -> Result<u32, Error> {
+        if n == 0 { Ok(0) } else { Ok(Box::pin(self.deep(n - 1)).await? + 1) }
     }
 }
 
@@ -250,6 +280,7 @@ async fn every_shape_runs_under_its_lock() {
     let order = |id| Order { id, lines: (5, 6) };
     assert_eq!(sendable(patterns(&locks, (1, 2), order(3), &order(4), 100, ())).await.expect("free"), 116);
     assert!(made(&locks, 3).await.expect("free"));
+    assert!(sendable(words(&locks, 1, &Row { r#type: "t" })).await.expect("free"));
     shadows::shadowed(&locks, 1).await.expect("free");
     assert!(traced_above(&locks, 1).await.expect("free") && traced_below(&locks, 2).await.expect("free"));
     assert_eq!(handler_above(State(locks.clone()), Path(9)).await.expect("free"), "true");
@@ -267,6 +298,10 @@ async fn every_kind_of_method_runs_under_its_lock() {
     assert!(sendable(dynamic.shared(1, "l")).await.expect("free"));
     assert_eq!(dynamic.alone((1, 2), Order { id: 40, lines: (0, 0) }).await.expect("free"), 40);
     assert_eq!(till.count().await.expect("free"), 41);
+    assert_eq!(sendable(Pin::new(&mut till).pinned()).await.expect("free"), 42);
+    assert_eq!(till.deep(2).await.expect("free"), 2);
+    let shared = Arc::new(Till { locks: till.locks.clone(), tenant: "other".into(), count: 0 });
+    assert!(sendable(shared.arc()).await.expect("free"));
     assert_eq!(till.into_tenant().await.expect("free"), "acme");
 }
 

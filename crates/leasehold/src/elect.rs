@@ -86,6 +86,23 @@ impl Election {
     ///
     /// Nobody leads unprotected: the manager's [`OnUnavailable::FailOpen`] does not count here.
     ///
+    /// The work is called anew for every term. An `async` closure borrows what it uses, so it is written
+    /// without `move`, inside a task that owns that:
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let locks = leasehold::LockManager::connect("memory:").await?;
+    /// let node = String::from("node-7");
+    /// let campaign = tokio::spawn(async move {
+    ///     locks.elect("scheduler").run(async |term| {
+    ///         println!("{node} leads, fence {}", term.fence());
+    ///         Ok::<_, leasehold::Error>(())
+    ///     }).await
+    /// });
+    /// campaign.await??;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// What standing again cannot mend: a bad name, a store that refuses, [`Error::ShutDown`].
     ///

@@ -187,5 +187,5 @@ pub use leasehold_macros::gpu_lock;
 pub mod __private {
     pub use crate::attribute::{Call, LockResult, installed, request, run};
     #[cfg(feature = "gpu")]
-    pub use crate::gpu::attribute::{GpuCall, run_on_gpu};
+    pub use crate::gpu::attribute::{GpuCall, GpuLockResult, run_on_gpu};
 }

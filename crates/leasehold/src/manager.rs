@@ -69,7 +69,8 @@ impl LockManager {
             "redis" | "rediss" => {
                 // Longer than a day is for ever, and is not beyond what a clock can count.
                 let answer_within = options.answer_within.min(Ttl::MAX);
-                let redis = RedisOptions::default().response_timeout(answer_within);
+                let redis =
+                    RedisOptions::default().response_timeout(answer_within).connect_later(options.connect_later);
                 Arc::new(RedisStore::connect(url, options.keys.clone(), redis).await.map_err(connect)?)
             }
             _ => {

@@ -29,6 +29,10 @@ pub struct Options {
     /// How long one request may go unanswered. 2 s: a healthy store answers in milliseconds, one
     /// that needs seconds is as good as down.
     pub answer_within: Duration,
+    /// Whether a server that cannot be reached yet is one that was lost: `connect` succeeds, it is tried again
+    /// until it is there, and requests meanwhile end as [`on_unavailable`](Self::on_unavailable) says. For
+    /// programs that begin before their server does. Off: `connect` says so.
+    pub connect_later: bool,
     /// How long a waiter goes on while the store cannot be reached. 10 s: a restart or failover
     /// is over by then.
     pub patience: Duration,
@@ -69,6 +73,7 @@ impl Default for Options {
             max_poll_interval: Duration::from_secs(1),
             ask_again_within: Duration::from_secs(30),
             answer_within: Duration::from_secs(2),
+            connect_later: false,
             patience: Duration::from_secs(10),
             heartbeat: Duration::from_secs(60),
             max_release_retries: 3,

@@ -117,6 +117,13 @@ fn several_and_by_number() {
         let ended = Ended::of(without_driver(&mut own).env("LEASEHOLD_GPU_SCOPE", "host"));
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         assert_eq!(ended.out, format!("gpu_lock:{host}:0\n"), "{ended:?}");
+        // So says the file that the programs beside it read; the environment comes before it.
+        std::fs::write(world.path("locks.yaml"), "gpu_scope: host\n").expect("written");
+        let ended =
+            Ended::of(without_driver(&mut own).env_remove("LEASEHOLD_GPU_SCOPE").env("LEASEHOLD_CONFIG", "locks.yaml"));
+        assert_eq!(ended.out, format!("gpu_lock:{host}:0\n"), "{ended:?}");
+        let ended = Ended::of(own.env("LEASEHOLD_GPU_SCOPE", "shared"));
+        assert_eq!(ended.out, "gpu_lock:0\n", "{ended:?}");
     }
 }
 
@@ -147,6 +154,14 @@ fn a_wish_that_cannot_be_granted_is_told() {
     let mut scope = world.run(&["--gpu", "any", "--gpus", "2", "--", "true"]);
     let ended = Ended::of(scope.env("LEASEHOLD_GPU_SCOPE", "mine"));
     assert!(ended.code == Some(78) && ended.err.contains("neither `shared` nor `host`"), "{ended:?}");
+    std::fs::write(world.path("locks.yaml"), "gpu_scope: mine\n").expect("written");
+    for args in [&["run", "--gpu", "any", "--gpus", "2", "--", "true"][..], &["gpus", "--gpus", "2"]] {
+        let ended = Ended::of(world.leasehold(args).env("LEASEHOLD_CONFIG", "locks.yaml"));
+        assert!(
+            ended.code == Some(78) && ended.err.starts_with("leasehold: locks.yaml:1:12: gpu_scope: "),
+            "{ended:?}"
+        );
+    }
 }
 
 /// Compiles a driver that has three devices.

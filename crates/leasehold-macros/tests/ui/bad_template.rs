@@ -5,6 +5,11 @@ async fn expressions(id: u32) -> Result<u32, Error> {
     Ok(id)
 }
 
+#[lock(key = "order:{ id}:{id. 0}:{id.4294967296}:{id.self}")]
+async fn nearly(id: u32) -> Result<u32, Error> {
+    Ok(id)
+}
+
 #[lock(key = "order:{id")]
 async fn open(id: u32) -> Result<u32, Error> {
     Ok(id)

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 use leasehold::blocking::{Guard, LockManager};
-use leasehold::{Error, EvictMode, Evicted, LossReason, Options, StoreErrorKind};
+use leasehold::{Claimed, Error, EvictMode, Evicted, LossReason, Options, StoreErrorKind};
 use leasehold_testkit::{Arena, Kind};
 use tokio::runtime::{Builder, Runtime};
 
@@ -89,6 +89,20 @@ fn every_verb_answers(place: &Place) {
     assert!(matches!(guard.extend(LONG), Err(Error::Lost { .. })));
     guard.release().expect("answered");
     assert!(!locks.is_locked("one").expect("answered"));
+    // Whatever else a manager can do.
+    let claimed = |value: u32| {
+        locks
+            .block_on(async |locks| locks.bindings::<u32>().try_create("request", &value, LONG).await)
+            .expect("answered")
+    };
+    assert!(matches!(claimed(7), Claimed::Created(_)));
+    assert!(matches!(claimed(8), Claimed::Exists(found) if found.value == 7));
+    let permit = locks.block_on(async |locks| locks.pool("gpus", 0..2)?.acquire().await).expect("free");
+    assert!(locks.is_locked("gpus:0").expect("answered") && permit.index() == 0);
+    assert!(locks.block_on(async |_| permit.release().await).expect("answered"));
+    assert!(!locks.is_locked("gpus:0").expect("answered"));
+    let led = locks.block_on(async |locks| locks.elect("boss").run(async |term| Ok::<_, Error>(term.is_valid())).await);
+    assert!(led.expect("elected"));
     assert!(matches!(locks.lock("").acquire(), Err(Error::Invalid(_))));
     assert!(matches!(LockManager::connect("nonsense:"), Err(Error::Connect { .. })));
 }

@@ -1,12 +1,13 @@
 //! What a user of `LockManager` and `Guard` can rely on, on every store.
 
 use std::future::poll_fn;
-use std::sync::Arc;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold::{Error, EventKind, EvictMode, Evicted, LockManager, LossReason, Owner, Token, Ttl};
+use leasehold::{Error, EventKind, EvictMode, Evicted, Guard, LockManager, LossReason, Owner, Token, Ttl};
 use leasehold_testkit::{Arena, on_every_store};
 use tokio::time::timeout;
 
@@ -35,6 +36,7 @@ on_every_store!(
     extend_prolongs_and_is_recorded,
     with_lock_releases_whatever_happens,
     with_lock_cancels_work_whose_lease_is_lost,
+    work_may_borrow_and_be_spawned,
     a_panic_in_the_section_releases,
     polling_works_without_events,
     tasks_of_one_process_stand_in_line_once,
@@ -301,6 +303,43 @@ async fn with_lock_releases_whatever_happens(arena: Arena) {
     assert!(!manager.is_locked("work").await.expect("answered"));
     let told = manager.with_lock("work", async |guard| guard.fence().expect("fenced").get()).await;
     assert!(told.expect("answered") > 0);
+}
+
+/// Whatever runs work under a lock can be part of a task (or of a handler, which has to be `Send` too),
+/// also where the work borrows from the task and from its guard.
+async fn work_may_borrow_and_be_spawned(arena: Arena) {
+    async fn write(log: &Mutex<Vec<String>>, what: &str, guard: &Guard) -> usize {
+        tokio::task::yield_now().await;
+        let mut log = log.lock().expect("no panic");
+        log.push(format!("{what} under {:?}", guard.fence()));
+        log.len()
+    }
+    fn boxed<'a>(
+        locks: &'a LockManager,
+        log: &'a Mutex<Vec<String>>,
+    ) -> Pin<Box<dyn Future<Output = Result<usize, Error>> + Send + 'a>> {
+        Box::pin(async move { locks.with_lock("a", async |guard| write(log, "boxed", guard).await).await })
+    }
+    let locks = arena.manager().await;
+    let task = tokio::spawn(async move {
+        let (log, name) = (Mutex::new(Vec::new()), String::from("a"));
+        let mut count = 0;
+        locks.with_lock(&*name, async |guard| count += write(&log, &name, guard).await).await?;
+        locks.lock(&*name).run(async |guard| count += write(&log, &name, guard).await).await?;
+        locks.lock(&*name).run_reentrant(async |guard| count += write(&log, &name, guard).await).await?;
+        count += boxed(&locks, &log).await?;
+        let pool = locks.pool("pool", 0..2)?;
+        pool.acquire().run(async |permit| count += write(&log, &name, permit).await).await?;
+        pool.any(2).run(async |permits| count += write(&log, &name, &permits[1]).await).await?;
+        locks.once("id").run(async |guard| write(&log, &name, guard).await).await?;
+        let led = locks.elect("boss").run(async |term| {
+            tokio::task::yield_now().await;
+            Ok::<_, Error>(term.fence().get() > 0 && !name.is_empty())
+        });
+        assert!(led.await?);
+        Ok::<_, Error>((count, log.into_inner().expect("no panic").len()))
+    });
+    assert_eq!(timeout(LONG, task).await.expect("in time").expect("no panic").expect("answered"), (21, 7));
 }
 
 async fn with_lock_cancels_work_whose_lease_is_lost(arena: Arena) {

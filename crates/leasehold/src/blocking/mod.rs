@@ -19,6 +19,9 @@
 //! # Ok(()) }
 //! ```
 //!
+//! What there is no call of its own for (pools, bindings, `once`, elections) is had by
+//! [`block_on`](LockManager::block_on).
+//!
 //! Renewals, messages and releases are the work of one thread per manager (clones share it). A manager
 //! and its guards can be used from any number of threads.
 //!
@@ -139,6 +142,28 @@ impl LockManager {
         N: TryInto<LockName, Error = Invalid>,
     {
         self.background.ask(|locks| locks.evict(name, holder, mode, reason))
+    }
+
+    /// Waits for whatever else the manager can do: pools, bindings, `once`, elections. Its background tasks
+    /// run on the manager's own thread, the work itself in this one.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), leasehold::Error> {
+    /// # let locks = leasehold::blocking::LockManager::connect("memory:")?;
+    /// let gpu = locks.block_on(async |locks| locks.pool("gpu_lock", 0..4)?.acquire().await)?;
+    /// println!("on GPU {}", gpu.index());
+    ///
+    /// let paid = locks.block_on(async |locks| locks.once("payment-7").run(async |_| "receipt 4711".to_owned()).await)?;
+    /// assert!(paid.fresh);
+    ///
+    /// locks.block_on(async |_| gpu.release().await)?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// What the work answers; [`Error::InsideRuntime`], or forked: it was not begun.
+    pub fn block_on<T>(&self, work: impl AsyncFnOnce(&crate::LockManager) -> Result<T, Error>) -> Result<T, Error> {
+        self.background.ask(|locks| work(locks))
     }
 
     /// Which store this is, without its secrets.

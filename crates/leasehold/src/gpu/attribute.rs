@@ -23,6 +23,22 @@ pub struct GpuCall {
     pub cancel_on_loss: bool,
 }
 
+/// What a function under `#[gpu_lock]` gives back.
+#[diagnostic::on_unimplemented(
+    message = "a function under `#[gpu_lock]` returns `Result<T, E>` with `E: From<leasehold::Error>`, not `{Self}`",
+    label = "not such a `Result`",
+    note = "its caller has to learn that the GPU was not acquired, or was lost"
+)]
+pub trait GpuLockResult {
+    fn refused(error: Error) -> Self;
+}
+
+impl<T, E: From<Error>> GpuLockResult for Result<T, E> {
+    fn refused(error: Error) -> Self {
+        Err(error.into())
+    }
+}
+
 pub async fn run_on_gpu<R, F>(call: GpuCall, refused: fn(Error) -> R, body: F) -> R
 where
     F: Future<Output = R>,

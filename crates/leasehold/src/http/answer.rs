@@ -58,7 +58,7 @@ impl IntoResponse for Error {
             }
             Self::Store { .. } | Self::Connect { .. } => {
                 tracing::error!(error = %self, "answered with store_unreachable");
-                let text = "the lock store did not answer, so nothing was begun; try again later";
+                let text = "the lock store did not answer; try again later";
                 answer(StatusCode::SERVICE_UNAVAILABLE, "store_unreachable", text, name, Some(SOON))
             }
             Self::ShutDown { .. } => {

@@ -10,6 +10,7 @@ use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use tower_layer::Layer;
 use tower_service::Service;
+use tracing::Instrument;
 
 use super::answer::answer;
 use super::stored::{self, Collected};
@@ -220,7 +221,9 @@ where
                 Ok(Started::Run(running)) => {
                     let request = Request::from_parts(parts, Body::from(body));
                     // On a task of its own: a client that goes away does not undo what was begun for it.
-                    let work = tokio::spawn(carry_out(running, inner, request, layer.response_limit));
+                    // What it logs belongs to the request all the same.
+                    let work = carry_out(running, inner, request, layer.response_limit).in_current_span();
+                    let work = tokio::spawn(work);
                     work.await.unwrap_or_else(|failed| match failed.try_into_panic() {
                         Ok(panic) => std::panic::resume_unwind(panic),
                         Err(_) => Ok(internal("the runtime is going down")),

@@ -171,7 +171,8 @@ impl Once {
     }
 
     /// As [`run`](Self::run), but only an `Ok` is stored: an error is this caller's alone, and the next one
-    /// tries again. For work whose errors pass.
+    /// tries again. For work whose errors pass. What is stored is the value alone, so one id is run by this
+    /// or by [`run`](Self::run), not by both.
     ///
     /// # Errors
     /// As [`run`](Self::run); the work's own error is inside.

@@ -67,9 +67,19 @@ impl Link {
             stop: CancellationToken::new(),
             pid: AtomicU32::new(std::process::id()),
         });
-        let conn = link.open(None).await?;
-        link.state.send_replace(State::Up(conn.clone()));
-        tokio::spawn(link.clone().keep_up(conn));
+        let first = match link.open(None).await {
+            Ok(conn) => {
+                link.state.send_replace(State::Up(conn.clone()));
+                Some(conn)
+            }
+            Err(error) if link.options.connect_later && error.is_passing() => {
+                tracing::warn!(inbox = %link.inbox, %error, "there is no connection yet");
+                link.state.send_replace(State::Down(error));
+                None
+            }
+            Err(error) => return Err(error),
+        };
+        tokio::spawn(link.clone().keep_up(first));
         Ok(link)
     }
 
@@ -160,26 +170,32 @@ impl Link {
         Ok(Arc::new(conn))
     }
 
-    async fn keep_up(self: Arc<Self>, mut conn: Arc<Conn>) {
+    /// `conn`: the first one, if it stands already.
+    async fn keep_up(self: Arc<Self>, mut conn: Option<Arc<Conn>>) {
         loop {
-            let born = Instant::now();
-            tokio::select! {
-                () = self.stop.cancelled() => return,
-                () = conn.broken() => {}
+            let mut previous = None;
+            let mut short = true;
+            if let Some(conn) = conn.take() {
+                let born = Instant::now();
+                tokio::select! {
+                    () = self.stop.cancelled() => return,
+                    () = conn.broken() => {}
+                }
+                previous = conn.identity.clone();
+                tracing::warn!(inbox = %self.inbox, "the connection broke");
+                if !self.set(State::Down(StoreErrorKind::Unreachable.into())) {
+                    return;
+                }
+                short = born.elapsed() < SHORT_LIFE;
             }
-            let previous = conn.identity.clone();
-            tracing::warn!(inbox = %self.inbox, "the connection broke");
-            if !self.set(State::Down(StoreErrorKind::Unreachable.into())) {
+            let next = tokio::select! {
+                () = self.stop.cancelled() => return,
+                next = self.reopen(previous.as_ref(), short) => next,
+            };
+            if !self.set(State::Up(next.clone())) {
                 return;
             }
-            let short = born.elapsed() < SHORT_LIFE;
-            tokio::select! {
-                () = self.stop.cancelled() => return,
-                next = self.reopen(previous.as_ref(), short) => conn = next,
-            }
-            if !self.set(State::Up(conn.clone())) {
-                return;
-            }
+            conn = Some(next);
             // Nobody takes the messages: then nobody waits.
             let _ = self.tell.send(Push::Resync);
         }

@@ -50,6 +50,7 @@ use link::Link;
 pub struct RedisOptions {
     connect_timeout: Duration,
     response_timeout: Duration,
+    connect_later: bool,
     events: bool,
     limits: Limits,
 }
@@ -61,6 +62,7 @@ impl Default for RedisOptions {
         Self {
             connect_timeout: Duration::from_secs(2),
             response_timeout: Duration::from_secs(2),
+            connect_later: false,
             events: true,
             limits: Limits::DEFAULT,
         }
@@ -77,6 +79,14 @@ impl RedisOptions {
     /// How long an answer may take; also how long a request waits for a connection that is down.
     pub fn response_timeout(mut self, limit: Duration) -> Self {
         self.response_timeout = limit;
+        self
+    }
+
+    /// Whether a server that cannot be reached yet is one that was lost: it is tried again until it is there,
+    /// and requests fail meanwhile. What does not pass by itself, such as a wrong password, is an error all the
+    /// same.
+    pub fn connect_later(mut self, later: bool) -> Self {
+        self.connect_later = later;
         self
     }
 
@@ -115,7 +125,7 @@ impl RedisStore {
     /// # Errors
     /// `Refused` for a URL that cannot be used; otherwise why the server could not be reached or did
     /// not let us in. Nothing is retried: a store that stands is reconnected, one that never stood is
-    /// not.
+    /// not, unless [`connect_later`](RedisOptions::connect_later) was said.
     pub async fn connect(url: &str, keys: KeySpace, options: RedisOptions) -> Result<Self, StoreError> {
         let address = Address::parse(url)?;
         let described = address.to_string();

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
+use std::thread;
 
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
@@ -11,9 +12,10 @@ use super::alive::Alive;
 use super::bindings::{Changing, Creating};
 use super::ear::Watch;
 use super::fast;
+use super::forking::{Listed, Open};
 use super::room::Room;
 use super::row::Key;
-use super::schema::{Patience, refused};
+use super::schema::{self, Patience, refused};
 use super::waits::Waits;
 use crate::clock::Moment;
 use crate::event::LockEvent;
@@ -23,6 +25,8 @@ use crate::store::*;
 
 /// Commands taken off the channel at once: one transaction carries the plain ones among them.
 const AT_ONCE: usize = 64;
+/// The pause between two tries to open the file again.
+const REOPEN_EVERY: Duration = Duration::from_millis(20);
 
 pub(super) type Reply<R> = oneshot::Sender<Result<R, StoreError>>;
 
@@ -64,6 +68,8 @@ pub(super) enum Command {
     Expire(Key, std::sync::mpsc::Sender<()>),
     Provisional(u64),
     LooksAround(bool),
+    /// Closes the file, and opens it again when that is possible: this process forks.
+    StandAside,
     Close(oneshot::Sender<()>),
 }
 
@@ -105,6 +111,9 @@ impl From<FenceUnusable> for Fault {
 /// The thread's own.
 pub(super) struct Driver {
     pub(super) conn: Connection,
+    /// After the connection: it is told when that is closed. `None` while this process forks.
+    pub(super) open: Option<Open>,
+    pub(super) _listed: Listed,
     pub(super) path: PathBuf,
     /// Which rows are ours to list, and under which namespace we count and tell.
     pub(super) keys: KeySpace,
@@ -156,6 +165,7 @@ impl Driver {
         self.alive.leave();
         self.tidy_on_leaving();
         drop(self.conn);
+        drop(self.open);
         if let Some(reply) = closing {
             let _ = reply.send(());
         }
@@ -259,7 +269,32 @@ impl Driver {
             }
             Command::Provisional(ms) => self.limits.provisional_ms = ms,
             Command::LooksAround(looks) => self.looks_around = looks,
+            Command::StandAside => self.stand_aside(),
             Command::Close(_) => {}
+        }
+    }
+
+    /// What is asked meanwhile waits in the channel.
+    fn stand_aside(&mut self) {
+        // Nothing of SQLite's is open then. It is not used before it is exchanged again.
+        let nothing = Connection::open_in_memory().expect("a database in memory");
+        drop(std::mem::replace(&mut self.conn, nothing));
+        self.open = None;
+        loop {
+            let opened = Open::begin().and_then(|open| {
+                let (conn, patience, _) = schema::open(&self.path)?;
+                // With a lock file of its own: a child has the old one, and would share what is locked in it.
+                let room = Room::prepare(&conn, &patience, &self.path)?;
+                Ok((conn, patience, room, open))
+            });
+            match opened {
+                Ok((conn, patience, room, open)) => {
+                    (self.conn, self.patience, self.room, self.open) = (conn, patience, room, Some(open));
+                    return;
+                }
+                Err(error) => tracing::warn!(%error, "the file cannot be opened again yet"),
+            }
+            thread::sleep(REOPEN_EVERY);
         }
     }
 

@@ -8,10 +8,12 @@
 //! | `driver`, `verbs`, `look`, `bindings` | the thread and what it does for each command |
 //! | `fast`, `turn` | a lock nobody waits for, a lock somebody waits for |
 //! | `alive`, `ear`, `waits` | who lives, who is to be woken up, whom we wait for |
+//! | `forking` | this process forks, and no file is open at that moment |
 //! | `schema`, `row`, `room`, `path`, `checkup` | the file: its tables, its rows, its size, its place, its health |
 //!
 //! A store does not survive a fork: in the child every verb answers
-//! [`Forked`](StoreErrorKind::Forked), and nothing of the parent's is touched.
+//! [`Forked`](StoreErrorKind::Forked), and nothing of the parent's is touched. The child can open the file anew,
+//! if it was closed at that moment: [`Forking`].
 
 use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
@@ -27,6 +29,7 @@ use tokio::sync::{mpsc, oneshot};
 use self::alive::Alive;
 use self::driver::{Ask, Command, Driver, Reply};
 use self::ear::Watch;
+use self::forking::{Listed, Open};
 use self::room::Room;
 use self::row::Key;
 use self::waits::{Waits, floor_now};
@@ -40,6 +43,7 @@ mod checkup;
 mod driver;
 mod ear;
 mod fast;
+mod forking;
 mod look;
 mod path;
 mod room;
@@ -49,6 +53,7 @@ mod turn;
 mod verbs;
 mod waits;
 
+pub use forking::Forking;
 pub use path::default_path;
 
 /// How often followers look for new events.
@@ -86,6 +91,7 @@ impl SqliteStore {
         let path = std::path::absolute(path).map_err(|e| path::unusable(path, &e))?;
         path::prepare(&path)?;
         let boot = boot_id()?;
+        let open = Open::begin()?;
         let (conn, patience, _) = schema::open(&path)?;
         let alive = Arc::new(Alive::create(&path)?);
         alive.sweep();
@@ -96,6 +102,8 @@ impl SqliteStore {
         let (tell, pushes) = mpsc::unbounded_channel();
         let driver = Driver {
             conn,
+            open: Some(open),
+            _listed: Listed::new(commands.clone()),
             path: path.clone(),
             keys: keys.clone(),
             patience,

@@ -1,0 +1,64 @@
+"""Locks that people can hold, see and trust.
+
+    >>> import leasehold
+    >>> client = leasehold.connect("memory:")  # or sqlite:, redis://…
+    >>> with client.lock("order:42", ttl=30, wait=5) as guard:
+    ...     guard.fence > 0
+    True
+
+The same object works in asyncio::
+
+    async with client.lock("order:42", ttl=30, wait=5) as guard:
+        ...
+
+A client is for the whole process: threads, event loops and greenlets share it, and a forked child that
+finds it makes a connection of its own. Renewals and waiting are the work of a native thread, which no Python
+code can hold up.
+"""
+
+from ._client import Client, connect, connect_async
+from ._errors import (
+    ClientClosed,
+    InvalidArgument,
+    LeaseholdError,
+    LockLost,
+    LockNotAcquired,
+    NotEvicted,
+    OtherPayload,
+    StoreUnavailable,
+)
+from ._info import Evicted, LockInfo, Statistics, Waiter
+from ._lock import Guard, Lock, Lost, current_fence
+from ._native import new_token
+from ._once import Claim, Once, Outcome
+from ._pool import Permit, Pool, PoolMember, PoolRequest
+
+__all__ = [
+    "Claim",
+    "Client",
+    "ClientClosed",
+    "Evicted",
+    "Guard",
+    "InvalidArgument",
+    "LeaseholdError",
+    "Lock",
+    "LockInfo",
+    "LockLost",
+    "LockNotAcquired",
+    "Lost",
+    "NotEvicted",
+    "Once",
+    "OtherPayload",
+    "Outcome",
+    "Permit",
+    "Pool",
+    "PoolMember",
+    "PoolRequest",
+    "Statistics",
+    "StoreUnavailable",
+    "Waiter",
+    "connect",
+    "connect_async",
+    "current_fence",
+    "new_token",
+]

@@ -1,0 +1,431 @@
+"""Locks, and guards that hold them."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import weakref
+from collections.abc import Awaitable, Callable, Generator
+from contextvars import ContextVar
+from datetime import datetime, timedelta, timezone
+from types import TracebackType
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from . import _native
+from ._errors import InvalidArgument, LeaseholdError, LockLost
+from ._times import Seconds, optional_seconds, seconds
+from ._waiting import Letters, wait, wait_async
+
+OnLost: TypeAlias = Literal["cancel", "continue"]
+OnUnavailable: TypeAlias = Literal["closed", "open"]
+
+T = TypeVar("T")
+
+#: A process that ends waits at most so long for what is under way.
+EXIT_WITHIN = 2.0
+
+log = logging.getLogger("leasehold")
+
+_WHY = {
+    "expired": "its lease ran out before a renewal was confirmed",
+    "gone": "the store no longer knows the lease",
+    "revoked": "it was taken away",
+    "max_hold": "it was held for as long as its holder allowed",
+    "shutdown": "the client was closed",
+}
+
+
+class Lost:
+    """Tells that a lease was lost: looked at, waited for by a thread, or awaited.
+
+    >>> import leasehold
+    >>> with leasehold.connect("memory:").lock("order:42") as guard:
+    ...     guard.lost.is_set()
+    False
+    """
+
+    __slots__ = ("_guard",)
+
+    def __init__(self, guard: _native.Guard) -> None:
+        self._guard = guard
+
+    def is_set(self) -> bool:
+        """Whether the lease was lost."""
+        return self._guard.loss is not None
+
+    @property
+    def reason(self) -> str | None:
+        """Why, if it was: see :class:`LockLost`."""
+        return self._guard.loss
+
+    def wait(self, timeout: Seconds | None = None) -> bool:
+        """Waits for the loss, at most so long, and says whether there was one. A release ends the waiting."""
+        return wait(self._guard.lost(optional_seconds(timeout))) is not None
+
+    def __await__(self) -> Generator[Any, None, str | None]:
+        """Waits for the loss and says why; ``None`` when the lock was released first."""
+        return wait_async(self._guard.lost()).__await__()
+
+
+class Guard:
+    """Holds a lock, until it is released or its ``with`` ends.
+
+    While it lives the lease is renewed in the background (unless that was switched off). A guard that is
+    forgotten gives the lock back when it is garbage-collected, and a process that ends gives back all of its
+    own. A child that was forked while a guard was held has no part in it.
+
+    >>> import leasehold
+    >>> client = leasehold.connect("memory:")
+    >>> guard = client.lock("order:42").acquire()
+    >>> guard.release()
+    True
+    """
+
+    __slots__ = ("__weakref__", "_native", "_on_lost")
+
+    def __init__(self, native: _native.Guard, on_lost: OnLost = "cancel") -> None:
+        self._native = native
+        self._on_lost = on_lost
+        _held.add(self)
+
+    @property
+    def name(self) -> str:
+        """The lock."""
+        return self._native.name
+
+    @property
+    def fence(self) -> int | None:
+        """Higher than that of every grant of this name before: give it to whatever the lock protects. ``None``
+        for a lock that was asked for with ``fenced=False``, or is not protected."""
+        return self._native.fence
+
+    @property
+    def token(self) -> str:
+        """The secret that renews and releases the lock. Never log it."""
+        return self._native.token
+
+    @property
+    def holder_id(self) -> str:
+        """Names this holder without its secret."""
+        return self._native.holder_id
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the lease is proven at this moment."""
+        return self._native.is_valid
+
+    @property
+    def is_protected(self) -> bool:
+        """``False``: the store was unreachable, and the work goes on without a lock
+        (``on_unavailable="open"``). Somebody else may be at work too."""
+        return self._native.is_protected
+
+    @property
+    def time_left(self) -> float:
+        """For how many seconds the lease is still proven; every renewal adds to it."""
+        return self._native.time_left
+
+    @property
+    def valid_until(self) -> datetime:
+        """The same as a moment, for people; programs that decide by it use :attr:`time_left`."""
+        return datetime.now(timezone.utc) + timedelta(seconds=self.time_left)
+
+    @property
+    def lost(self) -> Lost:
+        """Tells that the lease was lost."""
+        return Lost(self._native)
+
+    @property
+    def asked_to_finish(self) -> str | None:
+        """What somebody said who wants this work to come to an end soon. The lease stays valid."""
+        return self._native.asked_to_finish
+
+    def raise_if_lost(self) -> None:
+        """For work that goes on step by step.
+
+        :raises LockLost: when the lease was lost.
+        """
+        reason = self._native.loss
+        if reason is None and not self._native.is_held:
+            reason = "released"
+        if reason is not None:
+            raise self._lost_error(reason)
+
+    def extend(self, ttl: Seconds) -> None:
+        """Prolongs the lease to `ttl` from now, and keeps renewing to that. It never shortens it.
+
+        :raises LockLost: when the lease is over.
+        :raises StoreUnavailable: when there was no answer; the lease is as valid as before.
+        """
+        wait(self._native.extend(seconds(ttl)))
+
+    async def extend_async(self, ttl: Seconds) -> None:
+        """As :meth:`extend`."""
+        await wait_async(self._native.extend(seconds(ttl)))
+
+    def release(self) -> bool:
+        """Gives the lock back. ``True``: it was ours until now. ``False``: it was not ours any more, and
+        nothing was touched.
+
+        :raises StoreUnavailable: when there was no answer; the release goes on in the background.
+        """
+        return bool(wait(self._native.release()))
+
+    async def release_async(self) -> bool:
+        """As :meth:`release`."""
+        return bool(await wait_async(self._native.release()))
+
+    def __enter__(self) -> Guard:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._native.is_held:
+            self._left(_released(self.name, wait, self._native), error)
+
+    async def __aenter__(self) -> Guard:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._native.is_held:
+            self._left(await self._release_on_exit(), error)
+
+    async def _release_on_exit(self) -> bool:
+        try:
+            return bool(await wait_async(self._native.release()))
+        except LeaseholdError as problem:
+            _warn(self.name, problem)
+            return True
+
+    def _left(self, was_ours: bool, error: BaseException | None) -> None:
+        """The lock was given back at the end of a ``with``."""
+        reason = self._native.loss or (None if was_ours else "gone")
+        if reason is None or not self.is_protected:
+            return
+        if self._on_lost == "continue":
+            log.warning("the lease on %r was lost while the work went on: %s", self.name, _WHY.get(reason, reason))
+        elif error is None:
+            raise self._lost_error(reason)
+
+    def _lost_error(self, reason: str) -> LockLost:
+        if reason == "forked":
+            return LockLost(
+                f"the lease on {self.name!r} belongs to process {self._native.pid}, which this one was forked from",
+                self.name,
+                reason,
+            )
+        if reason == "released":
+            return LockLost(f"the lease on {self.name!r} was released", self.name, reason)
+        return LockLost(f"the lease on {self.name!r} was lost: {_WHY.get(reason, reason)}", self.name, reason)
+
+    def __repr__(self) -> str:
+        held = "held" if self._native.is_held else "not held"
+        return f"<leasehold.Guard {self.name!r} {held}, holder {self.holder_id}, fence {self.fence}>"
+
+
+_held: weakref.WeakSet[Guard] = weakref.WeakSet()
+
+
+@atexit.register
+def _give_everything_back() -> None:
+    """A process that ends leaves no lock behind."""
+    for guard in list(_held):
+        if guard._native.is_held:
+            _released(guard.name, _native.Call.wait, guard._native)
+    # What a call that was interrupted may have got is given back in the background.
+    _native.close_all(EXIT_WITHIN).wait()
+    _native.end_log()
+
+
+def _released(name: str, how: Any, guard: _native.Guard) -> bool:
+    try:
+        return bool(how(guard.release()))
+    except LeaseholdError as problem:
+        _warn(name, problem)
+        return True
+
+
+def _warn(name: str, problem: LeaseholdError) -> None:
+    # It hides nobody's result: the release goes on in the background, and in the end in the journal.
+    log.warning("%r is released in the background: %s", name, problem)
+
+
+class Lock:
+    """A lock that can be asked for, in a ``with`` or an ``async with``, any number of times and by any number
+    of threads and tasks. Made by :meth:`Client.lock`."""
+
+    __slots__ = ("_client", "_fenced", "_max_hold", "_name", "_on_lost", "_on_unavailable", "_owner", "_renew", "_ttl",
+                 "_wait")  # fmt: skip
+
+    def __init__(
+        self,
+        client: _native.Client,
+        name: str,
+        *,
+        ttl: Seconds | None = None,
+        wait: Seconds | None = None,
+        renew: bool = True,
+        max_hold: Seconds | None = None,
+        fenced: bool = True,
+        owner: str | None = None,
+        on_lost: OnLost = "cancel",
+        on_unavailable: OnUnavailable | None = None,
+    ) -> None:
+        if on_lost not in ("cancel", "continue"):
+            raise InvalidArgument(f'on_lost: {on_lost!r} is neither "cancel" nor "continue"')
+        self._client = client
+        self._name = name
+        self._ttl = optional_seconds(ttl)
+        self._wait = optional_seconds(wait)
+        self._renew = renew
+        self._max_hold = optional_seconds(max_hold)
+        self._fenced = fenced
+        self._owner = owner
+        self._on_lost: OnLost = on_lost
+        self._on_unavailable = on_unavailable
+
+    @property
+    def name(self) -> str:
+        """The lock."""
+        return self._name
+
+    def acquire(self) -> Guard:
+        """Waits for the lock, as long as was said, and takes it. Ctrl-C ends the waiting.
+
+        :raises LockNotAcquired: when the time to wait is over; it says who holds the lock.
+        :raises StoreUnavailable: when the store did not answer.
+        """
+        return Guard(wait(self._call()), self._on_lost)
+
+    async def acquire_async(self) -> Guard:
+        """As :meth:`acquire`. Cancelled, it leaves nothing behind."""
+        return Guard(await wait_async(self._call()), self._on_lost)
+
+    def __enter__(self) -> Guard:
+        guard = self.acquire()
+        _entered.set((_entered.get(), self, guard, None))
+        return guard
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        guard, _ = self._leave()
+        if guard._native.is_held:
+            guard._left(_released(self._name, wait, guard._native), error)
+
+    async def __aenter__(self) -> Guard:
+        guard = await self.acquire_async()
+        watch = Watch(guard) if self._on_lost == "cancel" else None
+        _entered.set((_entered.get(), self, guard, watch))
+        return guard
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        guard, watch = self._leave()
+        cancelled_by_loss = watch is not None and watch.stop()
+        was_ours = not guard._native.is_held or await guard._release_on_exit()
+        if cancelled_by_loss and (error is None or isinstance(error, asyncio.CancelledError)):
+            raise guard._lost_error(guard._native.loss or "gone") from error
+        guard._left(was_ours, error)
+
+    def _call(self) -> _native.Call:
+        return self._client.acquire(
+            self._name,
+            self._ttl,
+            self._wait,
+            self._renew,
+            self._max_hold,
+            self._fenced,
+            self._owner,
+            self._on_unavailable,
+        )
+
+    def _leave(self) -> tuple[Guard, Watch | None]:
+        """What the `with` that ends now had entered."""
+        before: list[_Entered] = []
+        entered = _entered.get()
+        while entered is not None and entered[1] is not self:
+            before.append(entered)
+            entered = entered[0]
+        if entered is None:
+            raise RuntimeError(f"the lock {self._name!r} is left in another context than it was entered in")
+        rest, _, guard, watch = entered
+        for _, lock, inner, its_watch in reversed(before):
+            rest = (rest, lock, inner, its_watch)
+        _entered.set(rest)
+        return guard, watch
+
+    def __repr__(self) -> str:
+        return f"<leasehold.Lock {self._name!r}>"
+
+
+class Watch:
+    """Cancels the running task when a lease is lost, as `asyncio.timeout` does it when its time is over."""
+
+    def __init__(self, guard: Guard) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "`async with` runs in a task"
+        self._task = task
+        self._cancelling = _cancelling(task)
+        self._fired = False
+        self._is_cause = False
+        self._letters = Letters.of(asyncio.get_running_loop())
+        self._call = guard._native.lost()
+        self._ticket = self._letters.ask(self._call, self._told)
+
+    def _told(self) -> None:
+        if self._call.result() is not None:
+            self._fired = True
+            self._task.cancel("the lease was lost")
+
+    def stop(self) -> bool:
+        """Whether the task was cancelled by this, and by nobody else."""
+        self._letters.forget(self._ticket)
+        self._call.cancel()
+        if self._fired:
+            self._fired = False
+            uncancel = getattr(self._task, "uncancel", None)
+            self._is_cause = uncancel is None or uncancel() <= self._cancelling
+        return self._is_cause
+
+
+async def work_under(guard: Guard, work: Callable[[], Awaitable[T]]) -> T:
+    """Awaits work that is cancelled, with :class:`LockLost`, when the lease is lost."""
+    watch = Watch(guard)
+    try:
+        return await work()
+    except asyncio.CancelledError as error:
+        if watch.stop():
+            raise guard._lost_error(guard._native.loss or "gone") from error
+        raise
+    finally:
+        watch.stop()
+
+
+def _cancelling(task: asyncio.Task[Any]) -> int:
+    # Since Python 3.11.
+    count = getattr(task, "cancelling", None)
+    return 0 if count is None else int(count())
+
+
+#: What the running thread, task or greenlet has entered, the innermost first: so that one lock can be shared.
+_Entered: TypeAlias = tuple["_Entered | None", Lock, Guard, "Watch | None"]
+_entered: ContextVar[_Entered | None] = ContextVar("leasehold_entered", default=None)
+
+
+def current_fence() -> int | None:
+    """The fence of the innermost lock that the caller runs under, however deep it was called; ``None``
+    outside of any, and where the lock has no fence.
+
+    >>> import leasehold
+    >>> with leasehold.connect("memory:").lock("order:42") as guard:
+    ...     leasehold.current_fence() == guard.fence
+    True
+    """
+    entered = _entered.get()
+    return None if entered is None else entered[2].fence

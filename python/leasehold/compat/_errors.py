@@ -1,0 +1,52 @@
+"""What goes wrong, for those who catch redis-py's exceptions and for those who catch ours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import _errors
+
+if TYPE_CHECKING:
+    from redis.exceptions import ConnectionError as RedisConnectionError
+    from redis.exceptions import LockError as RedisLockError
+    from redis.exceptions import LockNotOwnedError as RedisLockNotOwnedError
+    from redis.exceptions import TimeoutError as RedisTimeoutError
+else:
+    try:
+        from redis.exceptions import ConnectionError as RedisConnectionError
+        from redis.exceptions import LockError as RedisLockError
+        from redis.exceptions import LockNotOwnedError as RedisLockNotOwnedError
+        from redis.exceptions import TimeoutError as RedisTimeoutError
+    except ImportError:
+        # A lock on a URL works without redis-py: then nobody can be catching its exceptions.
+
+        class RedisConnectionError(Exception):
+            pass
+
+        class RedisTimeoutError(Exception):
+            pass
+
+        class RedisLockError(ValueError):
+            def __init__(self, message=None, lock_name=None):
+                super().__init__(message)
+                self.message = message
+                self.lock_name = lock_name
+
+        class RedisLockNotOwnedError(RedisLockError):
+            pass
+
+
+class LockError(_errors.LeaseholdError, RedisLockError):
+    """What was asked makes no sense for this lock, or it could not be had in time. Also redis-py's
+    ``LockError``, if that is installed."""
+
+    def __init__(self, message: str | None = None, lock_name: str | None = None) -> None:
+        super().__init__(message, lock_name)
+
+
+class LockNotOwnedError(LockError, RedisLockNotOwnedError):
+    """The lock is not ours (any more). Also redis-py's ``LockNotOwnedError``."""
+
+
+class StoreUnavailable(_errors.StoreUnavailable, RedisConnectionError, RedisTimeoutError):
+    """The store did not answer. Also redis-py's ``ConnectionError`` and ``TimeoutError``."""

@@ -1,0 +1,189 @@
+//! One question to the store, and the ways to wait for its answer.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::pin::Pin;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::Duration;
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use rustix::event::{EventfdFlags, eventfd};
+use tokio::task::AbortHandle;
+
+use crate::answer::Answer;
+use crate::engine::{Engine, Process};
+use crate::failure::Failure;
+
+/// A thread that waits looks this often whether Python has a signal for it.
+const LOOK_FOR_SIGNALS: Duration = Duration::from_millis(50);
+
+pub(crate) type Outcome = Result<Answer, Failure>;
+type Work = Pin<Box<dyn Future<Output = Outcome> + Send>>;
+
+/// A question that has not been asked yet, is being asked, or was answered.
+///
+/// A thread asks with `wait`. An event loop asks with `start`, is told by its mailbox, and then takes the
+/// `result`. Dropped or cancelled before that, nothing is kept: a lock that was granted is given back.
+#[pyclass(frozen, module = "leasehold._native")]
+pub(crate) struct Call {
+    process: Process,
+    engine: &'static Engine,
+    state: Arc<Mutex<State>>,
+}
+
+enum State {
+    New(Work),
+    UnderWay(Option<AbortHandle>),
+    Done(Outcome),
+    Over,
+}
+
+impl Call {
+    pub(crate) fn new(work: impl Future<Output = Outcome> + Send + 'static) -> PyResult<Self> {
+        let engine = Engine::this()?;
+        let state = Arc::new(Mutex::new(State::New(Box::pin(work))));
+        Ok(Self { process: engine.process(), engine, state })
+    }
+
+    fn take(&self) -> PyResult<State> {
+        if !self.process.is_this() {
+            return Err(PyRuntimeError::new_err("this was begun before a fork, by another process"));
+        }
+        Ok(std::mem::replace(&mut *lock(&self.state), State::Over))
+    }
+}
+
+#[pymethods]
+impl Call {
+    /// Asks, and waits in this thread, without the interpreter's lock. Signals get through.
+    fn wait(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let State::New(mut work) = self.take()? else { return Err(asked_before()) };
+        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        loop {
+            let polled = py.detach(|| poll_for(&mut work, &waker, self.engine));
+            match polled {
+                Poll::Ready(outcome) => return outcome.map_err(|failure| failure.raise(py))?.into_python(py),
+                // A signal's exception drops the work, which takes back whatever it asked for.
+                Poll::Pending => py.check_signals()?,
+            }
+        }
+    }
+
+    /// Asks, and has the mailbox told `ticket` when the answer is there.
+    fn start(&self, mailbox: &Mailbox, ticket: u64) -> PyResult<()> {
+        let State::New(work) = self.take()? else { return Err(asked_before()) };
+        *lock(&self.state) = State::UnderWay(None);
+        let (state, tell) = (self.state.clone(), mailbox.tell.clone());
+        let task = self.engine.runtime().spawn(async move {
+            let outcome = work.await;
+            let mut state = lock(&state);
+            if matches!(*state, State::UnderWay(_)) {
+                *state = State::Done(outcome);
+            }
+            drop(state);
+            tell.done(ticket);
+        });
+        if let State::UnderWay(abort) = &mut *lock(&self.state) {
+            *abort = Some(task.abort_handle());
+        }
+        Ok(())
+    }
+
+    /// The answer, once.
+    fn result(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        match self.take()? {
+            State::Done(outcome) => outcome.map_err(|failure| failure.raise(py))?.into_python(py),
+            other => {
+                *lock(&self.state) = other;
+                Err(PyRuntimeError::new_err("there is no answer (yet, or any more)"))
+            }
+        }
+    }
+
+    /// Wants no answer any more. Whatever was granted is given back.
+    fn cancel(&self) -> PyResult<()> {
+        if let State::UnderWay(Some(task)) = self.take()? {
+            task.abort();
+        }
+        Ok(())
+    }
+}
+
+fn asked_before() -> PyErr {
+    PyRuntimeError::new_err("a call is made once")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Polls until it is done, or it is time to look for signals.
+fn poll_for(work: &mut Work, waker: &Waker, engine: &Engine) -> Poll<Outcome> {
+    // Sockets and timers made on the way are the engine's.
+    let _entered = engine.runtime().enter();
+    let began = std::time::Instant::now();
+    loop {
+        if let Poll::Ready(outcome) = work.as_mut().poll(&mut Context::from_waker(waker)) {
+            return Poll::Ready(outcome);
+        }
+        let Some(left) = LOOK_FOR_SIGNALS.checked_sub(began.elapsed()) else { return Poll::Pending };
+        std::thread::park_timeout(left);
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Tells an event loop which of its calls were answered: its descriptor becomes readable.
+#[pyclass(frozen, module = "leasehold._native")]
+pub(crate) struct Mailbox {
+    /// Its queue is without locks, so a fork in the midst of it does no harm. This mutex is only taken under
+    /// the interpreter's lock.
+    done: Mutex<Receiver<u64>>,
+    tell: Tell,
+}
+
+#[derive(Clone)]
+struct Tell {
+    queue: Sender<u64>,
+    fd: Arc<OwnedFd>,
+}
+
+impl Tell {
+    /// Never waits, and needs nothing of Python.
+    fn done(&self, ticket: u64) {
+        // Nobody listens any more: then nobody needs to know.
+        let _ = self.queue.send(ticket);
+        let _ = rustix::io::write(&self.fd, &1_u64.to_ne_bytes());
+    }
+}
+
+#[pymethods]
+impl Mailbox {
+    #[new]
+    fn new() -> PyResult<Self> {
+        let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
+        let (queue, done) = channel();
+        Ok(Self { done: Mutex::new(done), tell: Tell { queue, fd: Arc::new(fd) } })
+    }
+
+    /// The descriptor to watch for reading.
+    fn fileno(&self) -> i32 {
+        self.tell.fd.as_raw_fd()
+    }
+
+    /// The tickets of the calls that were answered since the last time.
+    fn collect(&self) -> Vec<u64> {
+        // Emptied first: what is told from here on makes it readable again.
+        let _ = rustix::io::read(&self.tell.fd, &mut [0_u8; 8]);
+        lock(&self.done).try_iter().collect()
+    }
+}

@@ -1,0 +1,48 @@
+//! The native half of the Python package `leasehold`.
+//!
+//! One thread of our own runs everything that goes on in the background: connections, renewals, waiting.
+//! It never takes the interpreter's lock, so it goes on while Python code hogs it, and whatever event
+//! loop Python runs knows nothing of it. Python threads wait outside the interpreter's lock, event loops at
+//! a descriptor that becomes readable.
+//!
+//! | file | what it is about |
+//! |---|---|
+//! | `engine` | the thread, and how it is told from one that a fork left behind |
+//! | `call` | one question: waited for by a thread, or told to an event loop by its `Mailbox` |
+//! | `client`, `guard`, `pool`, `once` | what Python holds |
+//! | `answer`, `failure` | what Python gets |
+//! | `log` | what the library has to say, for Python's `logging` |
+
+mod answer;
+mod call;
+mod client;
+mod engine;
+mod failure;
+mod guard;
+mod log;
+mod once;
+mod pool;
+
+use pyo3::prelude::*;
+
+/// See `_native.pyi`.
+#[pymodule(gil_used = true)]
+mod _native {
+    #[pymodule_export]
+    use super::call::{Call, Mailbox};
+    #[pymodule_export]
+    use super::client::{Client, after_fork_in_child, after_fork_in_parent, before_fork, close_all, new_token};
+    #[pymodule_export]
+    use super::guard::Guard;
+    #[pymodule_export]
+    use super::log::end_log;
+    #[pymodule_export]
+    use super::once::{Running, claim, once, once_forget, once_result};
+    #[pymodule_export]
+    use super::pool::{acquire_any, pool_status};
+
+    #[pymodule_init]
+    fn begin() {
+        super::log::begin();
+    }
+}

@@ -1,0 +1,140 @@
+# mypy: disable-error-code="untyped-decorator"
+"""The tasks of the Celery tests: run by real workers, sent by the tests."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import redis
+from celery import Celery
+
+from leasehold.celery import GpuTask, locked_task
+
+broker = os.environ["LEASEHOLD_TEST_BROKER"]
+app = Celery("tests", broker=broker, backend=broker)
+app.conf.update(
+    worker_send_task_events=False,
+    worker_hijack_root_logger=False,
+    broker_connection_retry_on_startup=True,
+    result_expires=600,
+)
+visibility = os.environ.get("LEASEHOLD_TEST_VISIBILITY")
+if visibility is not None:
+    # And it is looked at every second.
+    app.conf.broker_transport_options = {
+        "visibility_timeout": float(visibility),
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+    }
+
+
+def seen() -> Any:
+    """Where tasks write down what happens. A connection for each: pools fork."""
+    return redis.Redis.from_url(broker, protocol=2)
+
+
+def inside(place: str, seconds: float) -> None:
+    """Writes down that somebody is here, whether anybody else is, and who."""
+    with seen() as store:
+        if store.incr(f"inside:{place}") != 1:
+            store.rpush("overlaps", place)
+        store.rpush(f"began:{place}", os.getpid())
+        time.sleep(seconds)
+        store.decr(f"inside:{place}")
+
+
+@app.task(base=GpuTask)
+def on_gpu(number: int, gpu_id: int = 0, seconds: float = 0.05) -> int:
+    inside(f"gpu{gpu_id}", seconds)
+    with seen() as store:
+        store.rpush("done", number)
+    return number
+
+
+@app.task(base=GpuTask, gpu="any", gpus=2)
+def on_any_gpu(seconds: float, gpu_id: int = -1) -> int:
+    inside(f"gpu{gpu_id}", seconds)
+    return gpu_id
+
+
+@app.task(base=GpuTask)
+def fails_on_gpu(gpu_id: int = 0) -> None:
+    raise RuntimeError("no memory left")
+
+
+@app.task(base=GpuTask, bind=True)
+def acquires_by_itself(self: Any, gpu_id: int = 9) -> None:
+    """As it did before its class did it for it, and forgets to release."""
+    assert self.gpu_lock_manager.acquire_lock(self.request.id, f"gpu_lock:{gpu_id}", max_wait_time=5)
+    raise RuntimeError("no memory left")
+
+
+@locked_task(key="task_lock:{name}", app=app, ttl=60)
+def hold(name: str, seconds: float) -> str:
+    inside(name, seconds)
+    return f"{name} is done"
+
+
+@locked_task(key="task_lock:{name}", app=app, ttl=2)
+def hold_shortly(name: str, seconds: float) -> str:
+    inside(name, seconds)
+    return f"{name} is done"
+
+
+@locked_task(key="task_lock:{name}", app=app, ttl=1, renew=False)
+def ends_late(name: str, seconds: float) -> str:
+    inside(name, seconds)
+    return f"{name} is done"
+
+
+@locked_task(key="task_lock:{name}", app=app, when_held="wait", wait=10)
+def waits(name: str, seconds: float = 0) -> float:
+    entered = time.time()
+    inside(name, seconds)
+    return entered
+
+
+@locked_task(key="task_lock:{name}", app=app, when_held="wait", wait=0.2)
+def waits_shortly(name: str) -> None:
+    raise AssertionError("it is held")
+
+
+@locked_task(key="task_lock:{name}", app=app, when_held="retry", countdown=0.3, max_retries=50)
+def comes_again(name: str) -> str:
+    return f"{name} is done"
+
+
+@locked_task(key="task_lock:{name}", app=app, bind=True, max_retries=1)
+def fails_once(self: Any, name: str) -> str:
+    if self.request.retries == 0:
+        raise self.retry(countdown=0)
+    return f"{name} is done"
+
+
+@locked_task(key="task_lock:{task_id}", app=app, acks_late=True, ttl=60)
+def delivered_twice(seconds: float) -> str:
+    inside("twice", seconds)
+    return "done"
+
+
+@locked_task(key="task_lock:{name}", app=app, ttl=1)
+def hogs(name: str, seconds: float) -> None:
+    """Lets no other greenlet run."""
+    with seen() as store:
+        store.rpush(f"began:{name}", os.getpid())
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+@app.task
+def ticks(until: str) -> int:
+    """Counts for as long as the other greenlets let it."""
+    counted = 0
+    with seen() as store:
+        while not store.exists(until):
+            counted += 1
+            time.sleep(0.02)
+    return counted

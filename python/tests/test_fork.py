@@ -1,0 +1,217 @@
+"""A child never uses its parent's connection or thread, and the parent keeps its leases."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Background, run_python, until
+
+import leasehold
+from leasehold import Client, LockLost
+
+#: Forks are cheap; a Python that is started takes its time.
+FORKS, SPAWNS, SOME_SPAWNS = 100, 100, 4
+
+
+def in_child(work: Callable[[], object], within: float = 10.0) -> None:
+    """Forks, works there, and fails here when it hangs or fails there."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException as error:
+            print(f"in the child: {error!r}", flush=True)
+        finally:
+            os._exit(code)
+    end = time.monotonic() + within
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            assert os.waitstatus_to_exitcode(status) == 0
+            return
+        if time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise AssertionError("the child hangs")
+        time.sleep(0.002)
+
+
+def test_fork_after_use(client: Client) -> None:
+    """The child works at once, and leaves its parent's leases alone."""
+    with client.lock("parents", ttl=2) as guard:
+
+        def work() -> None:
+            began = time.monotonic()
+            assert client.try_lock("parents") is None
+            with client.lock("childs") as own:
+                assert own.is_valid
+            assert time.monotonic() - began < 2
+
+        for _ in range(FORKS):
+            in_child(work)
+            assert guard.is_valid, guard.lost.reason
+            assert client.is_locked("parents") and not client.is_locked("childs")
+    assert not client.is_locked("parents")
+
+
+def test_a_guard_in_a_child_is_the_parents(client: Client) -> None:
+    guard = client.lock("a").acquire()
+    lock = client.lock("b")
+
+    def work() -> None:
+        nonlocal guard
+        assert guard.lost.is_set() and guard.lost.reason == "forked" and not guard.is_valid
+        for use in (guard.release, guard.raise_if_lost, lambda: guard.extend(10)):
+            with pytest.raises(LockLost, match="process"):
+                use()
+        assert guard.lost.wait(1)
+        with guard:
+            pass
+        del guard
+        gc.collect()
+        assert client.is_locked("a")
+
+    with lock:
+        in_child(work)
+    assert guard.is_valid and guard.release()
+
+
+def test_a_child_in_a_with_of_its_parent_leaves_it_alone(client: Client) -> None:
+    def child_leaves() -> None:
+        try:
+            with client.lock("a") as guard:
+                in_child(lambda: None)
+                if (pid := os.fork()) == 0:
+                    return  # through the end of the `with`, in the child
+                os.waitpid(pid, 0)
+                assert guard.is_valid and client.is_locked("a")
+        finally:
+            if os.getpid() != parent:
+                os._exit(0)
+
+    parent = os.getpid()
+    child_leaves()
+    assert not client.is_locked("a")
+
+
+def test_a_grandchild(client: Client) -> None:
+    with client.lock("a"):
+        in_child(lambda: in_child(lambda: client.lock("b").acquire().release() or exit(1)))
+    assert client.locks() == []
+
+
+def test_fork_while_other_threads_are_at_it(client: Client, url: str) -> None:
+    """Whatever they had in hand at that moment, the child does not need it."""
+    ends = threading.Event()
+
+    def busy(name: str) -> None:
+        while not ends.is_set():
+            with client.lock(name):
+                pass
+            with leasehold.connect(url) as other:
+                other.is_locked(name)
+
+    with client.lock("held"):
+        waiter = Background(lambda: client.lock("held").acquire().release())
+        threads = [Background(lambda name=name: busy(name)) for name in ("a", "b")]  # type: ignore[misc]
+        try:
+            for _ in range(FORKS):
+                in_child(lambda: client.lock("childs").acquire().release() or exit(1))
+        finally:
+            ends.set()
+        for thread in threads:
+            thread.join()
+    waiter.join()
+    assert client.locks() == []
+
+
+def test_parent_and_children_on_one_file_lose_nothing(tmp_path: Path) -> None:
+    """What SQLite would do to a file that was open at a fork: two holders at once, and a broken file."""
+    path = tmp_path / "locks.db"
+    client = leasehold.connect(f"sqlite:{path}")
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+
+    def count() -> None:
+        for _ in range(25):
+            with client.lock("counter"):
+                counter.write_text(str(int(counter.read_text()) + 1))
+
+    count()
+    pids = []
+    for _ in range(4):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                count()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        pids.append(pid)
+    count()
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0] * 4
+    assert counter.read_text() == "150"
+    client.close()
+    # In another process: two copies of SQLite on one file in one process undo each other's locks.
+    code = "import sqlite3, sys; print(sqlite3.connect(sys.argv[1]).execute('PRAGMA integrity_check').fetchone()[0])"
+    assert run_python(code, str(path)) == "ok\n"
+
+
+def _use(url: str, client: Client | None, told: object) -> None:
+    with client or leasehold.connect(url) as client:
+        assert client.try_lock("parents") is None
+        with client.lock("childs"):
+            pass
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_multiprocessing(client: Client, url: str, full: bool, method: str) -> None:
+    spawns = SPAWNS if full and method == "spawn" else SOME_SPAWNS
+    context = multiprocessing.get_context(method)
+    with client.lock("parents", ttl=2) as guard:
+        for at in range(FORKS if method == "fork" else spawns):
+            # With the client itself, and with one of its own.
+            process = getattr(context, "Process")(target=_use, args=(url, client if at % 2 else None, None))
+            process.start()
+            process.join(30)
+            assert process.exitcode == 0, "it hangs or failed"
+            assert guard.is_valid and client.is_locked("parents")
+    assert client.locks() == []
+
+
+def test_a_pool_of_processes(client: Client, url: str) -> None:
+    with client.lock("parents"), multiprocessing.get_context("fork").Pool(4) as pool:
+        pool.starmap(_use, [(url, None, None)] * 16)
+        until(lambda: [lock.name for lock in client.locks()] == ["parents"])
+
+
+def test_a_fork_behind_pythons_back_is_refused_and_does_not_hang(tmp_path: Path) -> None:
+    """By other means than os.fork: the file could not be closed before."""
+    out = run_python(
+        """
+import ctypes, os, sys, leasehold
+client = leasehold.connect(sys.argv[1])
+client.lock("a").acquire().release()
+pid = ctypes.CDLL(None).fork()
+if pid == 0:
+    try:
+        client.try_lock("a")
+    except leasehold.StoreUnavailable as refused:
+        print(refused.kind, flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+print(client.try_lock("a") is not None)
+""",
+        f"sqlite:{tmp_path / 'locks.db'}",
+    )
+    assert out == "forked\nTrue\n"

@@ -1,0 +1,350 @@
+"""GPU locks: the decorator, the manager, and old clients beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from conftest import Background, Server, until
+
+import leasehold
+from leasehold import gpu
+from leasehold._gpu_settings import _configured
+from leasehold.celery import GpuTask
+from leasehold.gpu import SmartGpuLockManager, gpu_lock
+
+
+@pytest.fixture(autouse=True)
+def configured(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[leasehold.Client]:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with leasehold.connect(redis_url) as client:
+        gpu.configure(client)
+        yield client
+    _configured.client = _configured.settings = None
+
+
+@pytest.fixture
+def raw(server: Server, redis_url: str) -> Any:
+    """What stands in the store."""
+    return server.redis
+
+
+@pytest.fixture
+def manager() -> SmartGpuLockManager:
+    return SmartGpuLockManager()
+
+
+# The decorator.
+
+
+def test_an_exception_in_the_locked_function_frees_the_lock(raw: Any) -> None:
+    @gpu_lock(gpu_id=0)
+    def crashing_task() -> None:
+        assert raw.exists("gpu_lock:0")
+        raise RuntimeError("simulated crash")
+
+    with pytest.raises(RuntimeError, match="simulated crash"):
+        crashing_task()
+    assert not raw.exists("gpu_lock:0")
+
+
+def test_ten_threads_on_one_gpu() -> None:
+    inside, ran, late = 0, [], []
+
+    @gpu_lock(gpu_id=0, max_wait_time=5)
+    def task(number: int) -> None:
+        nonlocal inside
+        inside += 1
+        assert inside == 1, "two on one GPU"
+        ran.append(number)
+        time.sleep(2)
+        inside -= 1
+
+    def attempt(number: int) -> None:
+        try:
+            task(number)
+        except leasehold.LockNotAcquired as error:
+            assert error.waited == pytest.approx(5, abs=1) and "gpu_lock:0" in str(error)
+            late.append(number)
+
+    threads = [Background(lambda number=n: attempt(number)) for n in range(10)]  # type: ignore[misc]
+    for thread in threads:
+        thread.join(30)
+    # At 0, 2 and 4 seconds; for the rest the time is over.
+    assert len(ran) == len(set(ran)) == 3
+    assert sorted(ran + late) == list(range(10))
+
+
+def test_the_lease_is_as_configured(raw: Any) -> None:
+    with gpu.hold(0):
+        assert 290_000 < raw.pttl("gpu_lock:0") <= 300_000, "the heartbeat's time-out, and renewed"
+    gpu.configure(heartbeat=False)
+    with gpu.hold(0):
+        assert 590_000 < raw.pttl("gpu_lock:0") <= 600_000, "the lock's own, and not renewed"
+    gpu.configure(lock_timeout=60)
+    with gpu.hold(0, lock_timeout=10):
+        assert raw.pttl("gpu_lock:0") <= 10_000
+    gpu.configure(scope="host")
+    with gpu.hold(0) as mine:
+        assert mine.guard.name.startswith("gpu_lock:") and mine.guard.name.count(":") == 2
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(leasehold.InvalidArgument, match="with arguments"):
+        gpu_lock(lambda: None)  # type: ignore[arg-type]
+    with pytest.raises(leasehold.InvalidArgument, match="no parameter 'device'"):
+        gpu_lock("device")(lambda: None)
+    with pytest.raises(leasehold.InvalidArgument, match='is not "any"'):
+        gpu_lock(gpu="two")  # type: ignore[arg-type]
+    with pytest.raises(leasehold.InvalidArgument, match="say gpus=N"):
+        gpu_lock(gpu="any")(lambda: None)()
+    with pytest.raises(leasehold.InvalidArgument, match="'beat' is not known"):
+        gpu.configure(heartbeat={"beat": 1})
+    with pytest.raises(leasehold.InvalidArgument, match="max_wait_time"):
+        gpu.configure(max_wait_time=-1)
+
+
+def test_any_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    @gpu_lock(gpu="any", gpus=2, max_wait_time=0.1)
+    def on_any(gpu_id: int = -1) -> int:
+        return gpu_id
+
+    with gpu.hold(0):
+        assert in_a_thread(on_any) == 1
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,0,5")
+        with gpu.hold(None) as mine:
+            assert mine.id == 0, "it is on that one already"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    with gpu.hold(None) as mine:
+        assert (mine.id, mine.device, mine.guard.name) == (4, 0, "gpu_lock:4")
+
+
+def in_a_thread(work: Any) -> Any:
+    """In a thread of its own, which runs on no GPU yet."""
+    results: list[Any] = []
+    Background(lambda: results.append(work())).join()
+    return results[0]
+
+
+def test_what_runs_inside_may_enter_again() -> None:
+    @gpu_lock(gpu_id="device", max_wait_time=0.1)
+    def inner(device: int) -> int:
+        mine = gpu.current()
+        assert mine is not None
+        return mine.id
+
+    @gpu_lock(gpu_id=1, max_wait_time=0.1)
+    def outer() -> int:
+        assert in_a_thread(lambda: refused(1)), "another thread may not"
+        assert inner(2) == 2
+        return inner(1)
+
+    def refused(device: int) -> bool:
+        with pytest.raises(leasehold.LockNotAcquired):
+            inner(device)
+        return True
+
+    assert outer() == 1 and gpu.current() is None
+
+
+def test_async_functions(raw: Any) -> None:
+    cleaned = []
+
+    async def clean_up() -> None:
+        assert raw.exists("gpu_lock:0")
+        cleaned.append(gpu.current())
+
+    @gpu_lock(gpu_id=0, max_wait_time=5, cleanup=clean_up)
+    async def work(seconds: float) -> float:
+        await asyncio.sleep(seconds)
+        return time.monotonic()
+
+    async def both() -> tuple[float, float]:
+        return await asyncio.gather(work(0.2), work(0.2))
+
+    first, second = sorted(asyncio.run(both()))
+    assert second - first >= 0.2 and len(cleaned) == 2 and None not in cleaned
+    assert not raw.exists("gpu_lock:0")
+
+
+def test_the_memory_is_freed_before_the_gpu_is(raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+    torch = types.ModuleType("torch")
+    torch.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
+        is_initialized=lambda: True, empty_cache=lambda: said.append(bool(raw.exists("gpu_lock:0")))
+    )
+    with gpu.hold(0):
+        assert "torch" not in sys.modules
+    assert "torch" not in sys.modules, "nobody asked for it"
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with gpu.hold(0):
+        pass
+    assert said == [True], "emptied while the lock was held"
+
+
+def test_a_clean_up_that_fails_only_warns(raw: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def fails() -> None:
+        raise OSError("driver is gone")
+
+    @gpu_lock(gpu_id=0, cleanup=fails)
+    def work(problem: Exception | None) -> str:
+        if problem is not None:
+            raise problem
+        return "done"
+
+    assert work(None) == "done"
+    with pytest.raises(KeyError, match="its own"):
+        work(KeyError("its own"))
+    assert "driver is gone" in caplog.text and not raw.exists("gpu_lock:0")
+
+
+# The manager.
+
+
+def test_acquire_and_release_by_task_name(manager: SmartGpuLockManager, raw: Any) -> None:
+    assert manager.acquire_lock("task-1", "gpu_lock:0")
+    assert not manager.acquire_lock("task-2", "gpu_lock:0", max_wait_time=0)
+    assert manager.get_statistics()["active_locks"] == {"gpu_lock:0": "task-1"}
+    assert in_a_thread(lambda: manager.release_lock("task-1", "gpu_lock:0", "normal")) is True
+    assert not raw.exists("gpu_lock:0") and manager.get_statistics()["active_locks"] == {}
+    assert manager.get_exception_statistics() == {
+        "normal_release_failures": 0,
+        "emergency_releases": 0,
+        "release_script_errors": 0,
+        "ownership_violations": 0,
+        "exception_rate": 0.0,
+        "emergency_release_rate": 0.0,
+    }
+
+
+def test_not_the_owner(manager: SmartGpuLockManager, raw: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert manager.acquire_lock("task-a", "gpu_lock:0")
+    before = raw.get("gpu_lock:0")
+    assert manager.release_lock("task-b", "gpu_lock:0", "malicious") is False
+    assert raw.get("gpu_lock:0") == before
+    assert manager.get_exception_statistics()["ownership_violations"] == 1
+    assert "gpu_lock:0 is not held by task-b" in caplog.text
+    assert manager.release_lock("task-a", "gpu_lock:0") is True
+    assert manager.release_lock("task-a", "gpu_lock:0") is False, "it was released before"
+
+
+def test_an_older_clients_lock_is_released_compared(manager: SmartGpuLockManager, raw: Any) -> None:
+    raw.set("gpu_lock:0", "locked_by_task_a", ex=600)
+    assert manager.release_lock("task_b", "gpu_lock:0", "malicious") is False
+    assert raw.get("gpu_lock:0") == b"locked_by_task_a"
+    assert manager.release_lock("task_a", "gpu_lock:0", "normal") is True
+    assert not raw.exists("gpu_lock:0")
+
+
+def test_owner_and_stranger_at_once(manager: SmartGpuLockManager, raw: Any) -> None:
+    for _ in range(20):
+        raw.set("gpu_lock:0", "locked_by_task_a", ex=600)
+        results: dict[str, bool] = {}
+
+        def release(name: str, results: dict[str, bool] = results) -> None:
+            results[name] = manager.release_lock(name, "gpu_lock:0")
+
+        threads = [threading.Thread(target=release, args=(name,)) for name in ("task_a", "task_b")]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results == {"task_a": True, "task_b": False} and not raw.exists("gpu_lock:0")
+
+
+def test_old_and_new_services_share_a_gpu(manager: SmartGpuLockManager, raw: Any) -> None:
+    raw.set("gpu_lock:0", "locked_by_old", px=300, nx=True)
+    assert manager.acquire_lock("new", "gpu_lock:0", max_wait_time=5), "it waits for the old one's end"
+    assert raw.set("gpu_lock:0", "locked_by_old", px=300, nx=True) is None, "the old one waits for ours"
+    assert manager.release_lock("new", "gpu_lock:0")
+
+
+def test_a_late_release_leaves_the_successors_lock_alone(manager: SmartGpuLockManager, raw: Any) -> None:
+    gpu.configure(lock_timeout=0.2, heartbeat=False)
+    assert manager.acquire_lock("task-7", "gpu_lock:0")
+    gpu.configure()
+
+    def redelivered() -> None:
+        assert manager.acquire_lock("task-7", "gpu_lock:0", max_wait_time=5)
+
+    # The same task once more, in another thread.
+    Background(redelivered).join()
+    before = raw.get("gpu_lock:0")
+    assert manager.release_lock("task-7", "gpu_lock:0") is False
+    assert raw.get("gpu_lock:0") == before
+    assert in_a_thread(lambda: manager.release_lock("task-7", "gpu_lock:0")) is True
+    assert not raw.exists("gpu_lock:0")
+
+
+def test_health(manager: SmartGpuLockManager, raw: Any) -> None:
+    assert manager.acquire_lock("task-1", "gpu_lock:0")
+    health = manager.health_check()
+    assert list(health) == [
+        "status",
+        "redis_connected",
+        "zombie_locks",
+        "long_held_locks",
+        "exception_stats",
+        "timestamp",
+    ]
+    assert health["status"] == "healthy" and health["redis_connected"] is True
+    assert health["zombie_locks"] == [] and health["exception_stats"] == manager.get_exception_statistics()
+    manager.release_lock("task-1", "gpu_lock:0")
+
+
+def test_without_a_store(own_server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    client = leasehold.connect(own_server.url, answer_within=0.2, patience=0.2)
+    manager = SmartGpuLockManager(client)
+    assert manager.acquire_lock("task-1", "gpu_lock:0")
+    own_server.stop()
+    with caplog.at_level(logging.ERROR):
+        assert manager.release_lock("task-1", "gpu_lock:0") is False, "it is not known to be free"
+    assert "gpu_lock:0 of task-1 was not released" in caplog.text
+    assert manager.health_check()["status"] == "unhealthy"
+    with pytest.raises(leasehold.StoreUnavailable):
+        manager.acquire_lock("task-2", "gpu_lock:0", max_wait_time=0)
+    until(lambda: manager.get_exception_statistics()["normal_release_failures"] == 1)
+
+
+# What a Celery task does when it fails.
+
+
+class IndexTTSTask(GpuTask):
+    app = Celery("tests", broker="memory://")
+
+
+def test_indextts_task_failure_releases_lock(raw: Any) -> None:
+    task = IndexTTSTask()
+    raw.set("gpu_lock:0", "locked_by_test_task", ex=600)
+    task.on_failure(exc=Exception("Test failure"), task_id="test_task", args=(), kwargs={"gpu_id": 0}, einfo=None)
+    assert not raw.exists("gpu_lock:0")
+
+
+def test_on_failure_frees_what_the_task_acquired_and_nothing_else(raw: Any) -> None:
+    task = IndexTTSTask()
+    assert task.gpu_lock_manager.acquire_lock("test_task", "gpu_lock:0")
+    raw.set("gpu_lock:1", "locked_by_other_task", ex=600)
+    for gpu_id in (1, 0):
+        task.on_failure(Exception(), "test_task", (), {"gpu_id": gpu_id}, None)
+    assert not raw.exists("gpu_lock:0") and raw.get("gpu_lock:1") == b"locked_by_other_task"
+    assert task.gpu_lock_manager.get_exception_statistics()["ownership_violations"] == 0
+
+
+def test_a_failure_inside_on_failure_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def release_lock(self, task_name: str, lock_key: str, reason: str) -> bool:
+            assert (task_name, lock_key, reason) == ("test_task", "gpu_lock:0", "task_failure")
+            raise OSError("the network is gone")
+
+    task = IndexTTSTask()
+    task.gpu_lock_manager = Broken()
+    task.on_failure(Exception("Test failure"), "test_task", (), {}, None)
+    assert "the network is gone" in caplog.text
