@@ -107,7 +107,8 @@ impl<'a> Tools<'a> {
         if changed(&installed).is_none_or(|installed| changed(&wanted).is_none_or(|wanted| wanted > installed)) {
             say("dashboard: installing its packages with npm");
             let mut command = self.workspace.command(&npm);
-            self.install(command.args(["ci", "--silent", "--prefix"]).arg(&directory))?;
+            // Not `ci`, which refuses a lock file that lacks the packages of other machines than this one.
+            self.install(command.args(["install", "--no-save", "--silent", "--prefix"]).arg(&directory))?;
         }
         Ok(npm)
     }
