@@ -97,13 +97,13 @@ export function Locks() {
         }}
       >
         <Head />
-        <div class="body" role="rowgroup" ref={box}>
+        <div class="body" role={shown.length > 0 ? "rowgroup" : "presentation"} ref={box}>
           <div class="height" role="presentation" style={{ height: `${shown.length * height}px` }}>
             {shown.slice(from, to).map((lock, n) => (
               <Row key={lock.name} lock={lock} index={from + n} top={(from + n) * height} selected={lock.name === selected.value} select={() => (selected.value = lock.name)} />
             ))}
           </div>
-          {shown.length === 0 && <p class="quiet">{locks.size > 0 ? "No lock is like that." : "No lock is held."}</p>}
+          {shown.length === 0 && <p class="quiet" role="presentation">{locks.size > 0 ? "No lock is like that." : "No lock is held."}</p>}
         </div>
       </div>
       {!narrow.value && (
