@@ -83,7 +83,8 @@ test("a hand-off is in the picture: who waited, who came after whom, and how eac
     return found.filter((pixels) => pixels > 100).length === 2;
   }));
   const events = page.getByRole("list", { name: "Events, newest first" });
-  await events.getByRole("listitem").filter({ hasText: "released" }).filter({ hasText: "alice" }).waitFor();
+  const told = events.getByRole("listitem").filter({ hasText: "released" }).filter({ hasText: "alice" });
+  await told.waitFor({ timeout: 10_000 }).catch(async () => assert.fail(`no release of alice's in: ${await events.innerText()}`));
   clean(page);
 });
 

@@ -69,7 +69,7 @@ export function Timeline() {
     state.current.height = placed.height + AXIS;
     const same = labels.value.length === placed.lanes.length && placed.lanes.every((lane, n) => {
       const shown = labels.value[n];
-      return shown && shown.name === lane.name && shown.top === lane.top && shown.height === lane.height;
+      return shown && shown.name === lane.name && shown.top === lane.top && shown.height === lane.height && waitingIn(shown) === waitingIn(lane) && isHeld(shown) === isHeld(lane);
     });
     if (!same) labels.value = placed.lanes;
   };
@@ -290,9 +290,12 @@ interface Drag {
   moved: boolean;
 }
 
+const waitingIn = (lane: PlacedLane): number => lane.waits.filter(({ wait }) => wait.ended_ms === null).length + lane.more;
+const isHeld = (lane: PlacedLane): boolean => lane.tenures.at(-1)?.ended_ms === null;
+
 function LaneLabel({ lane }: { lane: PlacedLane }) {
-  const waiting = lane.waits.filter(({ wait }) => wait.ended_ms === null).length + lane.more;
-  const held = lane.tenures.at(-1)?.ended_ms === null;
+  const waiting = waitingIn(lane);
+  const held = isHeld(lane);
   return (
     <div class="lane" role="listitem" style={{ height: `${lane.height}px` }}>
       <button type="button" class={held ? "held" : "free"} onClick={() => open(lane.name)} title={lane.name}>
