@@ -47,6 +47,8 @@ test("a hand-off is in the picture: who waited, who came after whom, and how eac
   place.hold("deploy", "bob");
   await page.locator(".lane", { hasText: "deploy" }).getByText("1 waiting").waitFor();
   await row(page, "deploy").locator(".waiters .count").waitFor();
+  // Of leases that last less than half a second nobody is told.
+  await until("alice has held it for a while", async () => (await place.lock("deploy")).held_ms > 1_000);
   await place.stop(alice, "SIGINT");
   const known = await until("bob came after alice", async () => {
     const { tenures, waits } = await place.get("/api/v1/timeline");
