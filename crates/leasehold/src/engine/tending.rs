@@ -397,9 +397,9 @@ impl Core {
         if !tended || !cell.lose(why) {
             return;
         }
-        self.stats.lost_leases.add_one();
         tracing::warn!(name = %cell.name, holder = %cell.token.holder_id(), %why, "lease lost");
         self.observe(&Transition::Lost { name: cell.name.as_str(), why });
+        self.stats.lost_leases.add_one();
         let state = cell.state();
         if state.noted {
             let event = lock_event(cell, &state.owner.to_string(), EventKind::Lost, &why.to_string());
