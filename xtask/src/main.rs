@@ -197,8 +197,8 @@ fn board(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
 
     let file = workspace.target.join("board.txt");
     board::start_afresh(&file)?;
-    // The programs `test` built: what the board bounds does not hang on the optimiser, and building seventy
-    // more would take longer than running them.
+    // The programs `test` built: what the board bounds does not hang on the optimiser, and building them
+    // anew would take longer than running them.
     let mut command = workspace.cargo(&["test", "--workspace", "--all-features", "--no-fail-fast"]);
     for name in [workspace.tests_of("leasehold-testkit")?, workspace.tests_of("leasehold-cli")?].concat() {
         command.args(["--test", &name]);
