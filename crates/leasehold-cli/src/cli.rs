@@ -19,7 +19,7 @@ use crate::say;
 /// On one machine no server is needed: all processes share a SQLite file. On many machines, name a
 /// Redis or Valkey server with --store or LEASEHOLD_STORE.
 #[derive(Debug, Parser)]
-#[command(name = "leasehold", version, max_term_width = 100, after_help = EXAMPLES, disable_help_subcommand = true)]
+#[command(name = "leasehold", bin_name = "leasehold", version, max_term_width = 100, after_help = EXAMPLES, disable_help_subcommand = true)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) global: Global,

@@ -49,7 +49,8 @@ use exit::{Exit, Failure};
 use store::Choice;
 
 fn main() -> ExitCode {
-    let done = cli::parse().and_then(|cli| cli.map_or(Ok(Exit::Done), dispatch));
+    let read = || cli::parse().and_then(|cli| cli.map_or(Ok(Exit::Done), dispatch));
+    let done = run::at_a_glance().unwrap_or_else(read);
     let exit = done.unwrap_or_else(|failure| {
         say::failure(&failure);
         failure.exit

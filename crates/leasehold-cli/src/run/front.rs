@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -13,19 +13,19 @@ use super::link::{Link, Read, ToFront, ToKeeper};
 use super::signals::{Blocked, Came, Inbox, suffer};
 use super::tree::{self, Reaped};
 use super::{KEEPER, let_go_of_stdio, refused};
-use crate::cli::RunArgs;
+use crate::cli;
 use crate::exit::{Exit, Failure};
 
 /// Between two rounds of killing.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// Starts the keeper, passes signals on, and ends as it says.
-pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
+/// Starts the keeper, passes signals on, and ends as it says. Reading the command line is the keeper's business.
+pub(super) fn run() -> Result<Exit, Failure> {
     tree::adopt_orphans();
     // Before the keeper is there, so that none is lost and it starts with them blocked, too.
     let blocked = Blocked::now().map_err(|e| refused("block signals", &e))?;
     let signals = Inbox::open().map_err(|e| refused("receive signals", &e))?;
-    let link = start_keeper(blocked)?;
+    let (mut keeper, link) = start_keeper(blocked)?;
     let_go_of_stdio();
     // Held, not read: see `ToFront::Lifeline`.
     let mut _lifeline: Option<OwnedFd> = None;
@@ -53,7 +53,7 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
                 }
                 return Ok(Exit::Code(code));
             }
-            Read::Gone => return Err(keeper_died(args)),
+            Read::Gone => return keeper_ended(&mut keeper),
         }
     }
 }
@@ -69,7 +69,7 @@ fn pass_on(signals: &Inbox, link: &Link, got: &mut HashSet<Signal>) {
     }
 }
 
-fn start_keeper(blocked: Blocked) -> Result<Link, Failure> {
+fn start_keeper(blocked: Blocked) -> Result<(Child, Link), Failure> {
     let (link, keepers_end) = Link::pair().map_err(|e| refused("open a socket", &e))?;
     // By this name it is this very program, also when its file was replaced meanwhile.
     let started = Command::new("/proc/self/exe")
@@ -77,15 +77,30 @@ fn start_keeper(blocked: Blocked) -> Result<Link, Failure> {
         .args(std::env::args_os().skip(1))
         .stdin(Stdio::from(keepers_end))
         .spawn();
-    started.map_err(|e| refused("start a second process", &e))?;
+    let keeper = started.map_err(|e| refused("start a second process", &e))?;
     let start = ToKeeper::Start { front: std::process::id(), blocked: blocked.bits() };
     link.send(&start, Some(std::io::stdin().as_fd()));
-    Ok(link)
+    Ok((keeper, link))
+}
+
+/// The keeper is gone without a word to us: it was killed, or it had no use for the command line and has said so.
+fn keeper_ended(keeper: &mut Child) -> Result<Exit, Failure> {
+    /// What Rust ends with after a panic.
+    const PANICKED: u8 = 101;
+    let code = keeper.wait().ok().and_then(|status| status.code()).and_then(|code| u8::try_from(code).ok());
+    match code {
+        Some(code) if code != PANICKED => Ok(Exit::Code(code)),
+        _ => Err(keeper_died()),
+    }
 }
 
 /// Nobody renews any more: the command must be gone before the lock can be somebody else's.
-fn keeper_died(args: &RunArgs) -> Failure {
-    let name = args.wanted();
+fn keeper_died() -> Failure {
+    let name = match cli::parse() {
+        Ok(Some(cli::Cli { command: cli::Command::Run(args), .. })) => args.wanted(),
+        Ok(Some(cli::Cli { command: cli::Command::Once(args), .. })) => cli::RunArgs::from(args).wanted(),
+        _ => String::from("the lock"),
+    };
     loop {
         let refused = tree::signal_all(rustix::process::Signal::KILL);
         loop {

@@ -54,7 +54,7 @@ mod tee;
 mod tree;
 mod waiting;
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 
 use rustix::fs::{Mode, OFlags, open};
 
@@ -74,8 +74,30 @@ pub(crate) fn run(args: RunArgs, json: bool, store: &Choice) -> Result<Exit, Fai
             "--gpus says how many GPUs there are: it goes with --gpu any, or --gpu ID",
         ));
     }
-    let is_keeper = std::env::args_os().next().is_some_and(|program| program == OsStr::new(KEEPER));
-    if is_keeper { keeper::run(args, json, store) } else { front::run(&args) }
+    if is_keeper() { keeper::run(args, json, store) } else { front::run() }
+}
+
+/// Runs if a glance at the command line says that this is what is wanted. The keeper reads it in full, and this
+/// process, which only stands before it, need not: half a cron job's start would be reading the same line twice.
+pub(crate) fn at_a_glance() -> Option<Result<Exit, Failure>> {
+    (!is_keeper() && says_run(std::env::args_os().skip(1))).then(front::run)
+}
+
+/// Whether it says `run`, with nothing before that but what every command takes.
+fn says_run(mut words: impl Iterator<Item = OsString>) -> bool {
+    while let Some(word) = words.next() {
+        match word.to_str() {
+            Some("run") => return true,
+            Some("--json") => {}
+            Some("--store" | "--namespace" | "--config") => drop(words.next()),
+            _ => return false,
+        }
+    }
+    false
+}
+
+fn is_keeper() -> bool {
+    std::env::args_os().next().is_some_and(|program| program == OsStr::new(KEEPER))
 }
 
 /// Lets go of stdin and stdout: they are CMD's, and whoever is at their other ends must see when CMD
@@ -92,4 +114,20 @@ fn refused(what: &str, error: &dyn std::fmt::Display) -> Failure {
     /// `EX_OSERR`: out of processes, descriptors or memory.
     const OS_ERROR: u8 = 71;
     Failure::new(Exit::Code(OS_ERROR), format!("cannot {what}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_glance_finds_run_and_nothing_else() {
+        let says = |line: &str| says_run(line.split_whitespace().map(OsString::from));
+        for line in ["run x -- true", "--json run", "--store run run x", "--namespace a --config b run --help"] {
+            assert!(says(line), "{line}");
+        }
+        for line in ["", "ls run", "--store run", "--stor a run x", "-- run x", "once x -- run", "--store=a ls"] {
+            assert!(!says(line), "{line}");
+        }
+    }
 }

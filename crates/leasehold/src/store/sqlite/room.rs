@@ -29,7 +29,7 @@ const LOG_FRAMES: i64 = 4_000;
 const LOOK_EVERY: u32 = 64;
 /// Frames in the log before it is started anew by whoever leaves: the first one to come reads it all, and
 /// those who come and go make too few commits of their own to look at it.
-const LEAVE_FRAMES: i64 = 256;
+const LEAVE_FRAMES: i64 = 64;
 /// Our own commits between two steps of clearing away, and rows looked at in one.
 const CLEAR_EVERY: u32 = 256;
 const CLEAR_ROWS: u32 = 512;
