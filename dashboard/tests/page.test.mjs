@@ -1,13 +1,9 @@
 // What whoever opens the page sees: quickly, live, by keyboard, and what is left when the store is gone.
 import assert from "node:assert/strict";
-import { once } from "node:events";
-import { spawn } from "node:child_process";
-import { mkdtempSync, readFileSync, rmSync } from "node:fs";
-import net from "node:net";
-import { tmpdir } from "node:os";
+import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { Place, browser, clean, openPage, root, row, until } from "./support.mjs";
+import { Place, Redis, browser, clean, openPage, root, row, until } from "./support.mjs";
 
 let chrome;
 before(async () => (chrome = await browser()));
@@ -144,16 +140,16 @@ test("the store is gone: what was known stays, greyed, with since when", async (
   await page.getByRole("button", { name: /^foreign/ }).click();
   await redis.stop();
   const trouble = page.getByText(/The store does not answer since \d\d:\d\d:\d\d/);
-  await trouble.waitFor({ timeout: 20_000 });
+  await trouble.waitFor();
   await page.locator(".pill.unhealthy").waitFor();
   assert.equal(await page.locator("main.stale").count(), 1);
   assert.equal(await row(page, "gpu_lock:0").count(), 1, "what was known is still there");
   await redis.again();
-  await trouble.waitFor({ state: "detached", timeout: 20_000 });
+  await trouble.waitFor({ state: "detached" });
   clean(page);
   // And when the server itself is gone.
   await place.stop(place.server);
-  await page.getByText(/This server does not answer since/).waitFor({ timeout: 20_000 });
+  await page.getByText(/This server does not answer since/).waitFor();
   await page.getByText("not live").waitFor();
 });
 
@@ -171,49 +167,3 @@ test("what is served is what was built from the sources", async (t) => {
   assert.equal(unversioned.headers.get("cache-control"), "no-cache");
   assert.equal((await fetch(`${place.url}/assets/other.js`)).status, 404);
 });
-
-/** A Redis of one's own. */
-class Redis {
-  static async start(test) {
-    const redis = new Redis();
-    test.after(async () => {
-      await redis.stop();
-      rmSync(redis.dir, { recursive: true, force: true });
-    });
-    redis.dir = mkdtempSync(join(tmpdir(), "leasehold-redis-"));
-    redis.port = await new Promise((done) => {
-      const probe = net.createServer().listen(0, "127.0.0.1", () => {
-        const { port } = probe.address();
-        probe.close(() => done(port));
-      });
-    });
-    redis.url = `redis://127.0.0.1:${redis.port}`;
-    await redis.again();
-    return redis;
-  }
-
-  async again() {
-    this.child = spawn("redis-server", ["--port", String(this.port), "--bind", "127.0.0.1", "--dir", this.dir, "--save", "", "--appendonly", "no"], { stdio: "ignore" });
-    await until("redis answers", async () => (await this.say("PING").catch(() => ""))?.startsWith("+PONG"));
-  }
-
-  async say(line) {
-    const socket = net.connect(this.port, "127.0.0.1");
-    socket.setEncoding("utf8");
-    try {
-      await once(socket, "connect");
-      socket.write(`${line}\r\n`);
-      const [answer] = await once(socket, "data");
-      return answer;
-    } finally {
-      socket.destroy();
-    }
-  }
-
-  async stop() {
-    if (this.child.exitCode === null && this.child.signalCode === null) {
-      this.child.kill("SIGKILL");
-      await once(this.child, "exit");
-    }
-  }
-}

@@ -1,5 +1,86 @@
-// Some workers that share some locks, for the pictures: one is revoked, one forced out, one lease runs out.
-import { sleep } from "./support.mjs";
+// What there is to see: a scene in which nothing moves, to be looked at closely, and a lively one for the pictures.
+import { mkdirSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { Place, Redis, sleep, until } from "./support.mjs";
+
+/**
+ * One of everything, and it stays so for as long as anybody looks: a lock that is held and waited for, one held by
+ * another kind of client, one whose holder was told to stop; tenures that ended in each of the five ways; alerts, an
+ * entry of the journal, lines of the audit.
+ */
+export async function still(test) {
+  const redis = await Redis.start(test);
+  const place = await Place.start(test, { store: redis.url });
+  const holds = (name, owner) => until(`${owner} holds ${name}`, async () => (await place.lock(name)).owner?.startsWith(owner));
+  const acquire = (name, owner, ttl_ms) => place.post(`/api/v1/locks/${encodeURIComponent(name)}/acquire`, { ttl_ms, owner });
+  const take = async (name, owner, ttl) => {
+    const holder = place.hold(name, owner, 3_600, ttl);
+    await holds(name, owner);
+    return holder;
+  };
+  /** Of a lease that is over before anybody has seen it, nobody can tell how it ended. */
+  const seen = (name) => until(`${name} is in the picture`, async () => (await place.get("/api/v1/timeline")).tenures.some((tenure) => tenure.name === name));
+  const ended = (name, how) => until(`${name} ended: ${how}`, async () => (await place.get("/api/v1/timeline")).tenures.some((tenure) => tenure.name === name && tenure.end === how));
+  const evict = async (name, mode, reason) => {
+    await seen(name);
+    const { holder_id } = await place.lock(name);
+    const { status, body } = await place.post(`/api/v1/locks/${encodeURIComponent(name)}/evict`, { holder_id, mode, reason });
+    if (status !== 200) throw new Error(JSON.stringify(body));
+  };
+  // Its store is another one, so that nobody can do it after all: it stays until it is settled.
+  const journal = join(place.dir, "leasehold/journal");
+  mkdirSync(journal, { recursive: true });
+  const entry = { id: "1-a", kind: "unreleased", name: "gpu_lock:3", store: "redis://elsewhere:6379", namespace: "leasehold", owner: "tts-worker-9@gpu-b (pid 77)", holder_id: "7f3a91c2b04d", fence: 7, ttl_ms: 600_000, at_ms: Date.now() - 60_000, why: "the store cannot be reached", token: "x" };
+  writeFileSync(join(journal, "1-a.json"), JSON.stringify(entry));
+  await redis.say("SET gpu_lock:7 some-other-client NX PX 36000000");
+
+  await Promise.all([
+    (async () => {
+      await take("gpu_lock:0", "tts-worker-1");
+      place.hold("gpu_lock:0", "ocr-worker-1", 3_600);
+      await until("the first waits", async () => (await place.lock("gpu_lock:0")).waiters.length === 1);
+      place.hold("gpu_lock:0", "whisper-1", 3_600);
+      await until("both wait", async () => (await place.lock("gpu_lock:0")).waiters.length === 2);
+    })(),
+    take("db-backup", "backup"),
+    (async () => {
+      await acquire("release-train", "deploy.rb", 36_000_000);
+      await evict("release-train", "revoke", "the release is called off");
+    })(),
+    (async () => {
+      await take("search-index", "indexer-a");
+      await evict("search-index", "revoke", "stuck on a bad page");
+      await ended("search-index", "revoked");
+    })(),
+    (async () => {
+      await take("mail-queue", "mailer");
+      await evict("mail-queue", "force", "its host is gone");
+      await ended("mail-queue", "forced");
+    })(),
+    (async () => {
+      await take("gpu_lock:1", "whisper-2", "3s");
+      await seen("gpu_lock:1");
+      await redis.say("DEL gpu_lock:1");
+      await ended("gpu_lock:1", "lost");
+    })(),
+    until("a lease ran out", async () => {
+      const known = (await place.get("/api/v1/timeline")).tenures.filter(({ name }) => name === "crawl-budget");
+      if (known.some(({ end }) => end === "expired")) return true;
+      if (!known.some(({ end }) => end === null)) await acquire("crawl-budget", "crawler", 2_000);
+      return false;
+    }),
+    (async () => {
+      const report = await take("report", "nightly-report");
+      await seen("report");
+      await place.stop(report, "SIGINT");
+      await ended("report", "released");
+    })(),
+    until("what is the matter is known", async () => (await place.get("/api/v1/alerts")).alerts.filter(({ resolved_ms }) => resolved_ms === null).length >= 2),
+  ]);
+  return place;
+}
+
+// Some workers that share some locks: one is revoked, one forced out, one lease runs out.
 
 const WORKERS = [
   ["tts-worker-1", ["gpu_lock:0"], 8, 15],

@@ -2,9 +2,9 @@
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { existsSync, mkdtempSync, rmSync } from "node:fs";
+import net from "node:net";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
-import { createInterface } from "node:readline";
 import { fileURLToPath } from "node:url";
 import { chromium } from "playwright-core";
 
@@ -15,8 +15,11 @@ const browserPath = process.env.LEASEHOLD_CHROMIUM ?? "/usr/bin/chromium";
 
 export const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
 
-/** Waits until something is true; says what was last seen when it never is. */
-export async function until(what, look, within = 10_000) {
+/** How long anything may take that is not measured: a machine may be cold, small, and busy with something else. */
+export const PATIENCE = 60_000;
+
+/** Waits until something is true. */
+export async function until(what, look, within = PATIENCE) {
   const end = Date.now() + within;
   for (;;) {
     const found = await look();
@@ -33,37 +36,41 @@ export class Place {
   dir = mkdtempSync(join(tmpdir(), "leasehold-page-"));
 
   static async start(test, { store, args = [] } = {}) {
-    if (!existsSync(program)) throw new Error(`there is no ${program}: cargo build -p leasehold-cli`);
+    if (!existsSync(program)) throw new Error(`there is no ${program}: cargo build -p leasehold-cli --all-features`);
     const place = new Place();
     // Also when the test fails: nothing that it started outlives it.
     test.after(() => place.end());
     place.store = store ?? `sqlite:${join(place.dir, "locks.db")}`;
-    place.server = place.spawn(["serve", "--json", "--listen", "127.0.0.1:0", "--audit", join(place.dir, "audit.jsonl"), ...args]);
-    const lines = createInterface({ input: place.server.stdout });
-    const [line] = await once(lines, "line");
-    place.url = JSON.parse(line).url;
+    await place.serve("127.0.0.1:0", args);
     return place;
+  }
+
+  /** Starts the server, which says where it listens, or ends and says why. */
+  async serve(listen, args = []) {
+    const server = this.spawn(["serve", "--json", "--listen", listen, "--audit", join(this.dir, "audit.jsonl"), ...args]);
+    this.server = server;
+    const [line] = await until("the server says where it is", () => /^.*\n/.exec(server.out) ?? (server.exitCode === null ? null : [""]));
+    if (!line) throw new Error(`the server ended with ${server.exitCode}: ${server.said}`);
+    this.url = JSON.parse(line).url;
   }
 
   spawn(args, options = {}) {
     const env = { ...process.env, LEASEHOLD_STORE: this.store, XDG_STATE_HOME: this.dir, NO_COLOR: "1", RUST_LOG: "error", ...options.env };
     const child = spawn(program, args, { env, stdio: ["ignore", "pipe", "pipe"], cwd: this.dir });
-    child.said = "";
+    child.out = child.said = "";
+    child.stdout.on("data", (text) => (child.out += text));
     child.stderr.on("data", (text) => (child.said += text));
-    child.stdout.resume();
     this.children.add(child);
     child.ended = once(child, "exit").then(() => this.children.delete(child));
     return child;
   }
 
-  /** `leasehold ARGS`, to its end. */
+  /** What `leasehold ARGS` says, to its end. */
   async run(args) {
     const child = this.spawn(args);
-    let out = "";
-    child.stdout.on("data", (text) => (out += text));
-    await child.ended;
+    await once(child, "close");
     if (child.exitCode !== 0) throw new Error(`leasehold ${args.join(" ")}: ${child.exitCode} ${child.said}`);
-    return out;
+    return child.out;
   }
 
   /** Holds a lock, or waits for it, until it is told to stop. */
@@ -102,6 +109,60 @@ export class Place {
   }
 }
 
+/** A Redis of one's own. */
+export class Redis {
+  static async start(test) {
+    const redis = new Redis();
+    redis.dir = mkdtempSync(join(tmpdir(), "leasehold-redis-"));
+    test.after(async () => {
+      await redis.stop();
+      rmSync(redis.dir, { recursive: true, force: true });
+    });
+    do {
+      redis.port = await new Promise((done) => {
+        const probe = net.createServer().listen(0, "127.0.0.1", () => {
+          const { port } = probe.address();
+          probe.close(() => done(port));
+        });
+      });
+      // Somebody else may have been quicker to take the port.
+    } while (!(await redis.again()));
+    redis.url = `redis://127.0.0.1:${redis.port}`;
+    return redis;
+  }
+
+  /** Whether it is there; not if the port is taken. */
+  async again() {
+    const child = spawn("redis-server", ["--port", String(this.port), "--bind", "127.0.0.1", "--dir", this.dir, "--save", "", "--appendonly", "no"], { stdio: "ignore" });
+    this.child = child;
+    await once(child, "spawn");
+    const gone = () => child.exitCode !== null || child.signalCode !== null;
+    await until("redis answers", async () => gone() || (await this.say("INFO server").catch(() => "")).includes(`process_id:${child.pid}`));
+    return !gone();
+  }
+
+  async say(line) {
+    const socket = net.connect(this.port, "127.0.0.1");
+    socket.setEncoding("utf8");
+    try {
+      await once(socket, "connect");
+      socket.write(`${line}\r\n`);
+      const [answer] = await once(socket, "data");
+      return answer;
+    } finally {
+      socket.destroy();
+    }
+  }
+
+  async stop() {
+    const { child } = this;
+    if (child && child.exitCode === null && child.signalCode === null) {
+      child.kill("SIGKILL");
+      await once(child, "exit");
+    }
+  }
+}
+
 export async function browser() {
   return chromium.launch({
     executablePath: browserPath,
@@ -114,6 +175,7 @@ export async function openPage(chrome, url, options = {}) {
   const { hash = "", script, ...look } = options;
   const context = await chrome.newContext({ viewport: { width: 1440, height: 900 }, colorScheme: "light", ...look });
   const page = await context.newPage();
+  page.setDefaultTimeout(PATIENCE);
   if (script) await page.addInitScript(script);
   const seen = { violations: [], errors: [], foreign: [] };
   page.on("console", (message) => {
