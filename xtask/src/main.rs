@@ -130,7 +130,8 @@ fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     // Likewise the page's packages and a browser.
     let page = if quick { Err(by_request()) } else { page(workspace, &tools) };
 
-    let mut docs = workspace.cargo(&["doc", "--workspace", "--all-features", "--no-deps"]);
+    // What people read. The programs' own would have half of the dependencies built once more.
+    let mut docs = workspace.cargo(&["doc", "--workspace", "--lib", "--all-features", "--no-deps"]);
     docs.env("RUSTDOCFLAGS", "-D warnings");
     let lint = ["clippy", "--workspace", "--all-features", "--all-targets", "--", "-D", "warnings"];
     let lint = workspace.cargo(&lint);
