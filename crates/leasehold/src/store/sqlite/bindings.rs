@@ -11,7 +11,7 @@ use rusqlite::{OptionalExtension, Row, params};
 
 use super::SqliteStore;
 use super::driver::{Command, Driver, Fault};
-use super::room::Need;
+use super::room::{Need, roll_back};
 use super::row::{now_ms, sql, unsql};
 use crate::clock::wall_ms;
 use crate::facts::{ClaimId, LockName};
@@ -177,14 +177,12 @@ impl Driver {
 
     /// Runs something in one transaction, with nobody else writing.
     fn alone<R>(&mut self, run: impl FnOnce(&mut Self) -> Result<R, Fault>) -> Result<R, Fault> {
-        self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        self.begin()?;
         let outcome = run(self).and_then(|done| {
             self.conn.prepare_cached("COMMIT")?.execute([])?;
             Ok(done)
         });
-        if !self.conn.is_autocommit() {
-            let _ = self.conn.execute_batch("ROLLBACK");
-        }
+        roll_back(&self.conn);
         let done = outcome?;
         self.committed();
         Ok(done)

@@ -13,7 +13,7 @@ use super::bindings::{Changing, Creating};
 use super::ear::Watch;
 use super::fast;
 use super::forking::{Listed, Open};
-use super::room::Room;
+use super::room::{Room, roll_back};
 use super::row::Key;
 use super::schema::{self, Patience, refused};
 use super::waits::Waits;
@@ -174,9 +174,7 @@ impl Driver {
     /// Carries out in one transaction what the fast path can; hands back the rest.
     fn serve_plain(&mut self, batch: Vec<Command>) -> Vec<Command> {
         let plain = |c: &Command| matches!(c, Command::Try(..) | Command::Release(..) | Command::Renew(..));
-        if batch.iter().filter(|c| plain(c)).count() < 2
-            || self.conn.prepare_cached("BEGIN IMMEDIATE").and_then(|mut s| s.execute([])).is_err()
-        {
+        if batch.iter().filter(|c| plain(c)).count() < 2 || self.begin().is_err() {
             return batch;
         }
         let mut done = Vec::with_capacity(batch.len());
@@ -189,9 +187,7 @@ impl Driver {
         let whole = done.len() == batch.len();
         if !whole || self.conn.prepare_cached("COMMIT").and_then(|mut s| s.execute([])).is_err() {
             // Each on its own, where it can be seen which one fails and why.
-            if !self.conn.is_autocommit() {
-                let _ = self.conn.execute_batch("ROLLBACK");
-            }
+            roll_back(&self.conn);
             return batch;
         }
         self.committed();

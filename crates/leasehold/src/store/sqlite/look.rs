@@ -95,15 +95,14 @@ impl Driver {
     pub(super) fn tell(&mut self, events: &[LockEvent]) -> Result<(), StoreError> {
         let ns = self.namespace();
         self.attempt(Need::More, |driver| {
-            let tx = driver.conn.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+            let conn = &driver.conn;
             for event in events {
                 if let Ok(json) = serde_json::to_string(event) {
-                    tx.prepare_cached("INSERT INTO events (ns, json) VALUES (?1, ?2)")?.execute([&ns, &json])?;
+                    conn.prepare_cached("INSERT INTO events (ns, json) VALUES (?1, ?2)")?.execute([&ns, &json])?;
                 }
             }
-            let old = tx.last_insert_rowid() - EVENTS_KEPT;
-            tx.prepare_cached("DELETE FROM events WHERE id <= ?1")?.execute([old])?;
-            tx.commit()?;
+            let old = conn.last_insert_rowid() - EVENTS_KEPT;
+            conn.prepare_cached("DELETE FROM events WHERE id <= ?1")?.execute([old])?;
             driver.committed();
             Ok(())
         })
@@ -135,11 +134,10 @@ impl Driver {
                            ON CONFLICT (ns, name) DO UPDATE SET n = n + excluded.n";
         let ns = self.namespace();
         self.attempt(Need::More, |driver| {
-            let tx = driver.conn.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+            let conn = &driver.conn;
             for (name, delta) in deltas {
-                tx.prepare_cached(ADD)?.execute(params![ns, name, sql(*delta)])?;
+                conn.prepare_cached(ADD)?.execute(params![ns, name, sql(*delta)])?;
             }
-            tx.commit()?;
             driver.committed();
             Ok(())
         })

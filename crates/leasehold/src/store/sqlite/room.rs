@@ -40,6 +40,8 @@ const CHECKPOINT_PATIENCE: Duration = Duration::from_millis(50);
 /// Tries to start the log anew, and to be the one who makes room, when the disk is full.
 const TRIES: u32 = 500;
 const TRY_EVERY: Duration = Duration::from_millis(2);
+/// Rounds of making room for what must not fail: a reader in the way of the log is gone a moment later.
+const ROUNDS: u32 = 20;
 /// Frames the log has to have beyond those of a step of growth, so that the step can be undone.
 const UNDO_FRAMES: i64 = 96;
 const PAGE_BYTES: i64 = 1_024;
@@ -56,6 +58,8 @@ const GROWTH_ROW: i64 = 2;
 const KEEP: &str = "INSERT OR REPLACE INTO reserve (id, filler) VALUES (?1, zeroblob(?2))";
 /// Bytes of filler on a page, so that it takes at least as many pages as meant.
 const FILL_BYTES: i64 = 1_024;
+/// Bytes of filler that fit on a page for certain.
+const SAFE_FILL_BYTES: i64 = 1_000;
 
 /// What a command needs when the disk is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,7 +107,8 @@ impl Room {
             cleared_up_to: String::new(),
             reserve_spent: false,
         };
-        room.bound(conn).map_err(|e| refused(path, &e))?;
+        // Not while another process makes the file longer: should that fail, its pages never were.
+        room.alone(|room| room.bound(conn)).map_err(|e| refused(path, &e))?;
         let has = "SELECT ifnull(max(length(filler)), 0) FROM reserve WHERE id = ?1";
         let reserved: i64 = conn.query_row(has, [RESERVE_ROW], |row| row.get(0)).map_err(|e| refused(path, &e))?;
         if reserved < RESERVE_BYTES {
@@ -150,16 +155,6 @@ impl Room {
         Ok(())
     }
 
-    /// A release that spent the reserve has what it needed: what is left is kept back again at once, or
-    /// the next acquire takes it and the next release has nothing to spend.
-    fn keep_the_rest(&mut self, conn: &Connection) {
-        let mut bytes = RESERVE_BYTES;
-        while bytes >= FILL_BYTES && conn.execute(KEEP, params![RESERVE_ROW, bytes]).is_err() {
-            bytes /= 2;
-        }
-        self.reserve_spent = bytes < RESERVE_BYTES;
-    }
-
     /// Writes one frame after the other until the log has as many on the disk.
     fn lengthen_log(&self, conn: &Connection, frames: i64) -> rusqlite::Result<()> {
         let wanted = FRAME_BYTES * u64::try_from(frames).unwrap_or(0);
@@ -176,20 +171,27 @@ impl Room {
 
     /// Cuts off pages that did not reach the disk, also those of a process that died over it. Free pages
     /// that are on the disk stay: a release may need one.
+    ///
+    /// One transaction: a page that is free for a moment would be taken by somebody else, could not be cut off
+    /// any more, and the log would never fit into the file again.
     fn undo_growth(&self, conn: &Connection) {
-        let _ = conn.execute("DELETE FROM reserve WHERE id <> ?1", [RESERVE_ROW]);
-        // Looking at its size opens nothing.
-        let on_disk = std::fs::metadata(&self.file).map_or(0, |m| i64::try_from(m.len()).unwrap_or(0) / PAGE_BYTES);
-        let beyond = page_count(conn).unwrap_or(0) - on_disk;
-        if beyond <= 0 {
-            return;
+        let undone = conn.execute_batch("BEGIN IMMEDIATE").and_then(|()| {
+            conn.execute("DELETE FROM reserve WHERE id <> ?1", [RESERVE_ROW])?;
+            // Looking at its size opens nothing.
+            let on_disk = std::fs::metadata(&self.file).map_or(0, |m| i64::try_from(m.len()).unwrap_or(0) / PAGE_BYTES);
+            let beyond = page_count(conn)? - on_disk;
+            if beyond > 0 {
+                // One page a row: they have to be asked for.
+                let mut cut = conn.prepare(&format!("PRAGMA incremental_vacuum({beyond})"))?;
+                let mut rows = cut.query([])?;
+                while rows.next()?.is_some() {}
+            }
+            conn.execute_batch("COMMIT")
+        });
+        if let Err(error) = undone {
+            tracing::debug!(%error, "a file that could not be made longer is not cut yet");
         }
-        // One page a row: they have to be asked for.
-        if let Ok(mut cut) = conn.prepare(&format!("PRAGMA incremental_vacuum({beyond})"))
-            && let Ok(mut rows) = cut.query([])
-        {
-            while let Ok(Some(_)) = rows.next() {}
-        }
+        roll_back(conn);
     }
 
     /// Copies the log into the file, so that the next writer starts it anew; insists.
@@ -240,22 +242,57 @@ impl Driver {
         need: Need,
         mut run: impl FnMut(&mut Self) -> Result<R, Fault>,
     ) -> Result<R, StoreError> {
-        let mut step = 0;
+        let (mut step, mut round) = (0, 1);
         loop {
-            match run(self) {
+            let outcome = self.begin().map_err(Fault::from).and_then(|()| run(self));
+            match self.end_what_was_begun(outcome) {
                 Err(Fault::Sql(error)) if is_full(&error) => {
-                    if !self.make_room(need, &mut step) {
+                    if self.make_room(need, &mut step) {
+                        continue;
+                    }
+                    if need != Need::Less || round == ROUNDS {
                         return Err(refused(&self.path, &error));
                     }
+                    (step, round) = (0, round + 1);
+                    thread::sleep(TRY_EVERY);
                 }
-                outcome => {
-                    if self.room.reserve_spent && step > 0 {
-                        self.room.keep_the_rest(&self.conn);
-                    }
-                    return outcome.map_err(|fault| self.refuse(fault));
-                }
+                outcome => return outcome.map_err(|fault| self.refuse(fault)),
             }
         }
+    }
+
+    /// Commits what the command wrote, unless it has done that itself.
+    fn end_what_was_begun<R>(&self, outcome: Result<R, Fault>) -> Result<R, Fault> {
+        if self.conn.is_autocommit() {
+            return outcome;
+        }
+        let outcome = outcome.and_then(|done| {
+            self.keep_the_rest()?;
+            self.conn.prepare_cached("COMMIT")?.execute([])?;
+            Ok(done)
+        });
+        roll_back(&self.conn);
+        outcome
+    }
+
+    /// A command that spent the reserve has what it needed: what is left is kept back again in the same transaction,
+    /// or the next acquire takes it and the next release has nothing to spend.
+    pub(super) fn keep_the_rest(&self) -> rusqlite::Result<()> {
+        if self.room.reserve_spent {
+            let free: i64 = self.conn.query_row("PRAGMA freelist_count", [], |row| row.get(0))?;
+            let kept: i64 =
+                self.conn.query_row("SELECT ifnull(sum(length(filler)), 0) FROM reserve", [], |row| row.get(0))?;
+            let bytes = RESERVE_BYTES.min(free * SAFE_FILL_BYTES);
+            if bytes > kept {
+                self.conn.execute(KEEP, params![RESERVE_ROW, bytes])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a transaction with nobody else writing, or goes on with the one that was begun.
+    pub(super) fn begin(&self) -> rusqlite::Result<()> {
+        if self.conn.is_autocommit() { begin(&self.conn) } else { Ok(()) }
     }
 
     /// The next thing that may help; `false` when there is none left.
@@ -274,7 +311,12 @@ impl Driver {
                 }
                 (3, Need::Less) => {
                     room.reserve_spent = true;
-                    Some(conn.execute("DELETE FROM reserve", []).map(|_| true))
+                    // One transaction with what it is spent for, or somebody else takes it.
+                    let spent = begin(conn).and_then(|()| conn.execute("DELETE FROM reserve", [])).map(|_| true);
+                    if spent.is_err() {
+                        roll_back(conn);
+                    }
+                    Some(spent)
                 }
                 _ => None,
             });
@@ -348,6 +390,27 @@ impl Driver {
         let whole = page.len() == CLEAR_ROWS as usize;
         self.room.cleared_up_to = page.into_iter().next_back().filter(|_| whole).map_or_else(String::new, |r| r.0);
         Ok(())
+    }
+}
+
+/// Begins a transaction with nobody else writing, and with no more pages than the file has.
+///
+/// SQLite raises the bound by itself for whoever sees a longer file, and what another process adds is in the log,
+/// and seen, before it is known whether the disk has room for it.
+pub(super) fn begin(conn: &Connection) -> rusqlite::Result<()> {
+    let number = |sql: &str| conn.prepare_cached(sql)?.query_row([], |row| row.get::<_, i64>(0));
+    conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+    let pages = number("PRAGMA page_count")?;
+    if number("PRAGMA max_page_count")? > pages {
+        number(&format!("PRAGMA max_page_count = {pages}"))?;
+    }
+    Ok(())
+}
+
+/// Takes back what was not committed, if anything.
+pub(super) fn roll_back(conn: &Connection) {
+    if !conn.is_autocommit() {
+        let _ = conn.execute_batch("ROLLBACK");
     }
 }
 

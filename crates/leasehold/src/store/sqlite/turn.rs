@@ -5,6 +5,7 @@ use std::time::Duration;
 use rusqlite::{Connection, params};
 
 use super::driver::{Driver, Fault};
+use super::room::roll_back;
 use super::row::{self, Key, flag_number, now_ms, sql};
 use crate::clock::{self, Moment};
 use crate::facts::Token;
@@ -51,14 +52,13 @@ impl Driver {
         me: Option<&Token>,
         verb: &mut dyn FnMut(&mut Lock, &mut Turn<'_>) -> R,
     ) -> Result<Turned<R>, Fault> {
-        self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        self.begin()?;
         let outcome = self.turn_inside(name, me, verb).and_then(|done| {
+            self.keep_the_rest()?;
             self.conn.prepare_cached("COMMIT")?.execute([])?;
             Ok(done)
         });
-        if !self.conn.is_autocommit() {
-            let _ = self.conn.execute_batch("ROLLBACK");
-        }
+        roll_back(&self.conn);
         let (turned, told) = outcome?;
         self.deliver(told, turned.now_ms);
         self.committed();
