@@ -119,10 +119,17 @@ test("five thousand locks scroll smoothly, also while many of them change hands"
   const before = changes;
   const from = Date.now();
   const lively = await frames(page, 120, 40);
-  const clicked = Date.now();
-  await page.getByRole("searchbox").fill("order:0007");
-  await row(page, "order:0007").waitFor();
-  const found = Date.now() - clicked;
+  const found = await page.evaluate(() => new Promise((done) => {
+    const began = performance.now();
+    const input = document.getElementById("search");
+    input.value = "order:0007";
+    input.dispatchEvent(new Event("input", { bubbles: true }));
+    const look = () => {
+      if (document.querySelector(".grid .row:not(.head) .name .text")?.textContent === "order:0007") done(Math.round(performance.now() - began));
+      else requestAnimationFrame(look);
+    };
+    requestAnimationFrame(look);
+  }));
   const rate = Math.round(((changes - before) * 1_000) / (Date.now() - from));
   busy = false;
   await Promise.all(workers);
