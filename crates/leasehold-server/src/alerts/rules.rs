@@ -139,7 +139,9 @@ mod tests {
             kinds(&found),
             [("ownership_violations", Level::Warning, 1.0), ("lua_script_errors", Level::Critical, 2.0)]
         );
-        assert!(found[0].message.starts_with("1 release of a lock") && found[1].message.starts_with("2 releases failed"));
+        assert!(
+            found[0].message.starts_with("1 release of a lock") && found[1].message.starts_with("2 releases failed")
+        );
         let counts = counted(&[("total_locks", 40), ("emergency_releases", 3)]);
         let found = Window::new(Duration::from_secs(60)).sample(&counts, 0);
         assert_eq!(kinds(&found), [("high_emergency_release_rate", Level::Critical, 0.075)]);
