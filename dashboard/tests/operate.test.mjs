@@ -173,6 +173,8 @@ describe("what an operator comes for", { concurrency: 3 }, () => {
     await page.getByRole("tab", { name: "Audit" }).tap();
     const lines = page.getByRole("region", { name: "Audit, newest first" }).getByRole("row").filter({ hasText: "from the train" });
     await until("asked, and done", async () => (await lines.count()) === 2);
+    const reason = await lines.first().getByText("from the train").boundingBox();
+    assert.ok(reason.width > 80 && reason.height < 60, `it can be read: ${JSON.stringify(reason)}`);
     await fits("the audit");
     clean(page);
   });
