@@ -50,11 +50,11 @@ export function App() {
             ) : (
               <>
                 {!narrow.value && <Timeline />}
-                {narrow.value ? <Side part="alerts" /> : <Gpus />}
+                {narrow.value && <Side part="alerts" />}
               </>
             )}
             <Records empty={empty} />
-            {narrow.value && <Gpus />}
+            <Gpus />
           </div>
           <Side part={narrow.value ? "rest" : "all"} />
         </div>

@@ -13,7 +13,7 @@ export function Bar() {
       </div>
       {known && (
         <div class="where" title={`${known.store}, namespace ${known.namespace || "(none)"}, server ${known.version}`}>
-          <span class="mono store">{known.store}</span>
+          <span class="mono store"><bdi>{known.store}</bdi></span>
           {known.namespace !== "leasehold" && <span class="tag">{known.namespace || "no namespace"}</span>}
         </div>
       )}

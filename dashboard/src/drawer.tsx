@@ -5,6 +5,7 @@ import { Dot } from "./dot";
 import { changes, lanes, locks, overview, silentSince } from "./live";
 import { Connected, Lease, evict } from "./locks";
 import { close } from "./state";
+import { shown } from "./text";
 import { clock, now, span, tick, took } from "./time";
 import { ENDS } from "./timeline/timeline";
 
@@ -44,7 +45,7 @@ export function Drawer({ name }: { name: string }) {
     <div class="drawer" role="dialog" aria-labelledby="drawer-title">
       <div class="top">
         <div>
-          <h2 id="drawer-title" class="mono" tabIndex={-1} ref={title}>{name}</h2>
+          <h2 id="drawer-title" class="mono" tabIndex={-1} ref={title}>{shown(name)}</h2>
           <p class="state">
             {lock === null ? "…" : lock.held ? (lock.revoked ? "held, revoked: its holder has been told to stop" : "held") : lock.waiters.length > 0 ? "between two holders" : "free"}
           </p>
@@ -55,7 +56,7 @@ export function Drawer({ name }: { name: string }) {
       {lock?.held && (
         <section aria-label="Holder">
           <p class="holder">
-            <Dot owner={lock.owner ?? ""} /> <strong>{lock.owner}</strong>
+            <Dot owner={lock.owner ?? ""} /> <strong>{shown(lock.owner ?? "")}</strong>
             {lock.foreign && <span class="tag foreign">foreign</span>}
           </p>
           <dl class="facts">
@@ -68,7 +69,7 @@ export function Drawer({ name }: { name: string }) {
             <dt>lease</dt>
             <dd><Lease lock={lock} at={at} />{lock.ttl_ms !== null && <span class="faint"> of {span(lock.ttl_ms)}</span>}</dd>
             <dt>fence</dt>
-            <dd class="mono">{lock.fence ?? "none"}</dd>
+            <dd class="mono">{lock.fence ?? lanes.get(name)?.tenures.get(lock.holder_id ?? "")?.fence ?? "–"}</dd>
             <dt>holder id</dt>
             <dd class="mono">{lock.holder_id}</dd>
           </dl>
@@ -86,7 +87,7 @@ export function Drawer({ name }: { name: string }) {
           <ol class="waiters">
             {lock.waiters.slice(0, 50).map((waiter) => (
               <li key={waiter.ticket}>
-                <Dot owner={waiter.owner} /> <span class="text">{waiter.owner}</span>
+                <Dot owner={waiter.owner} /> <span class="text">{shown(waiter.owner)}</span>
                 <span class="number">{span(waiter.waiting_ms + Math.max(0, at - lock.at_ms))}</span>
               </li>
             ))}
@@ -104,8 +105,14 @@ export function Drawer({ name }: { name: string }) {
   );
 }
 
-/** A name as a shell takes it. */
-const quoted = (name: string): string => (/^[\w.:@%+=,/-]+$/.test(name) ? name : `'${name.replaceAll("'", "'\\''")}'`);
+/** A name as a shell takes it; what cannot be seen as bash writes it. */
+function quoted(name: string): string {
+  if (/^[\w.:@%+=,/-]+$/.test(name)) return name;
+  const plain = `'${name.replaceAll("'", "'\\''")}'`;
+  if (shown(name) === name) return plain;
+  const escaped = name.replace(/[\\']/g, "\\$&");
+  return `$'${shown(escaped).replace(/\\u\{([0-9a-f]+)\}/g, (_, hex: string) => `\\U${hex.padStart(8, "0")}`)}'`;
+}
 
 function Before({ name }: { name: string }) {
   const lane = lanes.get(name);
@@ -128,7 +135,7 @@ function Before({ name }: { name: string }) {
           <tbody>
             {tenures.map((t) => (
               <tr key={t.holder_id}>
-                <td title={t.owner}><Dot owner={t.owner} /> <span class="text">{t.owner}</span></td>
+                <td title={shown(t.owner)}><Dot owner={t.owner} /> <span class="text">{shown(t.owner)}</span></td>
                 <td class="number">{clock(t.since_ms)}</td>
                 <td class="number">{t.ended_ms === null ? span(now() - t.since_ms) : took(t.ended_ms - t.since_ms)}</td>
                 <td class="number">{t.waited_ms === null ? "–" : took(t.waited_ms)}</td>

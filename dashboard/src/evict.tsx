@@ -4,6 +4,7 @@ import { type Evicted, type Lock, Problem, type Seen, ask, lockPath } from "./ap
 import { locks, poke } from "./live";
 import { short } from "./owners";
 import { type Target, evicting, say } from "./state";
+import { shown } from "./text";
 import { now, span, tick } from "./time";
 
 /** Takes a lock away from the holder it was opened for, and from nobody else. */
@@ -45,7 +46,7 @@ export function Evict({ target }: { target: Target }) {
   const foreign = seen?.foreign ?? false;
   if (foreign && mode.value === "revoke") mode.value = "force";
   const force = mode.value === "force";
-  const ready = !changed && !busy.value && reason.value.trim() !== "" && (!force || typed.value === target.name);
+  const ready = !changed && !busy.value && reason.value.trim() !== "" && (!force || [target.name, shown(target.name)].includes(typed.value));
 
   const close = () => (evicting.value = null);
   const submit = async (event: Event) => {
@@ -55,9 +56,9 @@ export function Evict({ target }: { target: Target }) {
     problem.value = "";
     try {
       const done = await ask<Evicted>(`${lockPath(target.name)}/evict`, { holder_id: target.holderId, mode: mode.value, reason: reason.value.trim() });
-      if (done.outcome === "free") say(`${target.name} was free already: nothing was done.`);
-      else if (done.outcome === "forced") say(`${target.name} was taken from ${target.owner}.`);
-      else say(`${target.owner} has been told to stop.`);
+      if (done.outcome === "free") say(`${shown(target.name)} was free already: nothing was done.`);
+      else if (done.outcome === "forced") say(`${shown(target.name)} was taken from ${shown(target.owner)}.`);
+      else say(`${shown(target.owner)} has been told to stop.`);
       poke();
       close();
     } catch (error) {
@@ -69,12 +70,12 @@ export function Evict({ target }: { target: Target }) {
   return (
     <dialog ref={dialog} class="evict" aria-labelledby="evict-title" onClose={close} onCancel={close}>
       <form onSubmit={submit}>
-        <h2 id="evict-title">Take <span class="mono">{target.name}</span> away from {short(target.owner)}</h2>
-        <p class="faint">{target.owner} · id <span class="mono">{target.holderId}</span></p>
+        <h2 id="evict-title">Take <span class="mono">{shown(target.name)}</span> away from {short(target.owner)}</h2>
+        <p class="faint">{shown(target.owner)} · id <span class="mono">{target.holderId}</span></p>
         {changed && (
           <div class="changed" role="alert">
             <strong>Changed hands.</strong>{" "}
-            {seen?.held ? `${seen.owner} (id ${seen.holder_id}) holds it now; ` : "It is free now; "}
+            {seen?.held ? `${shown(seen.owner ?? "")} (id ${seen.holder_id}) holds it now; ` : "It is free now; "}
             nothing was done. {seen?.held ? "Close this and look again before you take it from somebody else." : ""}
           </div>
         )}
@@ -92,7 +93,7 @@ export function Evict({ target }: { target: Target }) {
           <input id="evict-reason" type="text" required maxLength={400} autocomplete="off" value={reason.value} onInput={(event) => (reason.value = event.currentTarget.value)} />
           {force && (
             <>
-              <label class="field" for="evict-name">Type the lock's name <span class="mono">{target.name}</span></label>
+              <label class="field" for="evict-name">Type the lock's name <span class="mono">{shown(target.name)}</span></label>
               <input id="evict-name" type="text" class="mono" autocomplete="off" spellcheck={false} value={typed.value} onInput={(event) => (typed.value = event.currentTarget.value)} />
             </>
           )}

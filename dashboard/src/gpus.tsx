@@ -19,11 +19,11 @@ export function Gpus() {
     <section class="panel gpus" aria-labelledby="gpus-title">
       <header class="panel-head">
         <h2 id="gpus-title">GPUs</h2>
-        {known.message && <span class="faint">{known.message}</span>}
+        {known.driver === null && <span class="faint" title={known.message ?? ""}>as their locks say: the server's own machine has no driver to ask</span>}
       </header>
       {[...hosts].map(([host, devices]) => (
         <div class="host" key={host}>
-          {host && <h3>{host}</h3>}
+          {hosts.size > 1 || host ? <h3>{host || "machine not known"}</h3> : null}
           <ul>
             {devices.map((gpu) => <Device key={`${host} ${gpu.id}`} gpu={gpu} />)}
           </ul>

@@ -53,6 +53,9 @@ const HOUR = 3_600_000;
 const VISIBLE = 500;
 const HIDDEN = 5_000;
 const FEED = 120;
+/** What comes within this is asked for, or listed, together: many events must not keep the page from anything else. */
+const SOON = 150;
+const EAGER = 600;
 /** A stream that says nothing for so long is broken: the server gives a sign of life every 15 s. */
 const SILENT = 40_000;
 /** The levels of a server that does not say. */
@@ -61,6 +64,11 @@ export const warningMs = (): number => monitor.value?.levels.warning_ms ?? 300_0
 let after = "";
 let generation = 0;
 let wake: () => void = () => {};
+/** Something happened since the last question was asked. */
+let poked = false;
+/** Until then more is likely to come: what was told of is seen by the server's next look. */
+let eager = 0;
+let unlisted: Happened[] = [];
 
 /** Begins, or begins anew with another key. */
 export function start(): void {
@@ -80,6 +88,7 @@ export function stop(): void {
   generation += 1;
   locks.clear();
   lanes.clear();
+  unlisted = [];
   batch(() => {
     overview.value = null;
     streaming.value = false;
@@ -92,6 +101,9 @@ export function stop(): void {
 
 /** Asks for what has changed now, not at the next turn. */
 export function poke(): void {
+  if (document.hidden) return;
+  poked = true;
+  eager = Date.now() + EAGER;
   wake();
 }
 
@@ -102,6 +114,7 @@ document.addEventListener("visibilitychange", () => {
 async function poll(mine: number): Promise<void> {
   while (mine === generation) {
     const began = Date.now();
+    poked = false;
     try {
       const query = after ? `?after=${encodeURIComponent(after)}` : "";
       const answer = await ask<Live>(`/api/v1/live${query}`);
@@ -114,14 +127,17 @@ async function poll(mine: number): Promise<void> {
       }
       if (silentSince.value === null) silentSince.value = now();
     }
-    const pause = document.hidden ? HIDDEN : silentSince.value === null ? VISIBLE : 1_500;
+    const usual = Date.now() < eager ? SOON : VISIBLE;
+    const pause = document.hidden ? HIDDEN : silentSince.value === null ? usual : 1_500;
     await new Promise<void>((done) => {
       const timer = setTimeout(done, pause);
       wake = () => {
+        wake = () => {};
         clearTimeout(timer);
         // Many events at once are one question.
-        setTimeout(done, Math.max(0, 120 - (Date.now() - began)));
+        setTimeout(done, Math.max(0, SOON - (Date.now() - began)));
       };
+      if (poked && silentSince.value === null) wake();
     });
   }
 }
@@ -227,22 +243,35 @@ function told(block: string): string {
   if (kind === "gap") return id;
   try {
     const event = JSON.parse(data);
+    const alert = kind === "alert";
     const happened: Happened = {
       id,
-      kind: kind === "alert" ? `alert ${event.state ?? ""}` : kind,
+      kind: alert ? `alert ${event.state ?? ""}` : kind,
       name: event.name ?? null,
       owner: event.owner ?? null,
-      at_ms: event.at_ms ?? now(),
-      reason: kind === "alert" ? (event.message ?? "") : (event.reason ?? ""),
+      at_ms: (alert ? (event.resolved_ms ?? event.last_ms) : event.at_ms) ?? now(),
+      // Its whole text stands among the alerts.
+      reason: alert ? String(event.type ?? "").replaceAll("_", " ") : (event.reason ?? ""),
     };
-    feed.value = [happened, ...feed.value].slice(0, FEED);
-    if (kind === "alert" && now() - happened.at_ms < 10_000) void refresh("/api/v1/alerts", (answer: { alerts: Alert[] } | null) => {
+    list(happened);
+    if (alert && now() - happened.at_ms < 10_000) void refresh("/api/v1/alerts", (answer: { alerts: Alert[] } | null) => {
       if (answer) alerts.value = answer.alerts;
     });
   } catch {
     // Of a newer server: not understood, and no reason to stop.
   }
   return id;
+}
+
+function list(happened: Happened): void {
+  unlisted.unshift(happened);
+  if (unlisted.length > FEED) unlisted.length = FEED;
+  if (unlisted.length > 1) return;
+  setTimeout(() => {
+    const listed = unlisted;
+    unlisted = [];
+    feed.value = [...listed, ...feed.value].slice(0, FEED);
+  }, SOON);
 }
 
 /** What not every server has: asked for now and then, and hidden where there is no such route. */

@@ -4,6 +4,7 @@ import type { Seen } from "./api";
 import { Dot } from "./dot";
 import { changes, locks, overview, silentSince, warningMs } from "./live";
 import { type Filter, evicting, filters, open, opened, say, search } from "./state";
+import { shown } from "./text";
 import { narrow } from "./theme";
 import { now, span, tick } from "./time";
 
@@ -55,26 +56,26 @@ export const rows = computed<Seen[]>(() => {
 const left = (lock: Seen): number => (lock.ttl_left_ms === null ? Infinity : lock.at_ms + lock.ttl_left_ms);
 
 export function Locks() {
-  const shown = rows.value;
+  const found = rows.value;
   const selected = useSignal<string | null>(null);
   const box = useRef<HTMLDivElement>(null);
   const height = narrow.value ? CARD : ROW;
-  const [from, to] = useVisible(box, shown.length, height, narrow.value);
-  const index = selected.value === null ? -1 : shown.findIndex((lock) => lock.name === selected.value);
+  const [from, to] = useVisible(box, found.length, height, narrow.value);
+  const index = selected.value === null ? -1 : found.findIndex((lock) => lock.name === selected.value);
 
   const keys = (event: KeyboardEvent) => {
     const at = index < 0 ? -1 : index;
     const page = Math.max(1, Math.floor((box.current?.clientHeight ?? 400) / height) - 1);
-    const to_: Record<string, number> = { ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + page, PageUp: at - page, Home: 0, End: shown.length - 1 };
+    const to_: Record<string, number> = { ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + page, PageUp: at - page, Home: 0, End: found.length - 1 };
     const target = to_[event.key];
     if (target !== undefined) {
       event.preventDefault();
-      const next = Math.min(Math.max(target, 0), shown.length - 1);
-      selected.value = shown[next]?.name ?? null;
+      const next = Math.min(Math.max(target, 0), found.length - 1);
+      selected.value = found[next]?.name ?? null;
       reveal(box.current, next, height);
       return;
     }
-    const lock = shown[index];
+    const lock = found[index];
     if (!lock || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "Enter") open(lock.name);
     else if (event.key === "e") evict(lock);
@@ -82,28 +83,28 @@ export function Locks() {
 
   return (
     <div class="locks">
-      <Filters shown={shown.length} />
+      <Filters shown={found.length} />
       <div
         class={narrow.value ? "grid cards" : "grid"}
         role="grid"
         aria-label="Locks"
-        aria-rowcount={shown.length + 1}
+        aria-rowcount={found.length + 1}
         aria-colcount={7}
         tabIndex={0}
         aria-activedescendant={index >= from && index < to ? `lock-${index}` : undefined}
         onKeyDown={keys}
         onFocus={() => {
-          if (selected.value === null || index < 0) selected.value = shown[0]?.name ?? null;
+          if (selected.value === null || index < 0) selected.value = found[0]?.name ?? null;
         }}
       >
         <Head />
-        <div class="body" role={shown.length > 0 ? "rowgroup" : "presentation"} ref={box}>
-          <div class="height" role="presentation" style={{ height: `${shown.length * height}px` }}>
-            {shown.slice(from, to).map((lock, n) => (
+        <div class="body" role={found.length > 0 ? "rowgroup" : "presentation"} ref={box}>
+          <div class="height" role="presentation" style={{ height: `${found.length * height}px` }}>
+            {found.slice(from, to).map((lock, n) => (
               <Row key={lock.name} lock={lock} index={from + n} top={(from + n) * height} selected={lock.name === selected.value} select={() => (selected.value = lock.name)} />
             ))}
           </div>
-          {shown.length === 0 && <p class="quiet" role="presentation">{locks.size > 0 ? "No lock is like that." : "No lock is held."}</p>}
+          {found.length === 0 && <p class="quiet" role="presentation">{locks.size > 0 ? "No lock is like that." : "No lock is held."}</p>}
         </div>
       </div>
       {!narrow.value && (
@@ -150,7 +151,7 @@ function reveal(box: HTMLDivElement | null, index: number, height: number): void
 /** Begins to take a lock away: what is said of it is said of the holder it has at this moment. */
 export function evict(lock: { name: string; held: boolean; holder_id: string | null; owner: string | null }): void {
   if (overview.value?.role === "viewer") return say("This key may look, and change nothing: evicting needs an operator's.", true);
-  if (!lock.held || !lock.holder_id) return say(`${lock.name} is free: there is nobody to take it from.`);
+  if (!lock.held || !lock.holder_id) return say(`${shown(lock.name)} is free: there is nobody to take it from.`);
   evicting.value = { name: lock.name, holderId: lock.holder_id, owner: lock.owner ?? "somebody" };
 }
 
@@ -214,7 +215,7 @@ function Row({ lock, index, top, selected, select }: { lock: Seen; index: number
       }}
     >
       <div class="cell name" role="gridcell">
-        <span class="text mono" title={lock.name}>{lock.name}</span>
+        <span class="text mono" title={shown(lock.name)}>{shown(lock.name)}</span>
         {lock.foreign && <span class="tag foreign" title="Held by another kind of client">foreign</span>}
         {lock.revoked && <span class="tag warn" title="Its holder has been told to stop">revoked</span>}
       </div>
@@ -244,10 +245,11 @@ function Row({ lock, index, top, selected, select }: { lock: Seen; index: number
 
 /** The worker first; where it runs is smaller. */
 export function Owner({ owner }: { owner: string }) {
-  const parts = /^(.*?)(@[^@]*)$/s.exec(owner);
+  const text = shown(owner);
+  const parts = /^(.*?)(@[^@]*)$/s.exec(text);
   return (
-    <span class="text" title={owner}>
-      {parts ? parts[1] : owner}
+    <span class="text" title={text}>
+      {parts ? parts[1] : text}
       {parts && <span class="faint">{parts[2]}</span>}
     </span>
   );

@@ -1,9 +1,10 @@
 // Owners and their colours: ten that can be told apart, then the same ten with patterns.
+import { shown } from "./text";
 
 /** `tts-worker-3@gpu-a (pid 812)` without its process: a worker that was restarted keeps its colour. */
 export const worker = (owner: string): string => owner.replace(/ \(pid \d+\)$/, "");
-/** `tts-worker-3`. */
-export const short = (owner: string): string => worker(owner).replace(/@[^@]*$/, "") || owner;
+/** `tts-worker-3`, as it may be shown. */
+export const short = (owner: string): string => shown(worker(owner).replace(/@[^@]*$/, "") || owner);
 
 const COLOURS = 10;
 const PATTERNS = 4;

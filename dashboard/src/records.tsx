@@ -1,9 +1,11 @@
 import { type Signal, useSignal } from "@preact/signals";
+import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { type AuditLine, type JournalEntry, Problem, ask } from "./api";
 import { overview } from "./live";
 import { Locks } from "./locks";
 import { type Tab, open, say, tab } from "./state";
+import { shown } from "./text";
 import { clock } from "./time";
 
 /** The locks, and, behind tabs, what was left undone and who did what. Those this server does not keep are not shown. */
@@ -86,7 +88,7 @@ function Journal({ entries }: { entries: Signal<JournalEntry[] | null> }) {
     try {
       await ask(`/api/v1/journal/${encodeURIComponent(entry.id)}/settle`, { reason: reason.value.trim() });
       entries.value = all.filter((other) => other.id !== entry.id);
-      say(`Settled: ${entry.name}.`);
+      say(`Settled: ${shown(entry.name)}.`);
       settling.value = null;
       reason.value = "";
     } catch (error) {
@@ -95,50 +97,37 @@ function Journal({ entries }: { entries: Signal<JournalEntry[] | null> }) {
   };
   return (
     <div class="list">
-      <p class="faint">Releases that failed by all means. They are done again when the store is back; settle one once you have seen to it yourself.</p>
+      <p class="faint">What could not be done on the server's machine. A lock that could not be released is released when its store is back; settle an entry once you have seen to it yourself.</p>
       {viewer && <p class="faint" id="settle-why">This key may look, and change nothing: settling needs an operator's.</p>}
       {all.length === 0 && <p class="quiet">The journal is empty.</p>}
       {all.length > 0 && (
-        <div class="scroll" tabIndex={0} role="region" aria-label="Journal">
-          <table class="plain">
-            <thead>
-              <tr>
-                <th scope="col">When</th>
-                <th scope="col">Lock</th>
-                <th scope="col">What</th>
-                <th scope="col">Owner</th>
-                <th scope="col">Why</th>
-                <th scope="col"><span class="unseen">Settle</span></th>
-              </tr>
-            </thead>
-            <tbody>
-              {all.map((entry) => (
-                <tr key={entry.id}>
-                  <td class="number">{clock(entry.at_ms)}</td>
-                  <td><button type="button" class="link mono" onClick={() => open(entry.name)}>{entry.name}</button></td>
-                  <td>{entry.kind}</td>
-                  <td>{entry.owner}</td>
-                  <td>{entry.why}</td>
-                  <td>
-                    {settling.value === entry.id ? (
-                      <form class="inline" onSubmit={(event) => {
-                        event.preventDefault();
-                        if (reason.value.trim()) void settle(entry);
-                      }}>
-                        <label class="unseen" for="settle-reason">Reason</label>
-                        <input id="settle-reason" type="text" placeholder="Why it is settled" required maxLength={400} value={reason.value} onInput={(event) => (reason.value = event.currentTarget.value)} />
-                        <button type="submit" class="button small danger">Settle</button>
-                        <button type="button" class="button small" onClick={() => (settling.value = null)}>Cancel</button>
-                      </form>
-                    ) : (
-                      <button type="button" class="button small" disabled={viewer} aria-describedby={viewer ? "settle-why" : undefined} onClick={() => (settling.value = entry.id)}>Settle…</button>
-                    )}
-                  </td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <Table
+          label="Journal"
+          heads={["When", "Lock", "What", "Owner", "Why", ""]}
+          rows={all.map((entry) => ({
+            key: entry.id,
+            cells: [
+              <span class="number">{clock(entry.at_ms)}</span>,
+              <button type="button" class="link mono" onClick={() => open(entry.name)}>{shown(entry.name)}</button>,
+              KINDS[entry.kind] ?? entry.kind,
+              shown(entry.owner ?? ""),
+              shown(entry.why ?? ""),
+              settling.value === entry.id ? (
+                <form class="inline" onSubmit={(event) => {
+                  event.preventDefault();
+                  if (reason.value.trim()) void settle(entry);
+                }}>
+                  <label class="unseen" for="settle-reason">Reason</label>
+                  <input id="settle-reason" type="text" placeholder="Why it is settled" required maxLength={400} value={reason.value} onInput={(event) => (reason.value = event.currentTarget.value)} />
+                  <button type="submit" class="button small danger">Settle</button>
+                  <button type="button" class="button small" onClick={() => (settling.value = null)}>Cancel</button>
+                </form>
+              ) : (
+                <button type="button" class="button small" disabled={viewer} aria-describedby={viewer ? "settle-why" : undefined} onClick={() => (settling.value = entry.id)}>Settle…</button>
+              ),
+            ],
+          }))}
+        />
       )}
     </div>
   );
@@ -147,35 +136,50 @@ function Journal({ entries }: { entries: Signal<JournalEntry[] | null> }) {
 function Audit({ lines }: { lines: AuditLine[] }) {
   if (lines.length === 0) return <p class="quiet">Nobody has taken a lock away yet.</p>;
   return (
-    <div class="list">
-      <div class="scroll" tabIndex={0} role="region" aria-label="Audit, newest first">
-        <table class="plain">
-          <thead>
-            <tr>
-              <th scope="col">When</th>
-              <th scope="col">Who</th>
-              <th scope="col">What</th>
-              <th scope="col">Outcome</th>
-              <th scope="col">Lock</th>
-              <th scope="col">From</th>
-              <th scope="col">Reason</th>
+    <Table
+      label="Audit, newest first"
+      heads={["When", "Who", "What", "Outcome", "Lock", "From", "Reason"]}
+      rows={lines.map((line, n) => ({
+        key: `${line.at_ms} ${n}`,
+        cells: [
+          <span class="number">{clock(line.at_ms)}</span>,
+          shown(line.who),
+          line.action,
+          line.outcome.replaceAll("_", " "),
+          <button type="button" class="link mono" onClick={() => open(line.name)}>{shown(line.name)}</button>,
+          line.owner === null ? <span class="mono">{line.holder_id}</span> : shown(line.owner),
+          shown(line.reason),
+        ],
+      }))}
+    />
+  );
+}
+
+const KINDS: Record<string, string> = { unreleased: "not released", unprotected: "ran without the lock" };
+
+interface Line {
+  key: string;
+  cells: ComponentChildren[];
+}
+
+/** A table; on a phone a card for each line. The roles are said because a browser drops them with the layout. */
+function Table({ label, heads, rows }: { label: string; heads: string[]; rows: Line[] }) {
+  return (
+    <div class="scroll" tabIndex={0} role="region" aria-label={label}>
+      <table class="plain stacked" role="table">
+        <thead role="rowgroup">
+          <tr role="row">
+            {heads.map((head) => <th scope="col" role="columnheader" key={head}>{head || <span class="unseen">Settle</span>}</th>)}
+          </tr>
+        </thead>
+        <tbody role="rowgroup">
+          {rows.map(({ key, cells }) => (
+            <tr role="row" key={key}>
+              {cells.map((cell, n) => <td role="cell" key={heads[n]} data-head={heads[n]}>{cell}</td>)}
             </tr>
-          </thead>
-          <tbody>
-            {lines.map((line, n) => (
-              <tr key={`${line.at_ms} ${n}`}>
-                <td class="number">{clock(line.at_ms)}</td>
-                <td>{line.who}</td>
-                <td>{line.action}</td>
-                <td>{line.outcome}</td>
-                <td><button type="button" class="link mono" onClick={() => open(line.name)}>{line.name}</button></td>
-                <td>{line.owner ?? <span class="mono">{line.holder_id}</span>}</td>
-                <td>{line.reason}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+          ))}
+        </tbody>
+      </table>
     </div>
   );
 }

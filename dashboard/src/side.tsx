@@ -3,6 +3,7 @@ import { Dot } from "./dot";
 import { alerts, feed, type Happened, overview } from "./live";
 import { short } from "./owners";
 import { open } from "./state";
+import { shown } from "./text";
 import { ago, clock, span, tick } from "./time";
 
 export function Side({ part }: { part: "all" | "alerts" | "rest" }) {
@@ -46,9 +47,9 @@ function AlertLine({ alert }: { alert: Alert }) {
         <span class="type">{alert.type.replaceAll("_", " ")}</span>
         <span class="faint when" title={clock(alert.since_ms)}>{over === null ? span(Math.max(0, tick.value - alert.since_ms)) : ago(over)}</span>
       </div>
-      <p>{alert.message}</p>
+      <p>{shown(alert.message)}</p>
       <div class="last">
-        {alert.name && <button type="button" class="link mono" onClick={() => open(alert.name ?? "")}>{alert.name}</button>}
+        {alert.name && <button type="button" class="link mono" onClick={() => open(alert.name ?? "")}>{shown(alert.name)}</button>}
         {alert.count > 1 && <span class="faint">{alert.count} times</span>}
       </div>
     </li>
@@ -105,14 +106,14 @@ function Line({ event }: { event: Happened }) {
   const kind = event.kind.split(" ")[0] ?? "";
   const usual = event.reason === "" || event.reason === "normal";
   return (
-    <li class={`event ${kind}`}>
+    <li class={`event was-${kind}`}>
       <time class="number">{clock(event.at_ms).slice(-8)}</time>
       <span class="mark" aria-hidden="true">{MARKS[kind] ?? "!"}</span>
       <span class="what">
         <span class="kind">{event.kind}</span>{" "}
-        {event.name && <button type="button" class="link mono" onClick={() => open(event.name ?? "")}>{event.name}</button>}
+        {event.name && <button type="button" class="link mono" onClick={() => open(event.name ?? "")}>{shown(event.name)}</button>}
         {event.owner && <span class="by"><Dot owner={event.owner} /> {short(event.owner)}</span>}
-        {!usual && <span class="reason">{event.reason}</span>}
+        {!usual && <span class="reason">{shown(event.reason)}</span>}
       </span>
     </li>
   );

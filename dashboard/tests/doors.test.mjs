@@ -99,10 +99,22 @@ const VECTORS = [
   "<img src=x:x onerror=boom() //",
   "<div style=background:url(//evil.example/x)>",
   "__proto__",
+  // What is not seen and turns what is: written out, as the command does.
+  "deploy\u202egnp.exe",
+  "\u2066admin\u2069\u200b",
+  "\ufeff<b onclick=boom()>\u2028",
+  "tag\u{e0041}ged\u00ad",
 ];
+
+/** As it may be shown. */
+const written = (text) => text.replace(/[\u00ad\u200b\u2028\u202e\u2066\u2069\ufeff\u{e0041}]/gu, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
 
 test("two hundred strings that want to be scripts stay strings", async (t) => {
   const place = await Place.start(t);
+  for (const text of ["esc\u001b[2J", "nul\u0000", "two\nlines", "c1\u009b31m"]) {
+    const refused = await place.post(`/api/v1/locks/${encodeURIComponent(text)}/acquire`, { ttl_ms: 600_000, owner: "x" });
+    assert.equal(refused.body.code, "invalid_name", "no terminal is driven by a name");
+  }
   const strings = Array.from({ length: 200 }, (_, n) => `${VECTORS[n % VECTORS.length]}${n < VECTORS.length ? "" : ` ${n}`}`);
   for (const [n, text] of strings.entries()) {
     const taken = await place.post(`/api/v1/locks/${encodeURIComponent(text)}/acquire`, { ttl_ms: 600_000, owner: text.slice(0, 100) });
@@ -134,7 +146,7 @@ test("two hundred strings that want to be scripts stay strings", async (t) => {
       const root = document.getElementById("page");
       const strange = root.querySelectorAll("script, iframe, object, embed, link, style, base, meta, math, form[action], video, marquee, animate, template, body, img:not([src='/assets/icon.svg']), a[href^='javascript']");
       const handlers = [...root.querySelectorAll("*")].filter((element) => [...element.attributes].some(({ name }) => name.startsWith("on")));
-      const texts = [...root.querySelectorAll(".grid .name .text, .lane .name, .drawer h2, .event .link, .event .reason")].map((element) => element.textContent);
+      const texts = [...root.querySelectorAll(".grid .name .text, .lane .name, .drawer h2, .event .link, .event .reason, .records td")].map((element) => element.textContent);
       return { strange: strange.length + handlers.length, texts };
     });
     unescaped += found.strange;
@@ -142,7 +154,7 @@ test("two hundred strings that want to be scripts stay strings", async (t) => {
   };
   // Those that were taken anew stand at the end now; until they do, rows move while one looks at them.
   const top = page.locator(".grid .row[aria-rowindex='2'] .name .text");
-  await until("the rows stand still", async () => (await top.textContent()) === strings[60]);
+  await until("the rows stand still", async () => (await top.textContent()) === written(strings[60]));
   for (let end = false; !end; ) {
     await look();
     end = await page.evaluate(() => new Promise((done) => {
@@ -158,13 +170,20 @@ test("two hundred strings that want to be scripts stay strings", async (t) => {
   await look();
   for (const text of strings.slice(0, VECTORS.length)) {
     await page.evaluate((name) => (location.hash = `#${encodeURIComponent(name)}`), text);
-    await until(`the drawer of ${text}`, async () => (await page.locator(".drawer h2").textContent().catch(() => "")) === text);
+    await until(`the drawer of ${text}`, async () => (await page.locator(".drawer h2").textContent().catch(() => "")) === written(text));
     await look();
   }
   await page.locator(".drawer").getByRole("button", { name: "Evict…" }).click();
   await page.locator("dialog.evict").waitFor();
   await look();
-  const missing = strings.filter((text) => !shown.has(text));
+  await page.getByRole("button", { name: "Cancel" }).click();
+  await page.keyboard.press("Escape");
+  await page.getByRole("tab", { name: "Audit" }).click();
+  await page.getByRole("region", { name: "Audit, newest first" }).getByRole("row").nth(100).waitFor();
+  await look();
+  const turned = await page.evaluate(() => /[\u00ad\u200b\u2028\u202e\u2066\u2069\ufeff]/.test(document.getElementById("page").innerText));
+  assert.ok(!turned, "nothing turns the text around it");
+  const missing = strings.filter((text) => !shown.has(written(text)));
   const executed = await page.evaluate(() => window.executed);
   console.log(`board S10: ${strings.length} strings as names, owners and reasons: ${executed} executed, ${unescaped} unescaped, ${page.seen.violations.length} violations of the policy, ${page.seen.foreign.length} requests elsewhere`);
   assert.deepEqual(missing, [], "each was shown, as it is");

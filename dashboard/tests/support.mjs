@@ -29,6 +29,19 @@ export async function until(what, look, within = PATIENCE) {
   }
 }
 
+const undoing = new WeakMap();
+
+/** Undoes what a test did when it is over, however it ends: the last first. */
+function later(test, undo) {
+  if (!undoing.has(test)) {
+    undoing.set(test, []);
+    test.after(async () => {
+      for (const undo of undoing.get(test).reverse()) await undo();
+    });
+  }
+  undoing.get(test).push(undo);
+}
+
 /** A store, a server and whatever was started on them; all of it ends with `end`. */
 export class Place {
   children = new Set();
@@ -38,8 +51,7 @@ export class Place {
   static async start(test, { store, args = [] } = {}) {
     if (!existsSync(program)) throw new Error(`there is no ${program}: cargo build -p leasehold-cli --all-features`);
     const place = new Place();
-    // Also when the test fails: nothing that it started outlives it.
-    test.after(() => place.end());
+    later(test, () => place.end());
     place.store = store ?? `sqlite:${join(place.dir, "locks.db")}`;
     await place.serve("127.0.0.1:0", args);
     return place;
@@ -55,7 +67,9 @@ export class Place {
   }
 
   spawn(args, options = {}) {
-    const env = { ...process.env, LEASEHOLD_STORE: this.store, XDG_STATE_HOME: this.dir, NO_COLOR: "1", RUST_LOG: "error", ...options.env };
+    const inherited = Object.entries(process.env).filter(([name]) => !name.startsWith("LEASEHOLD_"));
+    const store = this.store ? { LEASEHOLD_STORE: this.store } : {};
+    const env = { ...Object.fromEntries(inherited), ...store, XDG_STATE_HOME: this.dir, NO_COLOR: "1", RUST_LOG: "error", ...options.env };
     const child = spawn(program, args, { env, stdio: ["ignore", "pipe", "pipe"], cwd: this.dir });
     child.out = child.said = "";
     child.stdout.on("data", (text) => (child.out += text));
@@ -114,7 +128,7 @@ export class Redis {
   static async start(test) {
     const redis = new Redis();
     redis.dir = mkdtempSync(join(tmpdir(), "leasehold-redis-"));
-    test.after(async () => {
+    later(test, async () => {
       await redis.stop();
       rmSync(redis.dir, { recursive: true, force: true });
     });

@@ -1,5 +1,6 @@
 import { lanes, changes } from "../live";
 import { search, open } from "../state";
+import { shown as escaped } from "../text";
 import { clock, now, span as said, tick, took } from "../time";
 import { ENDS } from "./timeline";
 
@@ -34,9 +35,9 @@ export function TimelineTable({ span }: { span: number }) {
           {shown.slice(0, ROWS).map((t) => (
             <tr key={`${t.name} ${t.holder_id}`}>
               <td>
-                <button type="button" class="link mono" onClick={() => open(t.name)}>{t.name}</button>
+                <button type="button" class="link mono" onClick={() => open(t.name)}>{escaped(t.name)}</button>
               </td>
-              <td>{t.owner}</td>
+              <td>{escaped(t.owner)}</td>
               <td class="number">{clock(t.since_ms)}</td>
               <td class="number">{t.ended_ms === null ? said(now() - t.since_ms) : took(t.ended_ms - t.since_ms)}</td>
               <td class="number">{t.waited_ms === null ? "–" : took(t.waited_ms)}</td>

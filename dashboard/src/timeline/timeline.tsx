@@ -4,6 +4,7 @@ import type { Tenure, Wait } from "../api";
 import { Dot } from "../dot";
 import { changes, type Lane, lanes, overview, silentSince } from "../live";
 import { open, search } from "../state";
+import { shown } from "../text";
 import { still, theme } from "../theme";
 import { clock, now, span, tick, took } from "../time";
 import { AXIS, colours, draw } from "./draw";
@@ -68,8 +69,8 @@ export function Timeline() {
     state.current.lanes = placed.lanes;
     state.current.height = placed.height + AXIS;
     const same = labels.value.length === placed.lanes.length && placed.lanes.every((lane, n) => {
-      const shown = labels.value[n];
-      return shown && shown.name === lane.name && shown.top === lane.top && shown.height === lane.height && waitingIn(shown) === waitingIn(lane) && isHeld(shown) === isHeld(lane);
+      const label = labels.value[n];
+      return label && label.name === lane.name && label.top === lane.top && label.height === lane.height && waitingIn(label) === waitingIn(lane) && isHeld(label) === isHeld(lane);
     });
     if (!same) labels.value = placed.lanes;
   };
@@ -298,8 +299,8 @@ function LaneLabel({ lane }: { lane: PlacedLane }) {
   const held = isHeld(lane);
   return (
     <div class="lane" role="listitem" style={{ height: `${lane.height}px` }}>
-      <button type="button" class={held ? "held" : "free"} onClick={() => open(lane.name)} title={lane.name}>
-        <span class="name">{lane.name}</span>
+      <button type="button" class={held ? "held" : "free"} onClick={() => open(lane.name)} title={shown(lane.name)}>
+        <span class="name">{shown(lane.name)}</span>
         {waiting > 0 && <span class="waiting">{waiting} waiting</span>}
       </button>
     </div>
@@ -314,9 +315,9 @@ function Card({ hover: { left, top, lane, tenure, wait }, width: room }: { hover
   return (
     <div class="card" style={style} aria-hidden="true">
       <strong>
-        <Dot owner={owner} /> {owner}
+        <Dot owner={owner} /> {shown(owner)}
       </strong>
-      <span class="on">{lane.name}</span>
+      <span class="on">{shown(lane.name)}</span>
       {tenure && (
         <dl>
           <dt>held</dt>

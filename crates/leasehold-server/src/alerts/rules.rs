@@ -82,21 +82,29 @@ fn conditions([locks, emergencies, violations, script_errors]: Counts, window_ms
     }
     if violations > 0 {
         let text = format!(
-            "{violations} releases of a lock that was not the releaser's any more {within}; nothing was touched, but their work may have run beyond its lease"
+            "{} of a lock that was not the releaser's any more {within}; nothing was touched, but work may have run beyond its lease",
+            releases(violations)
         );
         found.push(Condition::new("ownership_violations", Level::Warning, text).value(violations as f64));
     }
     if script_errors > 0 {
         let text = format!(
-            "{script_errors} releases failed {within} because the server could not run their script; leasehold doctor says more"
+            "{} failed {within} because the store could not run the script; leasehold doctor says more",
+            releases(script_errors)
         );
         found.push(Condition::new("lua_script_errors", Level::Critical, text).value(script_errors as f64));
     }
     found
 }
 
+fn releases(count: u64) -> String {
+    if count == 1 { "1 release".to_owned() } else { format!("{count} releases") }
+}
+
+/// `hour`, `10 min`: what stands after "the last".
 fn shown(ms: u64) -> String {
     match ms / 1_000 {
+        3_600 => "hour".to_owned(),
         seconds if seconds >= 3_600 && seconds % 3_600 == 0 => format!("{} h", seconds / 3_600),
         seconds if seconds >= 60 && seconds % 60 == 0 => format!("{} min", seconds / 60),
         seconds => format!("{seconds} s"),
@@ -130,6 +138,9 @@ mod tests {
         assert_eq!(
             kinds(&found),
             [("ownership_violations", Level::Warning, 1.0), ("lua_script_errors", Level::Critical, 2.0)]
+        );
+        assert!(
+            found[0].message.starts_with("1 release of a lock") && found[1].message.starts_with("2 releases failed")
         );
         let counts = counted(&[("total_locks", 40), ("emergency_releases", 3)]);
         let found = Window::new(Duration::from_secs(60)).sample(&counts, 0);

@@ -86,16 +86,31 @@ async fn journal_look(app: &App) {
     let condition = (!entries.is_empty()).then(|| {
         let open = entries.iter().filter(|entry| entry.kind == JournalKind::Unreleased).count();
         let text = format!(
-            "the journal of this machine has {} entries ({open} locks that could not be released, {} times work without protection); the oldest is of {}. See leasehold journal list",
-            entries.len(),
-            entries.len() - open,
-            entries[0].name,
+            "{}; the oldest is of {}. See leasehold journal list",
+            left(open, entries.len() - open),
+            entries[0].name
         );
         #[expect(clippy::cast_precision_loss, reason = "a count for people")]
         let count = entries.len() as f64;
         Condition::new("journal_not_empty", Level::Warning, text).value(count)
     });
     app.alerts.holding("journal", condition.into_iter().collect());
+}
+
+/// What stands in the journal, for people.
+fn left(unreleased: usize, unprotected: usize) -> String {
+    let released = match unreleased {
+        0 => None,
+        1 => Some("1 lock that could not be released".to_owned()),
+        n => Some(format!("{n} locks that could not be released")),
+    };
+    let ran = match unprotected {
+        0 => None,
+        1 => Some("work that ran without its lock once".to_owned()),
+        n => Some(format!("work that ran without its lock {n} times")),
+    };
+    let both: Vec<String> = released.into_iter().chain(ran).collect();
+    format!("the journal of this machine has {}", both.join(" and "))
 }
 
 /// What a checkup found to be risky, in one condition: it is one store.
@@ -110,6 +125,18 @@ fn risky(findings: &[Finding]) -> Option<Condition> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_journal_is_told_in_words() {
+        let cases = [
+            (1, 0, "1 lock that could not be released"),
+            (2, 1, "2 locks that could not be released and work that ran without its lock once"),
+            (0, 3, "work that ran without its lock 3 times"),
+        ];
+        for (unreleased, unprotected, text) in cases {
+            assert_eq!(left(unreleased, unprotected), format!("the journal of this machine has {text}"));
+        }
+    }
 
     #[test]
     fn only_what_the_store_is_set_to_is_risky() {

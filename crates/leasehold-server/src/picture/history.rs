@@ -134,6 +134,7 @@ impl History {
                 Some(tenure.ended_ms.map_or(event.at_ms, |ended| ended.min(event.at_ms)).max(tenure.since_ms));
         }
         lane.link(index, version, &mut self.counted);
+        lane.one_at_a_time(version);
         lane.bound();
     }
 
@@ -263,6 +264,26 @@ mod tests {
         history.looked(13_000, vec![lock(Some(("bob", 10_400)), 13_000, &[])], false);
         assert_eq!(history.counted(), []);
         assert!(history.after(0).1.iter().all(|wait| wait.ended_ms.is_some()));
+    }
+
+    #[test]
+    fn an_end_that_is_told_late_reaches_into_nobody_elses_time() {
+        for told_first in [true, false] {
+            let mut history = History::default();
+            history.looked(10_000, vec![lock(Some(("alice", 9_000)), 10_000, &[("bob", 7, 9_500)])], false);
+            // By a clock that is ahead of the store's, or by a machine that was busy.
+            let told = event(EventKind::Released, "alice-9000", 10_700, "normal");
+            if told_first {
+                history.happened(&told);
+            }
+            history.looked(11_000, vec![lock(Some(("bob", 10_400)), 11_000, &[])], false);
+            if !told_first {
+                history.happened(&told);
+            }
+            let alice = ("alice-9000".to_owned(), 9_000, Some(10_400), Some(End::Released));
+            assert_eq!(tenures(&history)[0], alice, "told first: {told_first}");
+            assert_eq!(history.counted(), [Count::HandOff]);
+        }
     }
 
     #[test]

@@ -78,6 +78,7 @@ impl Lane {
         if lock.held {
             let index = self.holder(&lock, at_ms, version, untold, counted);
             self.link(index, version, counted);
+            self.one_at_a_time(version);
         } else {
             self.close(at_ms, version, untold, counted);
         }
@@ -169,6 +170,19 @@ impl Lane {
         for wait in self.waits.iter_mut().filter(|wait| wait.ended_ms.is_none()) {
             wait.ended_ms = Some(at_ms);
             wait.changed = version;
+        }
+    }
+
+    /// A lock has one holder at a time: an end that was told by another clock than the store's, or a moment late, does
+    /// not reach into the time of whoever came after.
+    pub(super) fn one_at_a_time(&mut self, version: u64) {
+        for index in 1..self.tenures.len() {
+            let next = self.tenures[index].since_ms;
+            let before = &mut self.tenures[index - 1];
+            if before.since_ms <= next && before.ended_ms.is_some_and(|ended| ended > next) {
+                before.ended_ms = Some(next);
+                before.known.changed = version;
+            }
         }
     }
 
