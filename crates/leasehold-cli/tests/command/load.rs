@@ -257,7 +257,7 @@ async fn run(load: Load) -> Run {
     }
     let streams = Streams::open(serving.at, load.streams).await;
     let restarting = async {
-        let Some((after, away)) = load.away else { return None };
+        let (after, away) = load.away?;
         tokio::time::sleep(after).await;
         let redis = place.server.as_ref().expect("a server");
         let ended = Instant::now();
