@@ -198,7 +198,7 @@ async fn forged_requests_of_foreign_pages_are_refused() {
         format!("{json_type}Referer: http://evil.example/http://{own}/\r\n"),
         format!("{form}Origin: http://evil.example\r\nSec-Fetch-Mode: navigate\r\n"),
         format!("{plain}Origin: null\r\nSec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: no-cors\r\n"),
-        format!("Content-Type: multipart/form-data; boundary=x\r\nOrigin: http://evil.example\r\n"),
+        "Content-Type: multipart/form-data; boundary=x\r\nOrigin: http://evil.example\r\n".to_owned(),
         format!("{json_type}Origin: http://{own}\r\nOrigin: http://evil.example\r\n"),
     ];
     // Of old browsers, which say nothing of themselves: no form can make a request with this type.
