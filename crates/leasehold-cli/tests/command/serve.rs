@@ -333,17 +333,22 @@ async fn one_server_monitors_and_when_it_is_killed_another_does() {
     }
 }
 
-/// The slowest command since the last `SLOWLOG RESET`, in microseconds, and which it was.
-async fn slowest(redis: &RedisServer) -> (i64, String) {
+/// The commands since the last `SLOWLOG RESET` that took long, in microseconds: the slowest first.
+async fn slow_commands(redis: &RedisServer) -> Vec<(i64, String)> {
     let RedisValue::Array(entries) = redis.command(&["SLOWLOG", "GET", "-1"]).await else { panic!("a list") };
     let entry = |entry: RedisValue| match entry {
         RedisValue::Array(fields) => match (&fields[2], &fields[3]) {
-            (RedisValue::Int(us), RedisValue::Array(args)) => Some((*us, format!("{:?}", args.first()?))),
+            (RedisValue::Int(us), RedisValue::Array(args)) => match args.first()? {
+                RedisValue::BulkString(name) => Some((*us, String::from_utf8_lossy(name).into_owned())),
+                _ => None,
+            },
             _ => None,
         },
         _ => None,
     };
-    entries.into_iter().filter_map(entry).max().unwrap_or_default()
+    let mut slow: Vec<(i64, String)> = entries.into_iter().filter_map(entry).collect();
+    slow.sort_by(|a, b| b.cmp(a));
+    slow
 }
 
 /// One figure of `/proc/PID/status`, in kB.
@@ -413,7 +418,10 @@ async fn m01_a_pass_and_a_page_do_not_hold_up_a_large_store() {
         took.sort();
         page += &format!("{} {:.1?} (slowest {:.1?}), ", path.trim_start_matches("/api/v1/"), took[10], took[19]);
     }
-    let ((slowest_us, command), peak_kb) = (slowest(redis).await, memory_kb(serving.child.id(), "VmHWM"));
+    let (slow, peak_kb) = (slow_commands(redis).await, memory_kb(serving.child.id(), "VmHWM"));
+    let (slowest_us, command) = slow.first().cloned().unwrap_or_default();
+    let over_a_ms = slow.iter().filter(|(us, _)| *us > 1_000).count();
+    let slowest: Vec<String> = slow.iter().take(3).map(|(us, command)| format!("{command} {us} us")).collect();
     let called = redis.commandstats().await;
     for forbidden in ["keys", "smembers", "flushall"] {
         assert!(!called.contains_key(forbidden), "{called:?}");
@@ -422,12 +430,13 @@ async fn m01_a_pass_and_a_page_do_not_hold_up_a_large_store() {
         "M01",
         format!(
             "{locks} locks among {keys} other keys: a pass {} ms, the first page {:.1?} (median of 20, slowest {:.1?}), \
-             {page}all foreign locks found in {:.1?}, slowest command {slowest_us} us {command}, memory of the server at \
+             {page}all foreign locks found in {:.1?}, the slowest commands {} ({over_a_ms} over 1 ms), memory of the server at \
              most {} MB",
             passed["pass_took_ms"],
             took[10],
             took[19],
             searched_in,
+            slowest.join(", "),
             peak_kb / 1_024,
         ),
     );
