@@ -405,7 +405,16 @@ async fn m01_a_pass_and_a_page_do_not_hold_up_a_large_store() {
         assert!(head.starts_with("HTTP/1.1 200") && page["locks"].is_array(), "{head}");
     }
     took.sort();
-    // What a page that is open asks for, again and again.
+    let slow = slow_commands(redis).await;
+    let (slowest_us, command) = slow.first().cloned().unwrap_or_default();
+    let over_a_ms = slow.iter().filter(|(us, _)| *us > 1_000).count();
+    let slowest = |slow: &[(i64, String)]| {
+        let three: Vec<String> = slow.iter().take(3).map(|(us, command)| format!("{command} {us} us")).collect();
+        three.join(", ")
+    };
+    // What a page that is open asks for, again and again. Told by itself and without a bound: to write and read so much
+    // keeps all of a small machine busy, and the time for which Redis has no processor counts as its command's.
+    redis.command(&["SLOWLOG", "RESET"]).await;
     let mut page = String::new();
     for path in ["/api/v1/overview", "/api/v1/timeline", "/api/v1/live"] {
         let mut took = Vec::new();
@@ -418,10 +427,7 @@ async fn m01_a_pass_and_a_page_do_not_hold_up_a_large_store() {
         took.sort();
         page += &format!("{} {:.1?} (slowest {:.1?}), ", path.trim_start_matches("/api/v1/"), took[10], took[19]);
     }
-    let (slow, peak_kb) = (slow_commands(redis).await, memory_kb(serving.child.id(), "VmHWM"));
-    let (slowest_us, command) = slow.first().cloned().unwrap_or_default();
-    let over_a_ms = slow.iter().filter(|(us, _)| *us > 1_000).count();
-    let slowest: Vec<String> = slow.iter().take(3).map(|(us, command)| format!("{command} {us} us")).collect();
+    let (slow_then, peak_kb) = (slow_commands(redis).await, memory_kb(serving.child.id(), "VmHWM"));
     let called = redis.commandstats().await;
     for forbidden in ["keys", "smembers", "flushall"] {
         assert!(!called.contains_key(forbidden), "{called:?}");
@@ -430,13 +436,15 @@ async fn m01_a_pass_and_a_page_do_not_hold_up_a_large_store() {
         "M01",
         format!(
             "{locks} locks among {keys} other keys: a pass {} ms, the first page {:.1?} (median of 20, slowest {:.1?}), \
-             {page}all foreign locks found in {:.1?}, the slowest commands {} ({over_a_ms} over 1 ms), memory of the server at \
+             all foreign locks found in {:.1?}, the slowest commands {} ({over_a_ms} over 1 ms); {page}the slowest \
+             commands then {}; memory of the server at \
              most {} MB",
             passed["pass_took_ms"],
             took[10],
             took[19],
             searched_in,
-            slowest.join(", "),
+            slowest(&slow),
+            slowest(&slow_then),
             peak_kb / 1_024,
         ),
     );
