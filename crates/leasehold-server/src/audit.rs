@@ -102,6 +102,7 @@ impl Audit {
 #[into_params(parameter_in = Query)]
 pub(crate) struct Last {
     /// How many lines: 1 to 1000, 100 by default.
+    #[param(minimum = 1, maximum = 1_000)]
     limit: Option<usize>,
 }
 

@@ -19,12 +19,13 @@ use crate::keys::Caller;
 #[serde(deny_unknown_fields)]
 pub(crate) struct Evict {
     /// The holder that was looked at: from `holder_id` of the lock.
-    #[schema(example = "7f3a91c2b04d")]
+    #[schema(example = "7f3a91c2b04d", pattern = "^[0-9a-f]{12}$")]
     holder_id: String,
     /// How.
     #[serde(default)]
     mode: Mode,
     /// Why, for those who read the events: 1 to 500 bytes.
+    #[schema(min_length = 1, max_length = 500)]
     reason: String,
 }
 

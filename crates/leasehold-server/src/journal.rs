@@ -63,6 +63,7 @@ impl From<JournalEntry> for JournalEntryView {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Settle {
     /// Why, for the audit: 1 to 500 bytes.
+    #[schema(min_length = 1, max_length = 500)]
     reason: String,
 }
 

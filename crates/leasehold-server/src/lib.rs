@@ -242,6 +242,7 @@ impl Server {
         let stopping = app.stopping.clone();
         let following = Events::follow(app.clone()).await;
         let watching = alerts::watch(app.clone());
+        let sharing = alerts::share(app.clone());
         let monitoring = Monitor::start(app.clone());
         let looking = Picture::keep(app.clone());
         let ending = app.clone();
@@ -258,7 +259,7 @@ impl Server {
         }
         stopping.cancel();
         // They end when the server stops; what they were about to tell has no readers any more.
-        let _ = tokio::join!(following, watching, monitoring, looking);
+        let _ = tokio::join!(following, watching, sharing, monitoring, looking);
         ending.alerts.ended().await;
         Ok(())
     }

@@ -25,6 +25,7 @@ pub(crate) struct Which {
     /// The `next_cursor` of the page before.
     cursor: Option<String>,
     /// About how many: 1 to 1000, 100 by default. A page may have a few more.
+    #[param(minimum = 1, maximum = 1_000)]
     limit: Option<usize>,
 }
 
@@ -36,6 +37,7 @@ pub(crate) struct Page {
     /// The `next_cursor` of the page before.
     cursor: Option<String>,
     /// About how many: 1 to 1000, 100 by default. A page may have a few more.
+    #[param(minimum = 1, maximum = 1_000)]
     limit: Option<usize>,
 }
 

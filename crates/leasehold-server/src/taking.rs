@@ -32,15 +32,18 @@ const NOBODY: &str = "api";
 #[serde(deny_unknown_fields)]
 pub(crate) struct Acquire {
     /// How long the lease lasts when nobody renews it: 50 to 86,400,000.
-    #[schema(example = 30_000)]
+    #[schema(example = 30_000, minimum = 50, maximum = 86_400_000)]
     ttl_ms: u64,
     /// How long to wait for it; 0, the default: not at all. At most 600,000.
     #[serde(default)]
+    #[schema(maximum = 600_000)]
     wait_ms: u64,
     /// What people read who ask for the holder.
+    #[schema(min_length = 1, max_length = 256)]
     owner: Option<String>,
     /// Makes the request repeatable: whoever sends the same id again gets the same lease, not a refusal. 16 to
     /// 128 of `A-Z a-z 0-9 . _ : -`, fresh for each lock that is wanted, such as a random UUID.
+    #[schema(pattern = "^[A-Za-z0-9._:-]{16,128}$", example = "3f0c1e6a-8a52-4d5c-9d0e-2b7a51f3c9aa")]
     request_id: Option<String>,
 }
 
@@ -49,8 +52,10 @@ pub(crate) struct Acquire {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Renew {
     /// From the answer to `acquire`.
+    #[schema(pattern = "^[A-Za-z0-9_-]{32}$")]
     token: String,
     /// How long it lasts from now; never shortens. By default what it was taken with.
+    #[schema(minimum = 50, maximum = 86_400_000)]
     ttl_ms: Option<u64>,
 }
 
@@ -59,6 +64,7 @@ pub(crate) struct Renew {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Release {
     /// From the answer to `acquire`.
+    #[schema(pattern = "^[A-Za-z0-9_-]{32}$")]
     token: String,
 }
 

@@ -106,6 +106,16 @@ impl RedisServer {
         }
     }
 
+    /// Ends it in good order, with SIGTERM, and waits until it is gone.
+    pub async fn stop(&self) {
+        send_signal(self.pid(), Signal::TERM);
+        let runs = || self.process().as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)));
+        while runs() {
+            tokio::time::sleep(READY_POLL).await;
+        }
+        self.kill9();
+    }
+
     /// Kills it if it runs, starts it on the same port in the same directory, waits until it answers.
     pub async fn restart(&self) {
         self.kill9();

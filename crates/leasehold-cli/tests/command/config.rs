@@ -127,10 +127,25 @@ fn serve_says_what_keeps_it_from_serving() {
     let bad_keys = place.home.path().join("keys.txt");
     std::fs::write(&bad_keys, "{").expect("written");
     let bad_keys = bad_keys.display();
+    let no_cert = place.home.path().join("cert.pem");
+    std::fs::write(&no_cert, "-----BEGIN CERTIFICATE-----\nnonsense\n-----END CERTIFICATE-----\n").expect("written");
+    let no_cert = no_cert.display();
+    let no_store = place.home.path().join("text");
+    std::fs::write(&no_store, "this is no database, and longer than the header of one would be".repeat(4))
+        .expect("written");
+    let no_store = no_store.display();
     for (text, code, says) in [
         (format!("server: {{listen: '{taken}'}}"), 69, "is taken"),
         ("store: redis://127.0.0.1:1\nserver: {listen: '127.0.0.1:0'}".into(), 69, "redis://127.0.0.1:1"),
         ("server: {listen: '0.0.0.0:0'}".into(), 78, "no keys"),
+        (format!("store: sqlite:{no_store}\nserver: {{listen: '127.0.0.1:0'}}"), 78, "text"),
+        ("store: sqlite:/proc/nope/locks.db\nserver: {listen: '127.0.0.1:0'}".into(), 78, "/proc/nope"),
+        (format!("server: {{listen: '127.0.0.1:0', tls: {{cert: {no_cert}, key: {no_cert}}}}}"), 78, "cert.pem"),
+        (
+            "server: {listen: '127.0.0.1:0', tls: {cert: /nowhere/c.pem, key: /nowhere/k.pem}}".into(),
+            78,
+            "/nowhere/c.pem",
+        ),
         ("server: {listen: 'no.such.host.invalid:80'}".into(), 78, "no address to listen on"),
         ("server: {listen: 5}".into(), 78, "leasehold.yaml:1:18: server.listen: "),
         (format!("server: {{keys: {bad_keys}}}"), 78, "is no key file"),
@@ -145,6 +160,22 @@ fn serve_says_what_keeps_it_from_serving() {
         let ran = ran(command);
         assert_eq!((ran.code, ran.out.as_str(), ran.err.lines().count()), (code, "", 1), "{text}: {ran:?}");
         assert!(ran.err.contains(says), "{text}: {ran:?}");
+    }
+    // A disk that is full before the store is there: in a namespace of our own, which needs no privilege where users
+    // may make one.
+    let disk = place.home.path().join("disk");
+    std::fs::create_dir(&disk).expect("made");
+    let script = "mount -t tmpfs -o size=64k none \"$1\" && { head -c 1000000 /dev/zero >\"$1/rest\" 2>/dev/null; exec \"$2\" serve --listen 127.0.0.1:0; }";
+    let mut full = Command::new("unshare");
+    full.args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"]);
+    full.arg(&disk).arg(bare(&[]).get_program()).env("HOME", place.home.path());
+    full.env("LEASEHOLD_STORE", format!("sqlite:{}", disk.join("locks.db").display()));
+    let full = ran(full);
+    if full.err.contains("unshare: ") {
+        println!("not shown here, because this machine allows no namespaces: a full disk ({})", full.err.trim());
+    } else {
+        assert_eq!((full.code, full.err.lines().count()), (69, 1), "{full:?}");
+        assert!(full.err.contains("disk") && full.err.contains("full"), "{full:?}");
     }
     let ran = place.run(&["serve", "--allow-host", "http://x"]);
     assert_eq!((ran.code, ran.err.contains("--allow-host")), (64, true), "{ran:?}");

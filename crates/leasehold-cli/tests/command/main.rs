@@ -1,10 +1,12 @@
 //! The command as people use it: every verb, every exit code, at a terminal and in scripts.
 
+mod alerting;
 mod common;
 mod config;
 mod demo;
 mod gpu;
 mod health;
+mod load;
 mod looking;
 mod once;
 mod run_exit;

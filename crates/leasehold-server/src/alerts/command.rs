@@ -65,7 +65,7 @@ fn spawn(command: &AlertCommand, notice: &Notice) -> std::io::Result<Child> {
     let given = [
         ("LEASEHOLD_ALERT_ID", Some(alert.id.as_str())),
         ("LEASEHOLD_ALERT_STATE", Some(state)),
-        ("LEASEHOLD_ALERT_TYPE", Some(alert.kind)),
+        ("LEASEHOLD_ALERT_TYPE", Some(&alert.kind)),
         ("LEASEHOLD_ALERT_LEVEL", Some(alert.level.as_str())),
         ("LEASEHOLD_ALERT_MESSAGE", Some(alert.message.as_str())),
         ("LEASEHOLD_ALERT_NAME", alert.name.as_deref()),

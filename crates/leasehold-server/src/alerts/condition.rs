@@ -2,15 +2,35 @@
 //! theirs to decide.
 
 use leasehold::{Holder, LockName};
+use serde::{Deserialize, Serialize};
 
 /// How bad it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, utoipa::ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Level {
     /// Somebody should look at it when there is time.
     Warning,
     /// Somebody should look at it now.
     Critical,
+}
+
+/// Who looks, and says when what it found is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Source {
+    Monitor,
+    Fleet,
+    Checkup,
+    Store,
+    Journal,
+}
+
+impl Source {
+    /// What one server finds and no other can: whether the store answers it, and what is on its machine. Each server
+    /// tells that itself; everything else is the same for all servers of a store, and told by one of them.
+    pub(crate) fn is_local(self) -> bool {
+        matches!(self, Self::Store | Self::Journal)
+    }
 }
 
 /// Something that holds at this moment. The same `kind`, lock and holder are the same condition.

@@ -6,6 +6,7 @@
 //! | `board` | which alerts fire, since when, which have resolved; pure |
 //! | `rules` | what the fleet's counters say; pure |
 //! | `watch` | looking: counters, store, journal, settings of the store |
+//! | `shared` | what the servers of one store leave to each other |
 //! | `settings` | the section `alerts` of the configuration |
 //! | `sinks`, `webhook`, `target`, `command` | who is told, and how |
 
@@ -14,27 +15,30 @@ mod command;
 mod condition;
 mod rules;
 mod settings;
+mod shared;
 mod sinks;
 mod target;
 mod watch;
 mod webhook;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::Json;
 use axum::extract::State as Shared;
 use leasehold::{LockEvent, LockName};
 use serde::Serialize;
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use board::{Alert, Notice, State};
-pub(crate) use condition::{Condition, Level};
+pub(crate) use condition::{Condition, Level, Source};
 pub(crate) use rules::EMERGENCY_RATE;
 pub use settings::{AlertCommand, AlertLevel, AlertSettings, CommandLine, Secret, Webhook, WebhookUrl};
+pub(crate) use shared::{share, take_over};
 pub(crate) use watch::watch;
 
-use board::Board;
+use board::{Board, Left};
 use sinks::Sinks;
 
 use crate::App;
@@ -50,11 +54,13 @@ pub(crate) struct Alerts {
     sinks: Sinks,
     /// Of the sinks.
     tasks: Mutex<Vec<JoinHandle<()>>>,
+    /// Something has begun or is over, or another server leads.
+    changed: Notify,
 }
 
 struct Told {
     board: Board,
-    /// Of several servers of one store one tells, or everybody would be told several times.
+    /// Of several servers of one store one tells what is the same for all, or everybody would be told several times.
     leads: bool,
 }
 
@@ -69,7 +75,7 @@ impl Alerts {
     ) -> Result<Self, TlsError> {
         let (sinks, tasks) = Sinks::start(settings, notified, stopping)?;
         let state = Mutex::new(Told { board: Board::default(), leads });
-        Ok(Self { state, events, sinks, tasks: Mutex::new(tasks) })
+        Ok(Self { state, events, sinks, tasks: Mutex::new(tasks), changed: Notify::new() })
     }
 
     /// The server ends: waits until those who are told have been told, or took too long.
@@ -81,13 +87,20 @@ impl Alerts {
     }
 
     /// Everything that one source finds to hold at this moment: what it named before and names no longer is over.
-    pub(crate) fn holding(&self, source: &'static str, conditions: Vec<Condition>) {
-        self.change(|board| board.holding(source, conditions, wall_ms()));
+    /// Of what is the same for all servers only the one that leads says what holds: the others show what it says.
+    pub(crate) fn holding(&self, source: Source, conditions: Vec<Condition>) {
+        let mut state = self.state();
+        if state.leads || source.is_local() {
+            let notices = state.board.holding(source, conditions, wall_ms());
+            self.tell(&mut state, notices);
+        }
     }
 
     /// Something that happened once, and does not last.
     pub(crate) fn happened(&self, condition: Condition) {
-        self.change(|board| board.happened(condition, wall_ms()).into_iter().collect());
+        let mut state = self.state();
+        let notices = state.board.happened(condition, wall_ms()).into_iter().collect();
+        self.tell(&mut state, notices);
     }
 
     /// What a client told of itself.
@@ -122,48 +135,91 @@ impl Alerts {
         self.happened(about);
     }
 
-    /// Whether this server is the one that tells. One that takes over tells what fires: whoever told before may not
-    /// have come to it.
-    pub(crate) fn lead(&self, leads: bool) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if std::mem::replace(&mut state.leads, leads) != leads && leads {
-            for alert in state.board.firing() {
-                self.sinks.tell(&Arc::new(Notice::new(State::Firing, &alert)));
+    /// From now on this server is the one that tells, and goes on where another one stopped: what that one told is not
+    /// told again, and what nobody came to tell is.
+    fn begin_to_lead(&self, left: Vec<Left>) {
+        let mut state = self.state();
+        let (begun, untold) = state.board.take_over(left);
+        state.leads = true;
+        for notice in begun {
+            self.events.alert(Arc::new(notice));
+        }
+        for alert in untold {
+            self.sinks.tell(&Arc::new(Notice::new(State::Firing, &alert)));
+        }
+        state.board.told(|_| true);
+        self.changed.notify_one();
+    }
+
+    /// Another one leads, or nobody. What fires goes on firing, until whoever leads says otherwise.
+    pub(crate) fn end_to_lead(&self) {
+        self.state().leads = false;
+    }
+
+    pub(crate) fn leads(&self) -> bool {
+        self.state().leads
+    }
+
+    /// What the next one that leads has to know; `None` when this one does not lead.
+    fn to_leave(&self) -> Option<Vec<Left>> {
+        let state = self.state();
+        state.leads.then(|| state.board.left())
+    }
+
+    /// Shows what another one told, while this one does not lead.
+    fn show(&self, left: Vec<Left>) {
+        let mut state = self.state();
+        if !state.leads {
+            let notices = state.board.mirror(left, wall_ms());
+            for notice in notices {
+                self.events.alert(Arc::new(notice));
             }
         }
     }
 
-    pub(crate) fn leads(&self) -> bool {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).leads
+    /// What one source says to hold.
+    pub(crate) fn of(&self, source: Source) -> Vec<Alert> {
+        self.state().board.of(source)
     }
 
     /// How many fire.
     pub(crate) fn count(&self, level: Level) -> usize {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).board.count(level)
+        self.state().board.count(level)
     }
 
     /// Time has passed.
     fn tick(&self) {
-        self.change(|board| board.tick(wall_ms()));
+        let mut state = self.state();
+        let notices = state.board.tick(wall_ms());
+        self.tell(&mut state, notices);
     }
 
-    fn change(&self, change: impl FnOnce(&mut Board) -> Vec<Notice>) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        // Told inside the lock, so that nobody hears of an end before its beginning; telling never waits.
-        for notice in change(&mut state.board) {
+    /// Told inside the lock, so that nobody hears of an end before its beginning; telling never waits.
+    fn tell(&self, state: &mut Told, notices: Vec<Notice>) {
+        if notices.is_empty() {
+            return;
+        }
+        let leads = state.leads;
+        for notice in notices {
             let notice = Arc::new(notice);
             self.events.alert(notice.clone());
-            if state.leads {
+            if leads || notice.is_local {
                 self.sinks.tell(&notice);
             }
         }
+        state.board.told(|source| leads || source.is_some_and(Source::is_local));
+        self.changed.notify_one();
+    }
+
+    fn state(&self) -> MutexGuard<'_, Told> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A line in the log.
 fn log(notice: &Notice) {
     let Notice { state, alert, .. } = notice;
-    let (state, kind, level) = (sinks::word(*state), alert.kind, alert.level.as_str());
+    let (state, kind, level) = (sinks::word(*state), &*alert.kind, alert.level.as_str());
     let (name, owner, holder_id, value) =
         (alert.name.as_deref(), alert.owner.as_deref(), alert.holder_id.as_deref(), alert.value);
     let message = &alert.message;
@@ -190,7 +246,7 @@ pub(crate) struct AlertsPage {
 /// What is the matter, and what was
 #[utoipa::path(get, path = "/api/v1/alerts", tag = "alerts", responses((status = 200, body = AlertsPage)))]
 pub(crate) async fn list(Shared(app): Shared<App>) -> Json<AlertsPage> {
-    let state = app.alerts.state.lock().unwrap_or_else(PoisonError::into_inner);
+    let state = app.alerts.state();
     let alerts = state.board.firing().into_iter().chain(state.board.resolved().cloned()).collect();
     Json(AlertsPage { alerts })
 }

@@ -68,7 +68,7 @@ impl Sinks {
             if queue.try_send(notice.clone()).is_err() {
                 tracing::error!(
                     sink,
-                    alert = notice.alert.kind,
+                    alert = &*notice.alert.kind,
                     "an alert is not sent: too many wait, or the server ends"
                 );
                 self.notified.count(sink, "dropped");
@@ -126,13 +126,13 @@ async fn send(sink: &Sink, notice: &Notice, notified: &Notified) {
         }
     }
     let state = notice.state;
-    tracing::error!(sink = sink.name(), alert = notice.alert.kind, ?state, "an alert was given up");
+    tracing::error!(sink = sink.name(), alert = &*notice.alert.kind, ?state, "an alert was given up");
     notified.count(sink.name(), "given_up");
 }
 
 /// Whether nothing is left to be done.
 async fn try_once(sink: &Sink, notice: &Notice, notified: &Notified) -> bool {
-    let (name, alert) = (sink.name(), notice.alert.kind);
+    let (name, alert) = (sink.name(), &*notice.alert.kind);
     let passing = match sink {
         Sink::Webhook(webhook) => match webhook.send(notice).await {
             Ok(()) => None,

@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use leasehold::{Finding, JournalKind};
+use leasehold::{Finding, JournalKind, Owner};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::condition::{Condition, Level};
+use super::condition::{Condition, Level, Source};
 use super::rules::Window;
 use crate::{App, journal, wall_ms};
 
@@ -52,7 +52,7 @@ async fn look_again_and_again(app: App) {
             }
             if answered.is_some() && Instant::now() >= checkup_at {
                 checkup_at = Instant::now() + CHECKUP_EVERY;
-                app.alerts.holding("checkup", risky(&app.locks.checkup().await).into_iter().collect());
+                app.alerts.holding(Source::Checkup, risky(&app.locks.checkup().await).into_iter().collect());
             }
         }
         tokio::time::sleep(if failures == 1 { AGAIN } else { EVERY }).await;
@@ -64,16 +64,17 @@ async fn look(app: &App, window: &mut Window, failures: &mut u32) -> Option<Vec<
     match app.locks.fleet_counters().await {
         Ok(counted) => {
             *failures = 0;
-            app.alerts.holding("store", Vec::new());
-            app.alerts.holding("fleet", window.sample(&counted, wall_ms()));
+            app.alerts.holding(Source::Store, Vec::new());
+            app.alerts.holding(Source::Fleet, window.sample(&counted, wall_ms()));
             Some(counted)
         }
         Err(error) => {
             *failures = failures.saturating_add(1);
             if *failures > 1 {
-                let text = format!("{} does not answer: nobody can take a lock, and leases run out", app.locks.store());
+                let (store, machine) = (app.locks.store(), machine());
+                let text = format!("{store} does not answer {machine}: nobody can take a lock, and leases run out");
                 tracing::debug!(%error, "the store does not answer");
-                app.alerts.holding("store", vec![Condition::new("store_down", Level::Critical, text)]);
+                app.alerts.holding(Source::Store, vec![Condition::new("store_down", Level::Critical, text)]);
             }
             None
         }
@@ -87,18 +88,23 @@ async fn journal_look(app: &App) {
         let open = entries.iter().filter(|entry| entry.kind == JournalKind::Unreleased).count();
         let text = format!(
             "{}; the oldest is of {}. See leasehold journal list",
-            left(open, entries.len() - open),
+            left(&machine(), open, entries.len() - open),
             entries[0].name
         );
         #[expect(clippy::cast_precision_loss, reason = "a count for people")]
         let count = entries.len() as f64;
         Condition::new("journal_not_empty", Level::Warning, text).value(count)
     });
-    app.alerts.holding("journal", condition.into_iter().collect());
+    app.alerts.holding(Source::Journal, condition.into_iter().collect());
+}
+
+/// Where this server runs: it tells what only it can know, and others may tell the same of their machines.
+fn machine() -> String {
+    Owner::named("leasehold serve").map_or_else(|_| "this machine".into(), |owner| owner.host().to_owned())
 }
 
 /// What stands in the journal, for people.
-fn left(unreleased: usize, unprotected: usize) -> String {
+fn left(machine: &str, unreleased: usize, unprotected: usize) -> String {
     let released = match unreleased {
         0 => None,
         1 => Some("1 lock that could not be released".to_owned()),
@@ -110,7 +116,7 @@ fn left(unreleased: usize, unprotected: usize) -> String {
         n => Some(format!("work that ran without its lock {n} times")),
     };
     let both: Vec<String> = released.into_iter().chain(ran).collect();
-    format!("the journal of this machine has {}", both.join(" and "))
+    format!("the journal of {machine} has {}", both.join(" and "))
 }
 
 /// What a checkup found to be risky, in one condition: it is one store.
@@ -134,7 +140,7 @@ mod tests {
             (0, 3, "work that ran without its lock 3 times"),
         ];
         for (unreleased, unprotected, text) in cases {
-            assert_eq!(left(unreleased, unprotected), format!("the journal of this machine has {text}"));
+            assert_eq!(left(unreleased, unprotected), format!("the journal of db-1 has {text}"));
         }
     }
 

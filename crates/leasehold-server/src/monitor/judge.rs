@@ -75,6 +75,16 @@ impl Past {
         }
     }
 
+    /// Of a holder that another server has seen: since when it is held, and since when its process is gone.
+    pub(crate) fn recalled(first_seen_ms: u64, gone_since_ms: Option<u64>, now_ms: u64) -> Self {
+        Self { first_seen_ms, moved_ms: now_ms, ends_ms: None, gone_since_ms }
+    }
+
+    /// When it was first seen, and since when its process is gone.
+    pub(crate) fn began(&self) -> (u64, Option<u64>) {
+        (self.first_seen_ms, self.gone_since_ms)
+    }
+
     /// The same holder, seen again.
     pub(crate) fn seen_again(&mut self, holder: &Holder, now_ms: u64) {
         let ends_ms = ends_ms(holder, now_ms);

@@ -1,12 +1,13 @@
 //! What the leader remembers from one look to the next: only of holders that there is something to say of.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use leasehold::config::Cleanup;
 use leasehold::{Holder, HolderId, LockName};
 
 use super::judge::{Past, Reached};
-use crate::alerts::Condition;
+use crate::alerts::{Alert, Condition};
 
 /// Holders remembered. Beyond that a new one is judged by each look alone, until others are gone.
 const MOST: usize = 10_000;
@@ -58,14 +59,11 @@ impl Tries {
 
 impl Remembered {
     fn new(holder: &Holder, now_ms: u64) -> Self {
-        Self {
-            id: holder.id,
-            past: Past::new(holder, now_ms),
-            conditions: Vec::new(),
-            asked: None,
-            tries: Tries::default(),
-            pass: 0,
-        }
+        Self::recalled(holder.id, Past::new(holder, now_ms))
+    }
+
+    fn recalled(id: HolderId, past: Past) -> Self {
+        Self { id, past, conditions: Vec::new(), asked: None, tries: Tries::default(), pass: 0 }
     }
 }
 
@@ -78,6 +76,28 @@ impl Memory {
                 known
             }
             None => Remembered::new(holder, now_ms),
+        }
+    }
+
+    /// What another server knew of the holders that it told of: else what they are told of would seem to be over until
+    /// this one has watched them for as long.
+    pub(super) fn recall(&mut self, alerts: &[Alert], now_ms: u64) {
+        for alert in alerts {
+            let name = alert.name.as_ref().and_then(|name| LockName::new(name.as_str()).ok());
+            let id = alert.holder_id.as_deref().and_then(|id| HolderId::parse(id).ok());
+            let (Some(name), Some(id)) = (name, id) else { continue };
+            let figure = Duration::try_from_secs_f64(alert.value.unwrap_or(0.0)).unwrap_or_default();
+            let since_ms = alert.last_ms.saturating_sub(u64::try_from(figure.as_millis()).unwrap_or(u64::MAX));
+            let (held_since_ms, gone_since_ms) = match &*alert.kind {
+                "dead_holder" => (None, Some(since_ms)),
+                kind if kind.starts_with("lock_over_") => (Some(since_ms), None),
+                _ => (None, None),
+            };
+            let before = self.holders.remove(&name).filter(|known| known.id == id);
+            let (held_before, gone_before) = before.map(|known| known.past.began()).unzip();
+            let held_since_ms = held_since_ms.into_iter().chain(held_before).min().unwrap_or(alert.since_ms);
+            let past = Past::recalled(held_since_ms, gone_since_ms.or(gone_before.flatten()), now_ms);
+            self.put(name, Remembered::recalled(id, past));
         }
     }
 

@@ -29,7 +29,7 @@ use serde::Serialize;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::{App, wall_ms};
+use crate::{App, alerts, wall_ms};
 use act::Done;
 use pass::{Seen, Watch};
 
@@ -163,6 +163,7 @@ async fn stand(app: App) {
 
 /// Looks until the lead is lost: this future is dropped then.
 async fn lead_on(app: App) -> Result<(), Error> {
+    alerts::take_over(&app).await?;
     let _leading = Leading::begin(&app);
     let interval = app.settings.monitor.monitor_interval;
     let mut watch = Watch::new(app.clone());
@@ -190,7 +191,6 @@ impl Leading {
     fn begin(app: &App) -> Self {
         app.monitor.lock().leads = true;
         app.metrics.monitor.leader.set(1);
-        app.alerts.lead(true);
         Self(app.clone())
     }
 }
@@ -199,9 +199,7 @@ impl Drop for Leading {
     fn drop(&mut self) {
         self.0.monitor.lock().leads = false;
         self.0.metrics.monitor.leader.set(0);
-        // Whoever leads now says what holds: nobody is told that it is over.
-        self.0.alerts.lead(false);
-        self.0.alerts.holding("monitor", Vec::new());
+        self.0.alerts.end_to_lead();
     }
 }
 

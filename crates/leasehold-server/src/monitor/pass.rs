@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until};
 use super::act::{End, act};
 use super::judge::{Action, Rules, judge};
 use super::memory::{Memory, Remembered};
-use crate::alerts::Level;
+use crate::alerts::{Level, Source};
 use crate::{App, wall_ms};
 
 /// Locks asked for at once: an answer of the store stays small, and nobody else waits for long.
@@ -52,7 +52,9 @@ impl Watch {
     pub(super) fn new(app: App) -> Self {
         let section = &app.settings.monitor;
         let (rules, cleanup) = (Rules::from(section), section.cleanup.clone());
-        Self { app, rules, cleanup, memory: Memory::default(), pass: 0, search: Search::default() }
+        let mut memory = Memory::default();
+        memory.recall(&app.alerts.of(Source::Monitor), wall_ms());
+        Self { app, rules, cleanup, memory, pass: 0, search: Search::default() }
     }
 
     /// Looks at every lock once: all that the index has, and whatever else is remembered.
@@ -82,7 +84,7 @@ impl Watch {
             }
         }
         let foreign = seen.foreign.max(self.search.foreign_before);
-        self.app.alerts.holding("monitor", self.memory.conditions());
+        self.app.alerts.holding(Source::Monitor, self.memory.conditions());
         Ok(Seen { locks: seen.locks - seen.foreign + foreign, foreign })
     }
 

@@ -52,8 +52,8 @@ pub(crate) struct Picture {
     /// Sets the versions of this server apart from another's.
     run: String,
     known: Mutex<Known>,
-    /// When somebody last asked.
-    watched: Mutex<Option<Instant>>,
+    /// Since when somebody asks again and again, and when the last time was.
+    watched: Mutex<Option<(Instant, Instant)>>,
     /// Somebody began to watch.
     wanted: Notify,
     /// Looks so far.
@@ -134,14 +134,21 @@ impl Picture {
         })
     }
 
-    /// Somebody watches: whoever comes after a pause gets a fresh look, if there is one soon.
+    /// Somebody watches: whoever comes after a pause gets a fresh look, if there is one soon. Later nobody waits, however
+    /// long a look takes.
     async fn watch(&self) {
-        let mut looks = self.looks.subscribe();
-        let before = self.watched.lock().unwrap_or_else(PoisonError::into_inner).replace(Instant::now());
-        let fresh = self.known().looked.is_some_and(|(looked, _)| looked.elapsed() < STALE);
-        if before.is_none_or(|before| before.elapsed() > WATCHES_FOR) {
+        let (mut looks, now) = (self.looks.subscribe(), Instant::now());
+        let since = {
+            let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+            let going_on = watched.filter(|(_, last)| last.elapsed() <= WATCHES_FOR);
+            let since = going_on.map_or(now, |(since, _)| since);
+            *watched = Some((since, now));
+            since
+        };
+        if since == now {
             self.wanted.notify_one();
         }
+        let fresh = self.known().looked.is_some_and(|(looked, _)| looked.elapsed() < STALE || looked >= since);
         if !fresh {
             let _ = tokio::time::timeout(FRESH_WITHIN, looks.changed()).await;
         }
@@ -149,7 +156,7 @@ impl Picture {
 
     fn is_watched(&self) -> bool {
         let watched = *self.watched.lock().unwrap_or_else(PoisonError::into_inner);
-        watched.is_some_and(|watched| watched.elapsed() < WATCHES_FOR)
+        watched.is_some_and(|(_, last)| last.elapsed() < WATCHES_FOR)
     }
 
     fn take(&self, looked: Result<Look, Error>) {

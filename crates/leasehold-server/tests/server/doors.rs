@@ -48,50 +48,104 @@ impl Keyed {
     }
 }
 
+/// Every operation of the document that the server gives out, as somebody would ask for it: method, path, and whether it
+/// wants a key. So a route that is added is tested, too.
+async fn operations(keyed: &Keyed) -> Vec<(String, String, bool)> {
+    let document = keyed.place.get(&format!("/openapi.json?api_key={}", keyed.viewer)).await.ok();
+    let mut found = Vec::new();
+    for (path, methods) in document["paths"].as_object().expect("paths") {
+        let asked = path.replace("{name}", "a").replace("{id}", "6").replace("{file}", "page.js");
+        assert!(!asked.contains('{'), "this test does not know how to fill in {path}");
+        for (method, operation) in methods.as_object().expect("methods") {
+            let open =
+                operation["security"].as_array().is_some_and(|wanted| wanted.iter().any(|one| one == &json!({})));
+            found.push((method.to_uppercase(), asked.clone(), !open));
+        }
+    }
+    found
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn every_route_needs_a_key_and_changing_ones_an_operators() {
     let keyed = Keyed::start().await;
-    let document = keyed.place.get(&format!("/openapi.json?api_key={}", keyed.viewer)).await.ok();
-    let mut routes: Vec<(String, String)> = Vec::new();
-    for (path, methods) in document["paths"].as_object().expect("paths") {
-        let path = path.replace("{name}", "a").replace("{id}", "6");
-        // Those two and the page want no key, and one does not end.
-        if !["/healthz", "/readyz", "/", "/assets/{file}", "/api/v1/events"].contains(&path.as_str()) {
-            routes.extend(methods.as_object().expect("methods").keys().map(|m| (m.to_uppercase(), path.clone())));
+    let (revoked_entry, revoked) = keyed.file.create("former", Role::Operator).expect("made");
+    keyed.file.revoke(&revoked_entry.id).expect("revoked");
+    // The server may have read the file in between.
+    let began = Instant::now();
+    while keyed.ask("GET", "/api/v1/locks", &format!("X-API-Key: {revoked}\r\n")).await.0 != 401 {
+        assert!(began.elapsed() < Duration::from_secs(5));
+    }
+    let mut routes = operations(&keyed).await;
+    let open: Vec<&str> = routes.iter().filter(|(.., keyed)| !keyed).map(|(_, path, _)| path.as_str()).collect();
+    assert_eq!(open, ["/", "/assets/page.js", "/healthz", "/readyz"], "those want no key, and nothing else");
+    let (described, methods) = (routes.len(), ["GET", "POST", "PUT", "DELETE", "PATCH"]);
+    // What is not described is closed as well: other methods of each path, and paths that do not exist.
+    let paths: std::collections::BTreeSet<String> =
+        routes.iter().map(|(_, path, _)| path.clone()).chain(["/nowhere".into(), "/api/v1".into()]).collect();
+    for (path, method) in paths.iter().flat_map(|path| methods.map(|method| (path, method))) {
+        let is_open = ["/healthz", "/readyz"].contains(&path.as_str());
+        if !is_open && (method != "GET" || ["/nowhere", "/api/v1"].contains(&path.as_str())) {
+            let described = routes.iter().any(|(known, at, _)| known == method && at == path);
+            routes.extend((!described).then(|| (method.to_owned(), path.clone(), true)));
         }
     }
-    let routes: Vec<(&str, &str)> = routes.iter().map(|(method, path)| (method.as_str(), path.as_str())).collect();
-    assert!(routes.len() >= 13, "{routes:?}");
-    assert_eq!(keyed.ask("GET", "/api/v1/events", "").await, (401, "no_key".into()));
-    let unknown = [("GET", "/nowhere"), ("POST", "/nowhere"), ("DELETE", "/api/v1/locks/a"), ("PUT", "/")];
-    let wrong = keyed.operator.replace("lhk_", "lhk_0");
-    let bad = [
-        (String::new(), "no_key"),
-        ("Authorization: Bearer\r\n".into(), "wrong_key"),
-        (format!("Authorization: Basic {}\r\n", keyed.operator), "wrong_key"),
-        (format!("Authorization: Bearer {wrong}\r\n"), "wrong_key"),
-        (format!("X-API-Key: {}x\r\n", keyed.operator), "wrong_key"),
-    ];
+
+    let places = |key: &str| {
+        [
+            (format!("Authorization: Bearer {key}\r\n"), String::new()),
+            (format!("X-API-Key: {key}\r\n"), String::new()),
+            (String::new(), format!("?api_key={key}")),
+        ]
+    };
+    let op = &keyed.operator;
+    let mut bad: Vec<(String, String)> =
+        [&op.replace("lhk_", "lhk_0"), &format!("{op}x"), &op[1..].to_owned(), &revoked]
+            .into_iter()
+            .flat_map(|wrong| places(wrong))
+            .collect();
+    bad.extend(
+        [
+            String::new(),
+            "Authorization:\r\n".into(),
+            "Authorization: Bearer\r\n".into(),
+            "Authorization: Bearer \r\n".into(),
+            format!("Authorization: {op}\r\n"),
+            format!("Authorization: Basic {op}\r\n"),
+            format!("Authorization: Bearer{op}\r\n"),
+            format!("Authorization: Bearer \"{op}\"\r\n"),
+            format!("Authorization: Bearer {op},{op}\r\n"),
+            "X-API-Key:\r\n".into(),
+            format!("X-API-Key: Bearer {op}\r\n"),
+            format!("Api-Key: {op}\r\n"),
+            format!("Cookie: api_key={op}\r\n"),
+            // The first that is presented counts, not the one that fits.
+            format!("Authorization: Bearer no\r\nX-API-Key: {op}\r\n"),
+        ]
+        .map(|headers| (headers, String::new())),
+    );
+    bad.extend(["?api_key=", "?api_key", "?api_key=%00", "?API_KEY=x"].map(|query| (String::new(), query.to_owned())));
+    bad.push((String::new(), format!("?api_key=no&api_key={op}")));
     let mut refused = 0;
-    for (method, path) in routes.iter().chain(&unknown) {
-        for (headers, code) in &bad {
-            let answer = keyed.ask(method, path, headers).await;
+    for (method, path, _) in routes.iter().filter(|(.., needs)| *needs) {
+        for (headers, query) in &bad {
+            let (status, code) = keyed.ask(method, &format!("{path}{query}"), headers).await;
             // Behind the thirtieth wrong key from one address.
-            let told = answer == (401, (*code).to_owned()) || answer == (429, "too_many_failures".to_owned());
-            assert!(told, "{method} {path} {headers:?}: {answer:?}");
+            let told = matches!((status, code.as_str()), (401, "no_key" | "wrong_key") | (429, "too_many_failures"));
+            assert!(told, "{method} {path}{query} {headers:?}: {status} {code}");
             refused += 1;
         }
     }
-    let ways = |key: &str| [format!("Authorization: Bearer {key}\r\n"), format!("X-API-Key: {key}\r\n")];
-    for (method, path) in &routes {
-        for (key, allowed) in [(&keyed.viewer, *method == "GET"), (&keyed.operator, true)] {
-            for headers in ways(key) {
-                let (status, code) = keyed.ask(method, path, &headers).await;
-                let (status_in_query, _) = keyed.ask(method, &format!("{path}?api_key={key}"), "").await;
-                assert_eq!(status, status_in_query, "{method} {path}");
-                assert_eq!(status != 403, allowed, "{method} {path}: {status} {code}");
+
+    let mut let_in = 0;
+    for (method, path, _) in routes.iter().filter(|(_, path, _)| path != "/api/v1/events") {
+        for (key, operator) in [(&keyed.viewer, false), (op, true)] {
+            for (headers, query) in places(key) {
+                let (status, code) = keyed.ask(method, &format!("{path}{query}"), &headers).await;
+                let allowed = operator || method == "GET";
+                assert_eq!(status != 403, allowed, "{method} {path}{query} {headers:?}: {status} {code}");
                 assert!(allowed || code == "needs_operator", "{code}");
                 assert!(![401, 429].contains(&status), "a right key is let in at any time: {method} {path}: {status}");
+                let_in += 1;
             }
         }
     }
@@ -99,7 +153,12 @@ async fn every_route_needs_a_key_and_changing_ones_an_operators() {
         let answer = keyed.place.get(path).await;
         assert_eq!((answer.status, answer.json()), (200, json!({ "status": "up" })), "and nothing more");
     }
-    println!("{refused} requests without a right key refused on {} routes", routes.len() + unknown.len());
+    println!(
+        "{described} operations in the document, {} with those that are not: {} ways of not having a right key, {refused} requests \
+         refused; 2 roles in 3 places, {let_in} requests judged by their role",
+        routes.len(),
+        bad.len(),
+    );
     keyed.place.end().await;
 }
 
@@ -118,10 +177,9 @@ async fn a_revoked_key_is_out_within_moments() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn forged_requests_of_foreign_pages_are_refused() {
-    let place = Place::memory().await;
+    let keyed = Keyed::start().await;
+    let place = &keyed.place;
     let own = place.at;
-    let guard = place.locks.lock("a").await.expect("free");
-    let body = json!({ "holder_id": guard.holder_id().to_string(), "mode": "force", "reason": "forged" }).to_string();
     let form = "Content-Type: application/x-www-form-urlencoded\r\n";
     let plain = "Content-Type: text/plain\r\n";
     let json_type = "Content-Type: application/json\r\n";
@@ -132,23 +190,75 @@ async fn forged_requests_of_foreign_pages_are_refused() {
         format!("{json_type}Origin: http://localhost:1\r\n"),
         format!("{json_type}Origin: http://{own}.evil.example\r\n"),
         format!("{json_type}Origin: http://evil.example/{own}\r\n"),
+        format!("{json_type}Origin: http://evil.example@{own}.evil.example\r\n"),
+        format!("{json_type}Origin: {own}\r\n"),
         format!("{json_type}Sec-Fetch-Site: cross-site\r\n"),
         format!("{json_type}Sec-Fetch-Site: same-site\r\n"),
+        format!("{json_type}Origin: http://{own}\r\nSec-Fetch-Site: cross-site\r\n"),
         format!("{json_type}Referer: http://evil.example/http://{own}/\r\n"),
         format!("{form}Origin: http://evil.example\r\nSec-Fetch-Mode: navigate\r\n"),
         format!("{plain}Origin: null\r\nSec-Fetch-Site: cross-site\r\nSec-Fetch-Mode: no-cors\r\n"),
+        "Content-Type: multipart/form-data; boundary=x\r\nOrigin: http://evil.example\r\n".to_owned(),
         format!("{json_type}Origin: http://{own}\r\nOrigin: http://evil.example\r\n"),
     ];
-    for headers in &forged {
-        let answer = place.ask("POST", "/api/v1/locks/a/evict", headers, &body).await;
-        assert_eq!(answer.code(), (403, "cross_site".into()), "{headers}");
+    // Of old browsers, which say nothing of themselves: no form can make a request with this type.
+    let typed =
+        [form, plain, "Content-Type: multipart/form-data; boundary=x\r\n", "", "Content-Type: application/jsonx\r\n"];
+    // Led here by a name of somebody else's.
+    let rebound = ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "evil.example:80", ""];
+    let key = format!("X-API-Key: {}\r\n", keyed.operator);
+    let guard = place.locks.lock("a").await.expect("free");
+    let task = place.locks.lock("task_lock:6").await.expect("free");
+    let mut refused = 0;
+    let changing: Vec<_> = operations(&keyed).await.into_iter().filter(|(method, ..)| method != "GET").collect();
+    assert!(changing.len() >= 6, "{changing:?}");
+    for (method, path, _) in &changing {
+        // What each of them would do, if it were let through.
+        let holder = guard.holder_id().to_string();
+        let body = match path.rsplit('/').next() {
+            Some("acquire") => json!({ "ttl_ms": 60_000 }),
+            Some("evict") => json!({ "holder_id": holder, "mode": "force", "reason": "forged" }),
+            Some("settle") => json!({ "reason": "forged" }),
+            _ => json!({ "token": "x".repeat(32) }),
+        }
+        .to_string();
+        for headers in &forged {
+            let answer = place.ask(method, path, &format!("{headers}{key}"), &body).await;
+            assert_eq!(answer.code(), (403, "cross_site".into()), "{method} {path} {headers}");
+            refused += 1;
+        }
+        for headers in typed.iter().filter(|_| !path.ends_with("release-lock")) {
+            let answer = place.ask(method, path, &format!("{headers}{key}"), &body).await;
+            assert_eq!(answer.code(), (415, "not_json".into()), "{method} {path} {headers}");
+            refused += 1;
+        }
+        for host in rebound {
+            let headers = format!("Host: {host}\r\n{json_type}{key}");
+            let answer =
+                receive(send(own, &format!("{method} {path}"), &headers, &body).await).await.expect("answered");
+            assert_eq!(answer.code(), (421, "foreign_host".into()), "{method} {path} {host}");
+            refused += 1;
+        }
+        // What a browser asks first. No answer allows a page of another site anything.
+        let preflight = "Origin: http://evil.example\r\nAccess-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: content-type\r\n";
+        let answer = place.ask("OPTIONS", path, &format!("{preflight}{key}"), "").await;
+        assert!(answer.status >= 400 && !answer.head.contains("access-control-"), "{path}: {answer:?}");
+        refused += 1;
     }
     assert!(guard.is_valid() && place.locks.is_locked("a").await.expect("answered"));
-    println!("{}/12 forged requests refused", forged.len());
-    let headers = format!("{json_type}Origin: http://{own}\r\nSec-Fetch-Site: same-origin\r\n");
+    assert!(task.is_valid() && place.locks.is_locked("task_lock:6").await.expect("answered"));
+    assert!(!std::fs::exists(keyed.dir.path().join("audit.jsonl")).expect("asked") || keyed.audit().is_empty());
+    println!(
+        "{refused} forged requests on {} changing routes refused, {} of them cross-site variants",
+        changing.len(),
+        forged.len() * changing.len()
+    );
+
+    let body = json!({ "holder_id": guard.holder_id().to_string(), "mode": "force", "reason": "ours" }).to_string();
+    let headers = format!("{json_type}{key}Origin: http://{own}\r\nSec-Fetch-Site: same-origin\r\n");
     place.ask("POST", "/api/v1/locks/a/evict", &headers, &body).await.ok();
-    drop(guard);
-    place.end().await;
+    drop((guard, task));
+    keyed.place.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,0 +1,56 @@
+//! The server under the eyes of others: driven by its own document, and under load.
+
+use std::process::Command;
+
+use crate::steps;
+use crate::tools::Tools;
+use crate::workspace::{Failure, Workspace};
+
+/// What `cargo xtask test` sends, and `api-fuzz` unless it is told otherwise.
+const CASES: u32 = 2_000;
+
+/// `cargo xtask api-fuzz`
+pub(crate) fn fuzz(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    let cases = match arguments {
+        [] => CASES,
+        [flag, number] if flag == "--cases" => {
+            number.parse().map_err(|_| Failure::Usage(format!("`{number}` is not a number of cases")))?
+        }
+        _ => return Err(Failure::Usage(format!("`{}` is not known here", arguments.join(" ")))),
+    };
+    let tools = Tools::new(workspace);
+    tools.c_compiler()?;
+    tools.redis_server()?;
+    let command = fuzz_command(workspace, &tools, cases)?;
+    // With all features: as `test` builds it.
+    steps::run_one(workspace, workspace.cargo(&["build", "--workspace", "--all-features", "--bin", "leasehold"]))?;
+    steps::run_one(workspace, command)
+}
+
+/// The same for a program that was built before.
+pub(crate) fn fuzz_step(workspace: &Workspace, tools: &Tools<'_>) -> Result<Command, Failure> {
+    let mut command = fuzz_command(workspace, tools, CASES)?;
+    // The same requests each time: a change is not to fail by what it has not touched.
+    command.arg("1");
+    Ok(command)
+}
+
+fn fuzz_command(workspace: &Workspace, tools: &Tools<'_>, cases: u32) -> Result<Command, Failure> {
+    let mut command = workspace.command(&tools.python_with_schemathesis()?);
+    command.arg("xtask/api_fuzz.py").arg(workspace.target.join("debug/leasehold")).arg(cases.to_string());
+    Ok(command)
+}
+
+/// `cargo xtask load`
+pub(crate) fn load(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    crate::none(arguments)?;
+    let tools = Tools::new(workspace);
+    tools.c_compiler()?;
+    tools.redis_server()?;
+    // As it is installed: optimised. Those who ask need not be.
+    steps::run_one(workspace, workspace.cargo(&["build", "--release", "--package", "leasehold-cli"]))?;
+    let mut command = workspace.cargo(&["test", "--workspace", "--all-features", "--test", "command"]);
+    command.args(["--", "--nocapture", "--test-threads=1", "l01_", "l02_"]);
+    command.env("LEASEHOLD_BOARD", "full").env("LEASEHOLD_TEST_PROGRAM", workspace.target.join("release/leasehold"));
+    steps::run_one(workspace, command)
+}
