@@ -17,6 +17,7 @@ code can hold up.
 """
 
 from ._client import Client, connect, connect_async
+from ._config import configure
 from ._errors import (
     ClientClosed,
     InvalidArgument,
@@ -57,6 +58,7 @@ __all__ = [
     "Statistics",
     "StoreUnavailable",
     "Waiter",
+    "configure",
     "connect",
     "connect_async",
     "current_fence",

@@ -10,6 +10,7 @@ from typing import Any
 import redis
 from celery import Celery
 
+import leasehold
 from leasehold.celery import GpuTask, locked_task
 
 # The tests, which send the tasks, tell theirs later.
@@ -112,6 +113,16 @@ def fails_once(self: Any, name: str) -> str:
     if self.request.retries == 0:
         raise self.retry(countdown=0)
     return f"{name} is done"
+
+
+#: What a task took and never gave back.
+kept: list[Any] = []
+
+
+@app.task
+def keeps(name: str) -> None:
+    """Takes a lock by itself, and forgets it."""
+    kept.append(leasehold.connect(broker).lock(name, ttl=60).acquire())
 
 
 @locked_task(key="task_lock:{task_id}", app=app, acks_late=True, ttl=60)

@@ -13,9 +13,11 @@ from typing import Any
 
 import celery_app
 import pytest
-from conftest import Server, until
+from conftest import Server, start_python, until
+from test_docs import ROOT, example
 
 import leasehold
+from leasehold._celery_request import LockedRequest
 
 HERE = Path(__file__).parent
 #: Celery's own machinery takes its time, on a machine that is busy.
@@ -26,16 +28,23 @@ class Worker:
     """A Celery worker in a process of its own."""
 
     def __init__(
-        self, server: Server, directory: Path, pool: str, concurrency: int, queue: str | None = None, **environment: str
+        self,
+        server: Server,
+        directory: Path,
+        pool: str,
+        concurrency: int,
+        queue: str | None = None,
+        app: Path = HERE / "celery_app.py",
+        **environment: str,
     ) -> None:
         self.log = directory / "worker.log"
         queue = queue or pool
-        command = [sys.executable, "-m", "celery", "-A", "celery_app", "worker", "--pool", pool]
+        command = [sys.executable, "-m", "celery", "-A", app.stem, "worker", "--pool", pool]
         command += ["-c", str(concurrency), "-n", f"{queue}@test", "-l", "INFO", "--without-gossip"]
         command += ["--without-mingle", "--without-heartbeat", "-Q", queue]
         env = {**os.environ, "LEASEHOLD_TEST_BROKER": server.url, "C_FORCE_ROOT": "1", **environment}
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd=HERE)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd=app.parent)
         self.wait_for(" ready.")
 
     def wait_for(self, text: str) -> None:
@@ -151,11 +160,13 @@ def test_a_soft_time_limit(prefork: Worker, tasks: Any, broker: Server) -> None:
 def test_a_hard_time_limit(prefork: Worker, tasks: Any, broker: Server) -> None:
     task = send(tasks.hold, "hard", 60, time_limit=1)
     gpu = send(tasks.on_gpu, 100, kwargs={"gpu_id": 7, "seconds": 60}, time_limit=1)
+    any_gpu = send(tasks.on_any_gpu, 60, time_limit=1)
     began(broker, "hard")
     began(broker, "gpu7")
     until(is_free(broker, "task_lock:hard"), within=ANSWER)
     until(is_free(broker, "gpu_lock:7"), within=ANSWER)
-    for result in (task, gpu):
+    until(lambda: any_gpu.ready() and not broker.redis.exists("gpu_lock:0", "gpu_lock:1"), within=ANSWER)
+    for result in (task, gpu, any_gpu):
         with pytest.raises(Exception, match="TimeLimitExceeded"):
             result.get(timeout=ANSWER)
     assert "is not held by" not in prefork.said(), "no violation was counted for it"
@@ -186,6 +197,61 @@ def test_the_next_try_is_not_kept_out_by_the_last(prefork: Worker, tasks: Any) -
     assert [result.get(timeout=ANSWER) for result in results] == [f"retried-{n} is done" for n in range(10)]
 
 
+DIES_WITH_A_LOCK = """
+import os, signal, sys, leasehold
+leasehold.connect(sys.argv[1]).lock("task_lock:dead", ttl=60, owner=sys.argv[2]).acquire()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_dead_process_held_is_taken_from_it_alone(tasks: Any, broker: Server, store: leasehold.Client) -> None:
+    task, owner = tasks.hold, "celery_app.hold[id-1]"
+    with start_python(DIES_WITH_A_LOCK, broker.url, owner) as process:
+        process.wait(ANSWER)
+    assert store.is_locked("task_lock:dead")
+    for other in ((process.pid + 1, "id-1"), (process.pid, "id-2")):
+        task.release_after_death(*other, ("dead", 0), {})
+        assert store.is_locked("task_lock:dead"), "another's"
+    task.release_after_death(process.pid, "id-1", ("dead", 0), {})
+    assert not store.is_locked("task_lock:dead")
+    with store.lock("task_lock:dead", owner=owner) as successor:
+        task.release_after_death(process.pid, "id-1", ("dead", 0), {})
+        assert store.holder("task_lock:dead") is not None and successor.is_valid
+
+
+def test_nothing_is_taken_from_a_process_that_is_there() -> None:
+    released: list[int] = []
+
+    class Delivery:
+        _give_back = LockedRequest._give_back
+        _release_when_gone = LockedRequest._release_when_gone
+
+        def __init__(self, pid: int | None) -> None:
+            self.worker_pid = pid
+
+        def _release(self, pid: int) -> None:
+            released.append(pid)
+
+    with start_python("input()") as process:
+        Delivery(process.pid)._give_back()
+        time.sleep(0.2)
+        assert released == [], "it may be at work"
+        process.kill()
+        until(lambda: released == [process.pid])
+    # Neither this process nor a greenlet's number is a pool process.
+    for nobody in (None, os.getpid(), 2**40):
+        Delivery(nobody)._give_back()
+    assert released == [process.pid]
+
+
+def test_a_pool_process_that_ends_gives_back_what_its_tasks_forgot(tasks: Any, broker: Server, tmp_path: Path) -> None:
+    worker = Worker(broker, tmp_path, "prefork", 1, queue="forgets")
+    send(tasks.keeps, "task_lock:kept", to="forgets").get(timeout=ANSWER)
+    assert broker.redis.pttl("task_lock:kept") > 40_000
+    worker.stop()
+    assert is_free(broker, "task_lock:kept")()
+
+
 def test_a_warm_shutdown(tasks: Any, broker: Server, tmp_path: Path) -> None:
     worker = Worker(broker, tmp_path, "prefork", 1, queue="shutdown")
     result = send(tasks.hold, "shutdown", 1, to="shutdown")
@@ -205,6 +271,25 @@ def test_a_killed_worker_is_rid_of_its_lock_when_the_lease_is_over(tasks: Any, b
     until(lambda: not Path(f"/proc/{pid}").exists(), within=ANSWER)
     assert 0 < broker.redis.pttl("task_lock:all-killed") <= 2_000
     until(is_free(broker, "task_lock:all-killed"), within=3)
+
+
+def test_the_examples_of_the_guide(tasks: Any, broker: Server, tmp_path: Path) -> None:
+    page = (ROOT / "docs/celery.md").read_text()
+    assert "# shop.py" in page
+    shop = example(ROOT / "docs/celery.md", tmp_path).rename(tmp_path / "shop.py")
+    shop.write_text(shop.read_text().replace("redis://cache-1:6379/0", broker.url))
+    worker = Worker(broker, tmp_path, "prefork", 2, queue="guide", app=shop)
+
+    def run(task: str, *args: Any, **kwargs: Any) -> Any:
+        sent = tasks.app.send_task(f"shop.{task}", args=args, kwargs=kwargs, queue="guide")
+        return sent.get(timeout=ANSWER)
+
+    assert run("pay", 42) == "order 42 is paid"
+    assert run("transcribe", "talk.wav", gpu_id=1) == "talk.wav on GPU 1"
+    assert run("train", "model") in [f"model on GPU {n}" for n in range(4)]
+    with leasehold.connect(broker.url) as client, client.lock("task_lock:43", owner="somebody"):
+        assert run("pay", 43)["status"] == "skipped"
+    worker.stop()
 
 
 # Threads.
