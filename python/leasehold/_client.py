@@ -36,8 +36,8 @@ def connect(
     config: Path | None = None,
     lazy: bool = False,
 ) -> Client:
-    """Opens a store. What is left out is as configured: by ``LEASEHOLD_…`` in the environment, else by a file, else as
-    said here.
+    """Opens a store. What is left out is as configured: by ``LEASEHOLD_…`` in the environment, else by a file, else
+    as said here.
 
     :param url: ``sqlite:`` (the default file), ``sqlite:PATH``, ``redis://[user:password@]host[:port][/db]``,
         ``rediss://…`` (TLS) or ``memory:``. Left out: ``LEASEHOLD_STORE``, else the default SQLite file, as the command

@@ -23,7 +23,7 @@ def example(page: Path, directory: Path) -> Path:
         first = text.count("\n", 0, found.start(1))
         for at, line in enumerate(found[1].splitlines()):
             lines[first + at] = line
-    file = directory / f"{page.stem.lower().replace('-', '_')}.py"
+    file = directory / f"of_{page.stem.lower().replace('-', '_')}.py"
     file.write_text("\n".join(lines))
     return file
 

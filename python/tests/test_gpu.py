@@ -305,6 +305,20 @@ def test_a_late_release_leaves_the_successors_lock_alone(manager: SmartGpuLockMa
     assert not raw.exists("gpu_lock:0")
 
 
+def test_each_run_of_a_task_releases_its_own(manager: SmartGpuLockManager, raw: Any) -> None:
+    gpu.configure(lock_timeout=0.2, heartbeat=False)
+    assert manager.acquire_lock("task-7", "gpu_lock:0")
+    gpu.configure()
+
+    def redelivered() -> None:
+        assert manager.acquire_lock("task-7", "gpu_lock:0", max_wait_time=5)
+        assert manager.release_lock("task-7", "gpu_lock:0") is True, "its own, not the one that is over"
+
+    Background(redelivered).join()
+    assert not raw.exists("gpu_lock:0")
+    assert manager.release_lock("task-7", "gpu_lock:0") is False
+
+
 def test_a_forked_child_has_no_part_in_it(manager: SmartGpuLockManager, raw: Any) -> None:
     assert manager.acquire_lock("task-1", "gpu_lock:0")
     # As if another thread were at it.

@@ -12,7 +12,7 @@ import trustme
 from conftest import Background, Server, free_port, until
 
 import leasehold
-from leasehold import StoreUnavailable
+from leasehold import InvalidArgument, StoreUnavailable
 from leasehold.compat import Lock
 
 SECRET = "hunter2-canary"
@@ -57,7 +57,7 @@ def test_locks_over_tls(encrypted: Encrypted) -> None:
 def test_a_server_that_nobody_vouches_for_is_refused(encrypted: Encrypted, tmp_path: Path) -> None:
     strangers = tmp_path / "strangers.pem"
     trustme.CA().cert_pem.write_to_path(str(strangers))
-    with pytest.raises(StoreUnavailable) as refused:
+    with pytest.raises(InvalidArgument) as refused:
         leasehold.connect(encrypted.url(strangers))
     assert SECRET not in str(refused.value) and "certificate" in str(refused.value)
 
