@@ -14,9 +14,13 @@ The same object works in asyncio::
 A client is for the whole process: threads, event loops and greenlets share it, and a forked child that
 finds it makes a connection of its own. Renewals and waiting are the work of a native thread, which no Python
 code can hold up.
+
+``leasehold.gpu`` is for GPUs, ``leasehold.celery`` for Celery tasks, ``leasehold.task_lock`` for modules that guard tasks
+by key, ``leasehold.compat`` for programs with redis-py's locks. :func:`configure` names the configuration file.
 """
 
 from ._client import Client, connect, connect_async
+from ._config import configure
 from ._errors import (
     ClientClosed,
     InvalidArgument,
@@ -57,6 +61,7 @@ __all__ = [
     "Statistics",
     "StoreUnavailable",
     "Waiter",
+    "configure",
     "connect",
     "connect_async",
     "current_fence",

@@ -10,12 +10,13 @@ from types import TracebackType
 from typing import Any
 
 from . import _native
+from ._config import Path, load, this_file
 from ._errors import LockNotAcquired
 from ._info import Evicted, LockInfo, Statistics
 from ._lock import Guard, Lock, OnLost, OnUnavailable
 from ._once import Claim, Once
 from ._pool import Pool
-from ._times import Seconds, optional_seconds, seconds
+from ._times import Seconds, optional_seconds, optional_text, seconds, text
 from ._waiting import wait as _wait
 from ._waiting import wait_async
 
@@ -29,23 +30,28 @@ def connect(
     namespace: str | None = None,
     owner: str | None = None,
     ttl: Seconds | None = None,
-    on_unavailable: OnUnavailable = "closed",
+    on_unavailable: OnUnavailable | None = None,
     answer_within: Seconds | None = None,
     patience: Seconds | None = None,
+    config: Path | None = None,
     lazy: bool = False,
 ) -> Client:
-    """Opens a store.
+    """Opens a store. What is left out is as configured: by ``LEASEHOLD_…`` in the environment, else by a file, else
+    as said here.
 
-    :param url: ``sqlite:`` (the default file), ``sqlite:PATH``, ``redis://[user:password@]host[:port][/db]`` or
-        ``memory:``. Left out: ``LEASEHOLD_STORE``, else the default SQLite file, as the command does it.
-    :param namespace: sets names apart from those of others; ``leasehold`` unless ``LEASEHOLD_NAMESPACE`` says
-        otherwise. Names that begin with ``gpu_lock:`` or ``task_lock:`` are the same in all of them.
+    :param url: ``sqlite:`` (the default file), ``sqlite:PATH``, ``redis://[user:password@]host[:port][/db]``,
+        ``rediss://…`` (TLS) or ``memory:``. Left out: ``LEASEHOLD_STORE``, else the default SQLite file, as the command
+        does it.
+    :param namespace: sets names apart from those of others; ``leasehold`` by default. Names that begin with
+        ``gpu_lock:`` or ``task_lock:`` are the same in all of them.
     :param owner: what people read who ask for the holder; the program's name by default.
     :param ttl: the lease of a lock that names none: 30 s by default.
     :param on_unavailable: what happens to work when the store cannot be reached: ``"closed"``, it fails;
         ``"open"``, it goes on without protection, with a warning and an entry in the journal.
     :param answer_within: how long one request may go unanswered: 2 s by default.
     :param patience: how long a waiter goes on while the store cannot be reached: 10 s by default.
+    :param config: a YAML file with any of these and more; left out, the one of :func:`leasehold.configure`, else the one
+        that ``LEASEHOLD_CONFIG`` names.
     :param lazy: connect with the first call, not now: for a client that is made before its server is there. Until
         it is, calls raise :class:`StoreUnavailable`, or go on as `on_unavailable` says.
     :raises StoreUnavailable: when the store cannot be used.
@@ -55,7 +61,7 @@ def connect(
     ...     client.is_locked("order:42")
     False
     """
-    client = Client(url, namespace, owner, ttl, on_unavailable, answer_within, patience)
+    client = Client(url, namespace, owner, ttl, on_unavailable, answer_within, patience, this_file(config))
     if not lazy:
         _wait(client._native.connect())
     return client
@@ -67,12 +73,13 @@ async def connect_async(
     namespace: str | None = None,
     owner: str | None = None,
     ttl: Seconds | None = None,
-    on_unavailable: OnUnavailable = "closed",
+    on_unavailable: OnUnavailable | None = None,
     answer_within: Seconds | None = None,
     patience: Seconds | None = None,
+    config: Path | None = None,
 ) -> Client:
     """As :func:`connect`, without holding up the event loop."""
-    client = Client(url, namespace, owner, ttl, on_unavailable, answer_within, patience)
+    client = Client(url, namespace, owner, ttl, on_unavailable, answer_within, patience, this_file(config))
     await wait_async(client._native.connect())
     return client
 
@@ -93,20 +100,28 @@ class Client:
         namespace: str | None,
         owner: str | None,
         ttl: Seconds | None,
-        on_unavailable: OnUnavailable,
+        on_unavailable: OnUnavailable | None,
         answer_within: Seconds | None,
         patience: Seconds | None,
+        config: str | None,
+        gpu: bool = False,
+        said: tuple[tuple[str, str], ...] = (),
     ) -> None:
+        read = load(config, said)
+        #: What another process needs to make the same.
         self._terms = (
-            url if url is not None else os.environ.get("LEASEHOLD_STORE") or "sqlite:",
-            namespace if namespace is not None else os.environ.get("LEASEHOLD_NAMESPACE") or None,
-            owner if owner is not None else _this_program(),
-            optional_seconds(ttl),
+            optional_text("url", url),
+            optional_text("namespace", namespace),
+            text("owner", owner) if owner is not None else read.said("owner") or _this_program(),
+            optional_seconds("ttl", ttl),
             on_unavailable,
-            optional_seconds(answer_within),
-            optional_seconds(patience),
+            optional_seconds("answer_within", answer_within),
+            optional_seconds("patience", patience),
+            config,
+            gpu,
+            said,
         )
-        self._native = _native.Client(*self._terms)
+        self._native = _native.Client(read, gpu, *self._terms[:7])
 
     @property
     def store(self) -> str | None:
@@ -221,7 +236,7 @@ class Client:
         >>> client.release_token("deploy", token)
         True
         """
-        times = optional_seconds(ttl), optional_seconds(wait)
+        times = optional_seconds("ttl", ttl), optional_seconds("wait", wait)
         fence: int | None = _wait(self._native.acquire_token(name, token, *times, fenced, owner))
         return fence
 
@@ -236,7 +251,7 @@ class Client:
         owner: str | None = None,
     ) -> int | None:
         """As :meth:`acquire_token`."""
-        times = optional_seconds(ttl), optional_seconds(wait)
+        times = optional_seconds("ttl", ttl), optional_seconds("wait", wait)
         fence: int | None = await wait_async(self._native.acquire_token(name, token, *times, fenced, owner))
         return fence
 
@@ -245,11 +260,11 @@ class Client:
 
         :raises LockLost: when it is not that token's (any more).
         """
-        _wait(self._native.renew_token(name, token, optional_seconds(ttl)))
+        _wait(self._native.renew_token(name, token, optional_seconds("ttl", ttl)))
 
     async def renew_token_async(self, name: str, token: str, ttl: Seconds | None = None) -> None:
         """As :meth:`renew_token`."""
-        await wait_async(self._native.renew_token(name, token, optional_seconds(ttl)))
+        await wait_async(self._native.renew_token(name, token, optional_seconds("ttl", ttl)))
 
     def release_token(self, name: str, token: str) -> bool:
         """Releases a lock by its token, wherever it was taken. ``False``: it is not that token's (any more), and
@@ -259,6 +274,19 @@ class Client:
     async def release_token_async(self, name: str, token: str) -> bool:
         """As :meth:`release_token`."""
         return bool(await wait_async(self._native.release_token(name, token)))
+
+    def release_value(self, name: str, value: str, *, reason: str = "normal") -> bool:
+        """Gives back a lock that another kind of client wrote into Redis as a plain value, such as
+        ``locked_by_<task>``: compared with the whole value and done in one step, and whoever waits gets it. ``False``:
+        it is not held by that value (any more), and nothing was touched.
+
+        For services that share a lock with older ones during a migration; its name is the key where the namespace is
+        ``""`` or the name begins with ``gpu_lock:`` or ``task_lock:``."""
+        return bool(_wait(self._native.release_value(name, value, reason)))
+
+    async def release_value_async(self, name: str, value: str, *, reason: str = "normal") -> bool:
+        """As :meth:`release_value`."""
+        return bool(await wait_async(self._native.release_value(name, value, reason)))
 
     def info(self, name: str) -> LockInfo:
         """Who holds a lock and who waits for it."""
@@ -384,11 +412,11 @@ class Client:
         >>> client.claim("req-1", "job-b", lease=60)
         Claim(created=False, value='job-a')
         """
-        return Claim(**json.loads(_wait(_native.claim(self._native, id, json.dumps(value), seconds(lease)))))
+        return Claim(**json.loads(_wait(_native.claim(self._native, id, json.dumps(value), seconds("lease", lease)))))
 
     async def claim_async(self, id: str, value: Any, *, lease: Seconds) -> Claim:
         """As :meth:`claim`."""
-        return Claim(**json.loads(await wait_async(_native.claim(self._native, id, json.dumps(value), seconds(lease)))))
+        return Claim(**json.loads(await wait_async(_native.claim(self._native, id, json.dumps(value), seconds("lease", lease)))))
 
     def statistics(self) -> Statistics:
         """What this process counted with this client."""

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ._client import Client
-from ._errors import LeaseholdError, LockNotAcquired, NotEvicted
+from ._errors import LeaseholdError, LockNotAcquired
 from ._gpu_held import inside
 from ._gpu_settings import client_of, settings
 from ._info import LockInfo
@@ -67,7 +67,6 @@ class SmartGpuLockManager:
     def _begin_anew(self) -> None:
         self._lock = threading.Lock()
         self._leases: dict[tuple[str, str], list[_Lease]] = {}
-        self._violations = 0
         self._failures = 0
 
     @property
@@ -113,7 +112,7 @@ class SmartGpuLockManager:
             if lease is not None:
                 released = lease.guard.is_valid if lease.is_inner else lease.guard.release()
             else:
-                released = self._release_plain(task_name, lock_key, reason)
+                released = self.client.release_value(lock_key, _plain_value(task_name), reason=reason)
         except LeaseholdError as problem:
             log.error("%s of %s was not released (%s): %s", lock_key, task_name, reason, problem, exc_info=True)
             if lease is None:
@@ -138,7 +137,6 @@ class SmartGpuLockManager:
     def get_statistics(self) -> dict[str, Any]:
         """What this process counted, and what it holds: ``active_locks``, lock → task."""
         counted = asdict(self.client.statistics())
-        counted["ownership_violations"] += self._violations
         counted["normal_release_failures"] += self._failures
         with self._lock:
             counted["active_locks"] = {
@@ -197,16 +195,6 @@ class SmartGpuLockManager:
                 del self._leases[(task_name, lock_key)]
             return lease
 
-    def _release_plain(self, task_name: str, lock_key: str, reason: str) -> bool:
-        try:
-            # One request: the store compares the holder with the value an older client would have written.
-            if self.client.evict(lock_key, _plain_holder(task_name), force=True, reason=reason).released:
-                return True
-        except NotEvicted:
-            pass
-        self._violations += 1
-        return False
-
 
 _managers: weakref.WeakSet[SmartGpuLockManager] = weakref.WeakSet()
 
@@ -220,10 +208,14 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
+def _plain_value(task_name: str) -> str:
+    """What an older client writes."""
+    return f"locked_by_{task_name}"
+
+
 def _plain_holder(task_name: str) -> str:
-    """The holder id of an older client's value: the beginning of its SHA-1."""
-    value = f"locked_by_{task_name}".encode()
-    return hashlib.sha1(value, usedforsecurity=False).hexdigest()[:12]
+    """The holder id of such a value: the beginning of its SHA-1."""
+    return hashlib.sha1(_plain_value(task_name).encode(), usedforsecurity=False).hexdigest()[:12]
 
 
 def _health(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Literal, TypeAlias, cast
 
-from ._client import Client, connect
+from . import _native
+from ._client import Client
+from ._config import Path, load, this_file, when_configured
 from ._errors import InvalidArgument
 from ._times import Seconds, seconds
 
@@ -21,13 +24,16 @@ class Heartbeat:
 
     #: Off: a lease lasts ``lock_timeout``, whatever its holder does.
     enabled: bool = True
+    #: A lease is renewed at least this often.
+    interval: float = 60.0
     #: No renewing lease is longer than this: a holder that died is rid of its GPU by then.
     timeout: float = 300.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The section ``gpu_lock`` of the configuration, as far as it is Python's."""
+    """The section ``gpu_lock`` of the configuration, as far as a request goes by it. The rest of it is the client's:
+    how it polls, renews and releases."""
 
     #: How long a request waits; a long task says more in its own call.
     max_wait_time: float = 300.0
@@ -38,6 +44,13 @@ class Settings:
     scope: Scope = "shared"
     #: How many GPUs there are; ``None``: as ``CUDA_VISIBLE_DEVICES`` says.
     gpus: int | None = None
+
+    @classmethod
+    def of(cls, config: _native.Config, gpus: int | None) -> Settings:
+        """As configured."""
+        heartbeat = Heartbeat(config.gpu_heartbeat_enabled, config.gpu_heartbeat_interval, config.gpu_heartbeat_timeout)
+        scope = cast(Scope, config.gpu_scope)
+        return cls(config.gpu_max_wait_time, config.gpu_lock_timeout, heartbeat, scope, gpus)
 
     @property
     def ttl(self) -> float:
@@ -86,29 +99,48 @@ class _Configured:
         self.lock = threading.Lock()
         self.settings: Settings | None = None
         self.client: Client | None = None
+        #: The program named it.
+        self.client_is_given = False
+        self.file: str | None = None
+        self.said: tuple[tuple[str, str], ...] = ()
+        self.gpus: int | None = None
+
+    def forget(self) -> None:
+        """Another file is this process's now."""
+        with self.lock:
+            self.settings = None
+            if not self.client_is_given:
+                self.client = None
 
 
 _configured = _Configured()
+when_configured(_configured.forget)
 os.register_at_fork(after_in_child=lambda: setattr(_configured, "lock", threading.Lock()))
 
 
 def configure(
     client: Client | str | None = None,
     *,
+    config: Path | None = None,
     max_wait_time: Seconds | None = None,
     lock_timeout: Seconds | None = None,
     heartbeat: Mapping[str, Any] | bool | None = None,
     scope: Scope | None = None,
     gpus: int | None = None,
 ) -> None:
-    """Says, once at the start, in which store GPU locks are kept and how they behave by default.
+    """Says, once at the start, in which store GPU locks are kept and how they behave by default. What is left out is
+    as the section ``gpu_lock`` of the configuration has it: ``LEASEHOLD_GPU_LOCK_…`` in the environment, else the
+    file, else as said here.
 
     :param client: a client, or the URL of a store. Left out: ``LEASEHOLD_STORE``, else the default SQLite file
-        of this machine.
+        of this machine. A client goes on as it was made: how GPU locks poll, renew and are released
+        (``poll_interval``, ``exception_handling``…) is for one that is made here, of a URL.
+    :param config: a YAML file; left out, the one of :func:`leasehold.configure`, else the one that
+        ``LEASEHOLD_CONFIG`` names.
     :param max_wait_time: how long a request waits: 300 s unless said. A long task says more in its own call.
     :param lock_timeout: the lease of a holder without a heartbeat: 600 s unless said.
-    :param heartbeat: ``{"enabled": True, "timeout": 300}``; ``False`` switches it off. With one, the lease is
-        at most the time-out and renewed for as long as the holder lives.
+    :param heartbeat: ``{"enabled": True, "interval": 60, "timeout": 300}``; ``False`` switches it off. With one, the
+        lease is at most the time-out and renewed for as long as the holder lives.
     :param scope: ``"shared"``: GPU 0 is ``gpu_lock:0`` for everybody who uses the store. ``"host"``: it is
         ``gpu_lock:<host>:0``, for fleets in which every machine has a GPU 0 of its own.
     :param gpus: how many GPUs there are, for ``gpu="any"``.
@@ -116,28 +148,33 @@ def configure(
 
     >>> configure("memory:", max_wait_time=60, gpus=2)
     """
-    new = _from_environment()
+    said: list[tuple[str, str]] = []
     if max_wait_time is not None:
-        new = replace(new, max_wait_time=_at_least("max_wait_time", seconds(max_wait_time), 0))
+        said.append(("gpu_lock.max_wait_time", repr(seconds("max_wait_time", max_wait_time))))
     if lock_timeout is not None:
-        new = replace(new, lock_timeout=_at_least("lock_timeout", seconds(lock_timeout), 0.05))
+        said.append(("gpu_lock.lock_timeout", repr(seconds("lock_timeout", lock_timeout))))
     if heartbeat is not None:
-        new = replace(new, heartbeat=_heartbeat(heartbeat))
+        given = {"enabled": heartbeat} if isinstance(heartbeat, bool) else heartbeat
+        said.extend((f"gpu_lock.heartbeat.{key}", _written(value)) for key, value in given.items())
     if scope is not None:
-        new = replace(new, scope=_scope(scope))
+        said.append(("gpu_scope", scope))
+    new = Settings.of(load(config, said), gpus)
     if gpus is not None:
         new.members(gpus)
-        new = replace(new, gpus=gpus)
     with _configured.lock:
         _configured.settings = new
+        _configured.file, _configured.said, _configured.gpus = this_file(config), tuple(said), gpus
         if client is not None:
-            _configured.client = client if isinstance(client, Client) else connect(client, lazy=True)
+            _configured.client = client if isinstance(client, Client) else _connect(client)
+            _configured.client_is_given = True
+        elif not _configured.client_is_given:
+            _configured.client = None
 
 
 def settings() -> Settings:
     """What was configured, or else the defaults."""
     if _configured.settings is None:
-        _configured.settings = _from_environment()
+        _configured.settings = Settings.of(load(_configured.file, _configured.said), _configured.gpus)
     return _configured.settings
 
 
@@ -146,32 +183,18 @@ def client_of(store: Callable[[], str] | None = None) -> Client:
     if _configured.client is None:
         with _configured.lock:
             if _configured.client is None:
-                _configured.client = connect(None if store is None else store(), lazy=True)
+                _configured.client = _connect(None if store is None else store())
     return _configured.client
 
 
-def _from_environment() -> Settings:
-    scope = os.environ.get("LEASEHOLD_GPU_SCOPE")
-    return Settings(scope=_scope(scope)) if scope else Settings()
+def _connect(url: str | None) -> Client:
+    """A client on the terms of GPU locks, which connects with its first call."""
+    file, said = _configured.file or this_file(), _configured.said
+    return Client(url, None, None, None, None, None, None, file, True, said)
 
 
-def _heartbeat(given: Mapping[str, Any] | bool) -> Heartbeat:
-    if isinstance(given, bool):
-        return Heartbeat(enabled=given)
-    unknown = set(given) - {"enabled", "timeout"}
-    if unknown:
-        raise InvalidArgument(f"heartbeat: {sorted(unknown)[0]!r} is not known: there are 'enabled' and 'timeout'")
-    timeout = _at_least("heartbeat.timeout", seconds(given.get("timeout", Heartbeat.timeout)), 0.05)
-    return Heartbeat(bool(given.get("enabled", True)), timeout)
-
-
-def _scope(given: str) -> Scope:
-    if given in ("shared", "host"):
-        return cast(Scope, given)
-    raise InvalidArgument(f'scope: {given!r} is neither "shared" nor "host"')
-
-
-def _at_least(what: str, given: float, least: float) -> float:
-    if not given >= least:
-        raise InvalidArgument(f"{what}: {given} is not a number of seconds, {least} or more")
-    return given
+def _written(value: Any) -> str:
+    """As the file would have it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value.total_seconds()) if isinstance(value, timedelta) else str(value)

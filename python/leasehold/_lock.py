@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable, Generator
 from contextvars import ContextVar
 from datetime import datetime, timedelta, timezone
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from . import _native
 from ._errors import InvalidArgument, LeaseholdError, LockLost
-from ._times import Seconds, optional_seconds, seconds
+from ._times import Seconds, optional_seconds, optional_text, seconds, text
 from ._waiting import Letters, wait, wait_async
 
 OnLost: TypeAlias = Literal["cancel", "continue"]
@@ -61,7 +61,7 @@ class Lost:
 
     def wait(self, timeout: Seconds | None = None) -> bool:
         """Waits for the loss, at most so long, and says whether there was one. A release ends the waiting."""
-        return wait(self._guard.lost(optional_seconds(timeout))) is not None
+        return wait(self._guard.lost(optional_seconds("timeout", timeout))) is not None
 
     def __await__(self) -> Generator[Any, None, str | None]:
         """Waits for the loss and says why; ``None`` when the lock was released first."""
@@ -158,11 +158,11 @@ class Guard:
         :raises LockLost: when the lease is over.
         :raises StoreUnavailable: when there was no answer; the lease is as valid as before.
         """
-        wait(self._native.extend(seconds(ttl)))
+        wait(self._native.extend(seconds("ttl", ttl)))
 
     async def extend_async(self, ttl: Seconds) -> None:
         """As :meth:`extend`."""
-        await wait_async(self._native.extend(seconds(ttl)))
+        await wait_async(self._native.extend(seconds("ttl", ttl)))
 
     def release(self) -> bool:
         """Gives the lock back. ``True``: it was ours until now. ``False``: it was not ours any more, and
@@ -222,6 +222,13 @@ class Guard:
             return LockLost(f"the lease on {self.name!r} was released", self.name, reason)
         return LockLost(f"the lease on {self.name!r} was lost: {_WHY.get(reason, reason)}", self.name, reason)
 
+    def __reduce__(self) -> NoReturn:
+        # Two of them would both release it; and another process holds nothing.
+        raise TypeError(
+            "a guard belongs to the process that acquired the lock and is neither copied nor pickled: hand on its name, "
+            "or lease it by a token (acquire_token)"
+        )
+
     def __repr__(self) -> str:
         held = "held" if self._native.is_held else "not held"
         return f"<leasehold.Guard {self.name!r} {held}, holder {self.holder_id}, fence {self.fence}>"
@@ -278,13 +285,13 @@ class Lock:
         if on_lost not in ("cancel", "continue"):
             raise InvalidArgument(f'on_lost: {on_lost!r} is neither "cancel" nor "continue"')
         self._client = client
-        self._name = name
-        self._ttl = optional_seconds(ttl)
-        self._wait = optional_seconds(wait)
+        self._name = text("name", name)
+        self._ttl = optional_seconds("ttl", ttl)
+        self._wait = optional_seconds("wait", wait)
         self._renew = renew
-        self._max_hold = optional_seconds(max_hold)
+        self._max_hold = optional_seconds("max_hold", max_hold)
         self._fenced = fenced
-        self._owner = owner
+        self._owner = optional_text("owner", owner)
         self._on_lost: OnLost = on_lost
         self._on_unavailable = on_unavailable
         #: What was entered and not left yet, by whomever.
@@ -370,6 +377,9 @@ class Lock:
                 entered = self._open.pop(at)
                 return entered.guard, entered.watch
         raise RuntimeError(f"the lock {self._name!r} is left, but was not entered")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a lock is its client's and is not pickled: pickle the client, and ask it for the lock there")
 
     def __repr__(self) -> str:
         return f"<leasehold.Lock {self._name!r}>"

@@ -61,10 +61,10 @@ class Once:
         # Sorted: the same payload must come out the same each time.
         asked_with = None if payload is None else json.dumps(payload, sort_keys=True).encode()
         self._terms = (
-            optional_seconds(keep),
+            optional_seconds("keep", keep),
             asked_with,
-            optional_seconds(ttl),
-            optional_seconds(wait),
+            optional_seconds("ttl", ttl),
+            optional_seconds("wait", wait),
             owner,
         )
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from . import _native
-from ._errors import LockLost
+from ._errors import InvalidArgument, LockLost
 from ._info import LockInfo
 from ._lock import Guard, Watch, _released
-from ._times import Seconds, optional_seconds
+from ._times import Seconds, optional_seconds, text
 from ._waiting import wait, wait_async
 
 
@@ -33,9 +33,14 @@ class Pool:
     def __init__(self, client: _native.Client, name: str, members: Iterable[int]) -> None:
         self._client = client
         #: What its members' names begin with.
-        self.name = name
+        self.name = text("name", name)
+        if not isinstance(members, Iterable):
+            raise InvalidArgument(f"members: {members!r} is not several numbers, such as range(4)")
         #: The numbers of its members.
         self.members = tuple(members)
+        for member in self.members:
+            if not (isinstance(member, int) and 0 <= member < 2**32):
+                raise InvalidArgument(f"members: {member!r} is not the number of a member, 0 or more")
 
     def acquire(
         self,
@@ -86,10 +91,10 @@ class PoolRequest:
         self._pool = pool
         self._terms = (
             k,
-            optional_seconds(ttl),
-            optional_seconds(wait),
+            optional_seconds("ttl", ttl),
+            optional_seconds("wait", wait),
             renew,
-            optional_seconds(max_hold),
+            optional_seconds("max_hold", max_hold),
             owner,
         )
         self._permit: Permit | None = None

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -43,6 +42,7 @@ from celery.exceptions import Ignore
 
 from . import gpu
 from ._client import Client, connect
+from ._config import load
 from ._errors import InvalidArgument, LockNotAcquired, NotEvicted, StoreUnavailable
 from ._gpu_manager import SmartGpuLockManager
 from ._gpu_settings import client_of, this_host
@@ -114,7 +114,7 @@ class LockedTask(Task):  # type: ignore[misc]
                 return self._not_now(task_id, held)
             except StoreUnavailable as gone:
                 if self.when_held == "retry":
-                    raise self.retry(exc=gone, countdown=seconds(self.lock_countdown)) from gone
+                    raise self.retry(exc=gone, countdown=seconds("lock_countdown", self.lock_countdown)) from gone
                 raise
             return self.run(*args, **{**kwargs, **told})
 
@@ -185,7 +185,7 @@ class LockedTask(Task):  # type: ignore[misc]
 
     def _not_now(self, task_id: str, held: LockNotAcquired) -> Any:
         if self.when_held == "retry":
-            raise self.retry(exc=held, countdown=seconds(self.lock_countdown))
+            raise self.retry(exc=held, countdown=seconds("lock_countdown", self.lock_countdown))
         if self.when_held == "wait":
             raise held
         label, holder = self._label(task_id), held.holder.owner if held.holder is not None else None
@@ -260,7 +260,7 @@ class GpuTask(LockedTask):
     def _max_wait(self) -> float | None:
         if self.when_held != "wait":
             return 0.0
-        return None if self.max_wait_time is None else seconds(self.max_wait_time)
+        return None if self.max_wait_time is None else seconds("max_wait_time", self.max_wait_time)
 
     def _lock_names(self, task_id: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
         if self.gpu != "any":
@@ -354,15 +354,18 @@ def _client_of(store: str) -> Client:
 
 def _store(app: Any) -> str:
     """Where the locks of an app's tasks are kept."""
-    told = app.conf.get("leasehold_store") or os.environ.get("LEASEHOLD_STORE")
+    told = app.conf.get("leasehold_store")
     if told:
         return str(told)
+    config = load()
+    if config.said("store") is not None:
+        return config.store
     broker = app.conf.broker_write_url or app.conf.broker_url
     if isinstance(broker, str) and broker.startswith("redis://") and ";" not in broker:
         return broker.partition("?")[0]
     # Not the file of this machine: workers on others would take no notice.
     raise InvalidArgument(
-        'it is not known where the locks are kept: set app.conf.leasehold_store = "redis://…", or LEASEHOLD_STORE'
+        'it is not known where the locks are kept: set app.conf.leasehold_store = "redis://…", LEASEHOLD_STORE, or `store` in the configuration'
     )
 
 

@@ -96,8 +96,8 @@ def gpu_lock(
         raise InvalidArgument("gpu_lock is a decorator with arguments: write @gpu_lock() or @gpu_lock(gpu_id=0)")
     if gpu not in (None, "any"):
         raise InvalidArgument(f'gpu: {gpu!r} is not "any"; a certain one is named by gpu_id')
-    wait = None if max_wait_time is None else seconds(max_wait_time)
-    ttl = None if lock_timeout is None else seconds(lock_timeout)
+    wait = None if max_wait_time is None else seconds("max_wait_time", max_wait_time)
+    ttl = None if lock_timeout is None else seconds("lock_timeout", lock_timeout)
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)

@@ -31,14 +31,15 @@ import os
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 from . import _native
 from ._client import Client, connect
+from ._config import Path, load
 from ._errors import LeaseholdError, LockLost, LockNotAcquired, NotEvicted, StoreUnavailable
 from ._info import LockInfo
 from ._lock import Guard, OnUnavailable
-from ._times import Seconds, seconds
+from ._times import Seconds, seconds, text
 from ._waiting import wait as _wait
 from ._waiting import wait_async
 
@@ -122,7 +123,8 @@ def configure(
     client: Client | None = None,
     namespace: str | None = None,
     owner: str | None = None,
-    on_unavailable: OnUnavailable = "open",
+    on_unavailable: OnUnavailable | None = None,
+    config: Path | None = None,
 ) -> None:
     """Says where the locks of this process's tasks are; to be called before the first of them.
 
@@ -130,15 +132,17 @@ def configure(
         is for the workers of one machine. ``REDIS_URL`` is not read: workers on different stores do not exclude
         each other, so the store is always said.
     :param client: a client to use instead of a URL.
-    :param on_unavailable: ``"open"``: tasks go on without a lock when the store is down; ``"closed"``: they get
-        :class:`~leasehold.StoreUnavailable`.
+    :param on_unavailable: ``"open"`` (unless it is configured otherwise): tasks go on without a lock when the store is
+        down; ``"closed"``: they get :class:`~leasehold.StoreUnavailable`.
+    :param config: as for :func:`leasehold.connect`.
 
     >>> configure("memory:", on_unavailable="closed")
     """
     global _settings
+    policy = on_unavailable or cast("OnUnavailable", load(config).said("on_unavailable") or "open")
     if client is None:
-        client = connect(url, namespace=namespace, owner=owner, on_unavailable=on_unavailable, lazy=True)
-    _settings = _Settings(client, on_unavailable)
+        client = connect(url, namespace=namespace, owner=owner, on_unavailable=policy, config=config, lazy=True)
+    _settings = _Settings(client, policy)
 
 
 def acquire_task_lock(
@@ -289,7 +293,7 @@ def check_stale_locks(over: Seconds = STALE_AFTER) -> list[TaskLockInfo]:
     >>> [lock["key"] for lock in check_stale_locks()]
     ['task_lock:5']
     """
-    stale = [lock for lock in list_all_task_locks() if lock["ttl"] > seconds(over) or lock["ttl"] == -1]
+    stale = [lock for lock in list_all_task_locks() if lock["ttl"] > seconds("over", over) or lock["ttl"] == -1]
     for lock in stale:
         ends = "has no end" if lock["ttl"] == -1 else f"ends only in {lock['ttl']} s"
         log.warning("%s may be stuck: it is held by %s and %s", lock["key"], lock["holder"], ends)
@@ -479,7 +483,7 @@ class _Run:
 
 def _configured() -> _Settings:
     if _settings is None:
-        if os.environ.get("REDIS_URL") and not os.environ.get("LEASEHOLD_STORE"):
+        if os.environ.get("REDIS_URL") and load().said("store") is None:
             log.warning(
                 "REDIS_URL is set, and is not read: the locks of tasks are in the default SQLite file of this machine. "
                 "Set LEASEHOLD_STORE, or call leasehold.task_lock.configure(url)"
@@ -500,7 +504,7 @@ def _native_client() -> _native.Client:
 def _acquire(key: str, timeout: Seconds, wait: Seconds, renew: bool, owner: str | None) -> _native.Call:
     settings = _configured()
     return settings.client._native.acquire(
-        key, seconds(timeout), seconds(wait), renew, None, True, owner, settings.on_unavailable
+        text("key", key), seconds("timeout", timeout), seconds("wait", wait), renew, None, True, owner, settings.on_unavailable
     )
 
 

@@ -5,16 +5,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use leasehold::config::{Setting, StoreUrl};
 use leasehold::store::sqlite::Forking;
 use leasehold::{
     EvictMode, Evicted, EvictedView, Fence, HolderId, KeySpace, LockInfo, LockManager, LockName, LockRequest, LockView,
-    Namespace, OnUnavailable, Once, Options, Owner, Permits, PoolRequest, RawPattern, Token, Ttl,
+    Namespace, OnUnavailable, Once, Options, Owner, Permits, PoolRequest, Token, Ttl,
 };
 use pyo3::prelude::*;
 use tokio::sync::OnceCell;
 
 use crate::answer::Answer;
 use crate::call::{Call, Outcome};
+use crate::config::Config;
 use crate::engine::{Process, forked};
 use crate::failure::{Failure, json};
 
@@ -22,20 +24,27 @@ use crate::failure::{Failure, json};
 #[derive(Clone)]
 struct Terms {
     url: String,
+    /// As configured; the rest is what was said beside that.
+    configured: Options,
     keys: KeySpace,
     owner: String,
     ttl: Option<Duration>,
-    on_unavailable: OnUnavailable,
+    on_unavailable: Option<OnUnavailable>,
     answer_within: Option<Duration>,
     patience: Option<Duration>,
 }
 
 impl Terms {
+    /// The store, without its secrets.
+    fn shown(&self) -> String {
+        StoreUrl::parse(&self.url).map_or_else(|_| String::from("a store"), |url| url.show())
+    }
+
     fn options(&self) -> Result<Options, Failure> {
-        let mut options = Options::default();
+        let mut options = self.configured.clone();
         options.keys = self.keys.clone();
         options.owner = Owner::named(&self.owner)?;
-        options.on_unavailable = self.on_unavailable;
+        options.on_unavailable = self.on_unavailable.unwrap_or(options.on_unavailable);
         if let Some(ttl) = self.ttl {
             options.ttl = Ttl::new(ttl)?;
         }
@@ -148,7 +157,7 @@ impl Client {
     /// The connection of this process.
     pub(crate) fn connection(&self) -> Result<Arc<Connection>, Failure> {
         let mut connection = lock(&self.connection);
-        let Some(current) = &*connection else { return Err(Failure::Closed { store: self.terms.url.clone() }) };
+        let Some(current) = &*connection else { return Err(Failure::Closed { store: self.terms.shown() }) };
         if current.process.is_this() {
             return Ok(current.clone());
         }
@@ -171,25 +180,29 @@ impl Client {
 #[pymethods]
 impl Client {
     #[new]
-    #[pyo3(signature = (url, namespace, owner, ttl, on_unavailable, answer_within, patience))]
+    #[pyo3(signature = (config, gpu, url, namespace, owner, ttl, on_unavailable, answer_within, patience))]
     #[expect(clippy::too_many_arguments, reason = "Python gives them names")]
     fn new(
         py: Python<'_>,
-        url: String,
+        config: &Config,
+        gpu: bool,
+        url: Option<String>,
         namespace: Option<String>,
         owner: String,
         ttl: Option<f64>,
-        on_unavailable: &str,
+        on_unavailable: Option<&str>,
         answer_within: Option<f64>,
         patience: Option<f64>,
     ) -> PyResult<Self> {
         let read = || -> Result<Terms, Failure> {
+            let config = &config.read;
             Ok(Terms {
-                url,
-                keys: keys(namespace)?,
+                url: url.unwrap_or_else(|| config.store.reveal().to_owned()),
+                configured: if gpu { config.gpu_options() } else { config.options() },
+                keys: namespace.map_or_else(|| Ok(config.keys.clone()), |namespace| keys(namespace, &config.keys))?,
                 owner,
                 ttl: ttl.map(|ttl| lease("ttl", ttl)).transpose()?,
-                on_unavailable: policy(on_unavailable)?,
+                on_unavailable: on_unavailable.map(policy).transpose()?,
                 answer_within: answer_within.map(|s| span("answer_within", s)).transpose()?,
                 patience: patience.map(|s| span("patience", s)).transpose()?,
             })
@@ -281,6 +294,11 @@ impl Client {
     fn release_token(&self, py: Python<'_>, name: String, token: &str) -> PyResult<Call> {
         let token = Token::parse(token).map_err(|invalid| Failure::from(invalid).raise(py))?;
         self.call(py, async move |locks| Ok(Answer::Bool(locks.release_token_and_tell(name, &token).await?)))
+    }
+
+    /// A call that gives back what another kind of client wrote as a plain value: whether it was that value's.
+    fn release_value(&self, py: Python<'_>, name: String, value: String, reason: String) -> PyResult<Call> {
+        self.call(py, async move |locks| Ok(Answer::Bool(locks.release_value(name, &value, &reason).await?)))
     }
 
     /// A call that says who holds a lock and who waits for it: a view, in JSON.
@@ -464,14 +482,10 @@ fn policy(text: &str) -> Result<OnUnavailable, Failure> {
     }
 }
 
-/// As the command's: `gpu_lock:*` and `task_lock:*` are raw names; without a namespace all are.
-fn keys(namespace: Option<String>) -> Result<KeySpace, Failure> {
-    let namespace = namespace.map_or_else(|| Ok(Namespace::default()), Namespace::new)?;
-    let raw = match namespace.as_str() {
-        "" => Vec::new(),
-        _ => ["gpu_lock:*", "task_lock:*"].map(|pattern| RawPattern::new(pattern).expect("a pattern")).into(),
-    };
-    Ok(KeySpace::new(namespace, raw)?)
+/// Raw names are raw in every namespace; without one all are.
+fn keys(namespace: String, configured: &KeySpace) -> Result<KeySpace, Failure> {
+    let raw = if namespace.is_empty() { Vec::new() } else { configured.raw().to_vec() };
+    Ok(KeySpace::new(Namespace::new(namespace)?, raw)?)
 }
 
 /// A fresh token, for a lease that is taken without a guard.

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `engine` | the thread, and how it is told from one that a fork left behind |
 //! | `call` | one question: waited for by a thread, or told to an event loop by its `Mailbox` |
+//! | `config` | what a file, the environment and the program say |
 //! | `client`, `guard`, `pool`, `once` | what Python holds |
 //! | `answer`, `failure` | what Python gets |
 //! | `log` | what the library has to say, for Python's `logging` |
@@ -16,6 +17,7 @@
 mod answer;
 mod call;
 mod client;
+mod config;
 mod engine;
 mod failure;
 mod guard;
@@ -32,6 +34,8 @@ mod _native {
     use super::call::{Call, Mailbox};
     #[pymodule_export]
     use super::client::{Client, after_fork_in_child, after_fork_in_parent, before_fork, close_all, new_token};
+    #[pymodule_export]
+    use super::config::Config;
     #[pymodule_export]
     use super::guard::Guard;
     #[pymodule_export]

@@ -40,15 +40,20 @@ def _journal(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 class Server:
     """A redis-server of our own, on a free port."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *more: str) -> None:
         self.directory = directory
+        self.more = more
         for _ in range(5):
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                self.port = free.getsockname()[1]
+            self.port = free_port()
             if self.start():
                 return
         raise AssertionError((directory / "server.log").read_text())
@@ -59,7 +64,7 @@ class Server:
         assert program, "redis-server is needed"
         arguments = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self.directory)]
         with open(self.directory / "server.log", "ab") as log:
-            self.process = subprocess.Popen([program, *arguments], stdout=log, stderr=log)
+            self.process = subprocess.Popen([program, *arguments, *self.more], stdout=log, stderr=log)
         self.redis = redis.Redis(port=self.port, protocol=2)
         return self._is_up()
 

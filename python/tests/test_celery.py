@@ -13,9 +13,11 @@ from typing import Any
 
 import celery_app
 import pytest
-from conftest import Server, until
+from conftest import Server, start_python, until
+from test_docs import ROOT, example
 
 import leasehold
+from leasehold._celery_request import LockedRequest
 
 HERE = Path(__file__).parent
 #: Celery's own machinery takes its time, on a machine that is busy.
@@ -26,16 +28,23 @@ class Worker:
     """A Celery worker in a process of its own."""
 
     def __init__(
-        self, server: Server, directory: Path, pool: str, concurrency: int, queue: str | None = None, **environment: str
+        self,
+        server: Server,
+        directory: Path,
+        pool: str,
+        concurrency: int,
+        queue: str | None = None,
+        app: Path = HERE / "celery_app.py",
+        visibility: str = "",
     ) -> None:
         self.log = directory / "worker.log"
         queue = queue or pool
-        command = [sys.executable, "-m", "celery", "-A", "celery_app", "worker", "--pool", pool]
+        command = [sys.executable, "-m", "celery", "-A", app.stem, "worker", "--pool", pool]
         command += ["-c", str(concurrency), "-n", f"{queue}@test", "-l", "INFO", "--without-gossip"]
         command += ["--without-mingle", "--without-heartbeat", "-Q", queue]
-        env = {**os.environ, "LEASEHOLD_TEST_BROKER": server.url, "C_FORCE_ROOT": "1", **environment}
+        told = {"LEASEHOLD_TEST_BROKER": server.url, "LEASEHOLD_TEST_VISIBILITY": visibility, "C_FORCE_ROOT": "1"}
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=env, cwd=HERE)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **told}, cwd=app.parent)
         self.wait_for(" ready.")
 
     def wait_for(self, text: str) -> None:
@@ -77,10 +86,10 @@ def store(broker: Server) -> Iterator[leasehold.Client]:
         yield client
 
 
-def worker_of(pool: str, concurrency: int, **environment: str) -> Any:
+def worker_of(pool: str, concurrency: int) -> Any:
     @pytest.fixture(scope="module", name=pool)
     def start(broker: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-        worker = Worker(broker, tmp_path_factory.mktemp("worker"), pool, concurrency, **environment)
+        worker = Worker(broker, tmp_path_factory.mktemp("worker"), pool, concurrency)
         yield worker
         worker.stop()
 
@@ -182,8 +191,71 @@ def test_held_is_skipped_waited_for_or_tried_again(prefork: Worker, tasks: Any, 
 
 
 def test_the_next_try_is_not_kept_out_by_the_last(prefork: Worker, tasks: Any) -> None:
-    results = [send(tasks.fails_once, f"retried-{n}") for n in range(10)]
-    assert [result.get(timeout=ANSWER) for result in results] == [f"retried-{n} is done" for n in range(10)]
+    results = [send(tasks.fails_once, f"retried-{n}") for n in range(2)]
+    assert [result.get(timeout=ANSWER) for result in results] == [f"retried-{n} is done" for n in range(2)]
+
+
+DIES_WITH_A_LOCK = """
+import os, signal, sys, leasehold
+guard = leasehold.connect(sys.argv[1]).lock(sys.argv[3], ttl=60, owner=sys.argv[2]).acquire()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_dead_process_held_is_taken_from_it_alone(tasks: Any, broker: Server, store: leasehold.Client) -> None:
+    task, owner = tasks.hold, "celery_app.hold[id-1]"
+    with start_python(DIES_WITH_A_LOCK, broker.url, owner, "task_lock:dead") as process:
+        process.wait(ANSWER)
+    assert store.is_locked("task_lock:dead")
+    for other in ((process.pid + 1, "id-1"), (process.pid, "id-2")):
+        task.release_after_death(*other, ("dead", 0), {})
+        assert store.is_locked("task_lock:dead"), "another's"
+    task.release_after_death(process.pid, "id-1", ("dead", 0), {})
+    assert not store.is_locked("task_lock:dead")
+    with store.lock("task_lock:dead", owner=owner) as successor:
+        task.release_after_death(process.pid, "id-1", ("dead", 0), {})
+        assert store.holder("task_lock:dead") is not None and successor.is_valid
+
+
+def test_a_dead_process_may_have_held_any_gpu(tasks: Any, broker: Server, store: leasehold.Client) -> None:
+    with start_python(DIES_WITH_A_LOCK, broker.url, "celery_app.on_any_gpu[id-1]", "gpu_lock:1") as process:
+        process.wait(ANSWER)
+    with store.lock("gpu_lock:0", wait=ANSWER):
+        tasks.on_any_gpu.release_after_death(process.pid, "id-1", (60,), {})
+        assert store.is_locked("gpu_lock:0") and not store.is_locked("gpu_lock:1")
+
+
+def test_nothing_is_taken_from_a_process_that_is_there() -> None:
+    released: list[int] = []
+
+    class Delivery:
+        _give_back: Any = LockedRequest._give_back
+        _release_when_gone: Any = LockedRequest._release_when_gone
+
+        def __init__(self, pid: int | None) -> None:
+            self.worker_pid = pid
+
+        def _release(self, pid: int) -> None:
+            released.append(pid)
+
+    with start_python("import time; time.sleep(60)") as process:
+        Delivery(process.pid)._give_back()
+        time.sleep(0.2)
+        assert released == [], "it may be at work"
+        process.kill()
+        until(lambda: released == [process.pid])
+    # Neither this process nor a greenlet's number is a pool process.
+    for nobody in (None, os.getpid(), 2**40):
+        Delivery(nobody)._give_back()
+    assert released == [process.pid]
+
+
+def test_a_pool_process_that_ends_gives_back_what_its_tasks_forgot(tasks: Any, broker: Server, tmp_path: Path) -> None:
+    worker = Worker(broker, tmp_path, "prefork", 1, queue="forgets")
+    send(tasks.keeps, "task_lock:kept", to="forgets").get(timeout=ANSWER)
+    assert broker.redis.pttl("task_lock:kept") > 40_000
+    worker.stop()
+    assert is_free(broker, "task_lock:kept")()
 
 
 def test_a_warm_shutdown(tasks: Any, broker: Server, tmp_path: Path) -> None:
@@ -207,12 +279,31 @@ def test_a_killed_worker_is_rid_of_its_lock_when_the_lease_is_over(tasks: Any, b
     until(is_free(broker, "task_lock:all-killed"), within=3)
 
 
+def test_the_examples_of_the_guide(tasks: Any, broker: Server, tmp_path: Path) -> None:
+    page = (ROOT / "docs/celery.md").read_text()
+    assert "# shop.py" in page
+    shop = example(ROOT / "docs/celery.md", tmp_path).rename(tmp_path / "shop.py")
+    shop.write_text(shop.read_text().replace("redis://cache-1:6379/0", broker.url))
+    worker = Worker(broker, tmp_path, "prefork", 2, queue="guide", app=shop)
+
+    def run(task: str, *args: Any, **kwargs: Any) -> Any:
+        sent = tasks.app.send_task(f"shop.{task}", args=args, kwargs=kwargs, queue="guide")
+        return sent.get(timeout=ANSWER)
+
+    assert run("pay", 42) == "order 42 is paid"
+    assert run("transcribe", "talk.wav", gpu_id=1) == "talk.wav on GPU 1"
+    assert run("train", "model") in [f"model on GPU {n}" for n in range(4)]
+    with leasehold.connect(broker.url) as client, client.lock("task_lock:43", owner="somebody"):
+        assert run("pay", 43)["status"] == "skipped"
+    worker.stop()
+
+
 # Threads.
 
 
 def test_redelivery_of_a_running_task_is_refused(tasks: Any, broker: Server, tmp_path: Path) -> None:
     # The transport believes after a second that whoever has the message is gone.
-    worker = Worker(broker, tmp_path, "threads", 2, queue="redelivery", LEASEHOLD_TEST_VISIBILITY="1")
+    worker = Worker(broker, tmp_path, "threads", 2, queue="redelivery", visibility="1")
     result = send(tasks.delivered_twice, 5, to="redelivery")
     began(broker, "twice")
     holder = f"celery_app.delivered_twice[{result.id}]"

@@ -23,7 +23,7 @@ def example(page: Path, directory: Path) -> Path:
         first = text.count("\n", 0, found.start(1))
         for at, line in enumerate(found[1].splitlines()):
             lines[first + at] = line
-    file = directory / f"{page.stem.lower().replace('-', '_')}.py"
+    file = directory / f"of_{page.stem.lower().replace('-', '_')}.py"
     file.write_text("\n".join(lines))
     return file
 
@@ -32,17 +32,25 @@ def test_there_are_guides() -> None:
     assert ROOT / "docs/python.md" in PAGES
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+#: Those of this page are tasks: a worker runs them, in `test_celery.py`.
+PROGRAMS = [page for page in PAGES if page.name != "celery.md"]
+
+
+@pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.name)
 def test_the_examples_run(page: Path, tmp_path: Path, redis_url: str) -> None:
     file = example(page, tmp_path)
     for store in (f"sqlite:{tmp_path / 'locks.db'}", redis_url):
         environment = {**os.environ, "LEASEHOLD_STORE": store}
-        done = subprocess.run([sys.executable, file], env=environment, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, file], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60
+        )
         assert done.returncode == 0, done.stderr
 
 
 def test_the_examples_have_types(tmp_path: Path) -> None:
     files = [example(page, tmp_path) for page in PAGES]
-    done = subprocess.run([sys.executable, "-m", "mypy", "--strict", *files], capture_output=True, text=True)
+    # Celery's decorators have no types.
+    mypy = ["mypy", "--config-file", str(ROOT / "python/pyproject.toml"), "--disable-error-code", "untyped-decorator"]
+    done = subprocess.run([sys.executable, "-m", *mypy, *files], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 

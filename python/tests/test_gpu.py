@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import sys
 import threading
 import time
@@ -13,7 +15,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from conftest import Background, Server, until
+from conftest import SOON, Background, Server, until
 
 import leasehold
 from leasehold import gpu
@@ -28,7 +30,7 @@ def configured(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[leas
     with leasehold.connect(redis_url) as client:
         gpu.configure(client)
         yield client
-    _configured.client = _configured.settings = None
+    _configured.__init__()  # type: ignore[misc]
 
 
 @pytest.fixture
@@ -106,7 +108,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         gpu_lock(gpu="two")  # type: ignore[arg-type]
     with pytest.raises(leasehold.InvalidArgument, match="say gpus=N"):
         gpu_lock(gpu="any")(lambda: None)()
-    with pytest.raises(leasehold.InvalidArgument, match="'beat' is not known"):
+    with pytest.raises(leasehold.InvalidArgument, match="gpu_lock.heartbeat.beat is not known"):
         gpu.configure(heartbeat={"beat": 1})
     with pytest.raises(leasehold.InvalidArgument, match="max_wait_time"):
         gpu.configure(max_wait_time=-1)
@@ -244,6 +246,25 @@ def test_an_older_clients_lock_is_released_compared(manager: SmartGpuLockManager
     assert not raw.exists("gpu_lock:0")
 
 
+def test_whoever_waits_for_an_older_clients_lock_gets_it_at_once(manager: SmartGpuLockManager, raw: Any) -> None:
+    raw.set("gpu_lock:0", "locked_by_old", ex=600)
+    waiting = Background(lambda: manager.acquire_lock("new", "gpu_lock:0", max_wait_time=SOON))
+    until(lambda: bool(manager.client.info("gpu_lock:0").waiters))
+    assert manager.release_lock("old", "gpu_lock:0", "normal") is True
+    assert manager.client.is_locked("gpu_lock:0"), "in the same step: nobody else gets in between"
+    waiting.join()
+    assert in_a_thread(lambda: manager.release_lock("new", "gpu_lock:0")) is True
+
+
+def test_a_record_of_ours_is_not_released_as_a_value(manager: SmartGpuLockManager, raw: Any) -> None:
+    assert manager.acquire_lock("task-1", "gpu_lock:0")
+    record = raw.get("gpu_lock:0").decode()
+    assert manager.client.release_value("gpu_lock:0", record) is False and raw.exists("gpu_lock:0")
+    raw.rpush("gpu_lock:1", "no string at all")
+    assert manager.client.release_value("gpu_lock:1", "locked_by_task-1") is False and raw.exists("gpu_lock:1")
+    assert manager.release_lock("task-1", "gpu_lock:0") is True
+
+
 def test_owner_and_stranger_at_once(manager: SmartGpuLockManager, raw: Any) -> None:
     for _ in range(20):
         raw.set("gpu_lock:0", "locked_by_task_a", ex=600)
@@ -282,6 +303,35 @@ def test_a_late_release_leaves_the_successors_lock_alone(manager: SmartGpuLockMa
     assert raw.get("gpu_lock:0") == before
     assert in_a_thread(lambda: manager.release_lock("task-7", "gpu_lock:0")) is True
     assert not raw.exists("gpu_lock:0")
+
+
+def test_each_run_of_a_task_releases_its_own(manager: SmartGpuLockManager, raw: Any) -> None:
+    gpu.configure(lock_timeout=0.2, heartbeat=False)
+    assert manager.acquire_lock("task-7", "gpu_lock:0")
+    gpu.configure()
+
+    def redelivered() -> None:
+        assert manager.acquire_lock("task-7", "gpu_lock:0", max_wait_time=5)
+        assert manager.release_lock("task-7", "gpu_lock:0") is True, "its own, not the one that is over"
+
+    Background(redelivered).join()
+    assert not raw.exists("gpu_lock:0")
+    assert manager.release_lock("task-7", "gpu_lock:0") is False
+
+
+def test_a_forked_child_has_no_part_in_it(manager: SmartGpuLockManager, raw: Any) -> None:
+    assert manager.acquire_lock("task-1", "gpu_lock:0")
+    # As if another thread were at it.
+    with manager._lock:
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(int(SOON))
+            mine = manager.get_statistics()["active_locks"]
+            released = manager.release_lock("task-1", "gpu_lock:0"), manager.acquire_lock("task-2", "gpu_lock:1")
+            os._exit(0 if mine == {} and released == (False, True) else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert manager.get_statistics()["active_locks"] == {"gpu_lock:0": "task-1"}
+    assert manager.release_lock("task-1", "gpu_lock:0") is True
 
 
 def test_health(manager: SmartGpuLockManager, raw: Any) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextvars
+import copy
 import gc
 import pickle
+import re
 import signal
 import subprocess
 import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Background, Server, run_python, start_python, until
@@ -425,6 +428,50 @@ def test_errors_and_clients_come_through_a_pickle(client: Client) -> None:
     ):
         copy = pickle.loads(pickle.dumps(error))
         assert type(copy) is type(error) and str(copy) == str(error) and copy.name == error.name
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (lambda client: client.lock("a", ttl=0).acquire(), "ttl 0ns is shorter than 50 ms"),
+        (lambda client: client.lock("a", ttl="30"), "ttl: '30' is neither a number of seconds nor a timedelta"),
+        (lambda client: client.lock("a", ttl=True), "ttl: True is neither"),
+        (lambda client: client.lock("a", wait=-1).acquire(), "wait: -1 is not a number of seconds, 0 or more"),
+        (lambda client: client.lock("a", wait=float("nan")).acquire(), "wait: NaN is not a number of seconds"),
+        (lambda client: client.lock("").acquire(), 'lock name "" is empty'),
+        (lambda client: client.lock(b"a"), "name: b'a' is not text: decode it"),
+        (lambda client: client.lock(None), "name: None is not text"),
+        (lambda client: client.lock("a\udc80"), "is not text in UTF-8"),
+        (lambda client: client.pool("p", 4), "members: 4 is not several numbers, such as range"),
+        (lambda client: client.pool("p", [-1]), "members: -1 is not the number of a member"),
+        (lambda client: leasehold.connect("http://h"), "use sqlite:, sqlite:PATH, redis://HOST:PORT"),
+        (lambda client: type(client)(b"memory:", *[None] * 7), "url: b'memory:' is not text: decode it"),
+        (lambda client: client.lock("a").acquire().extend("1"), "ttl: '1' is neither"),
+    ],
+)
+def test_what_makes_no_sense_is_said_in_words(asked: Any, said: str) -> None:
+    with leasehold.connect("memory:") as client, pytest.raises(InvalidArgument, match=re.escape(said)):
+        asked(client)
+
+
+def test_what_belongs_to_a_process_is_not_pickled(client: Client) -> None:
+    with client.lock("a") as guard:
+        for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match="belongs to the process that acquired the lock"):
+                copied(guard)
+        with pytest.raises(TypeError, match="pickle the client"):
+            pickle.dumps(client.lock("a"))
+        assert guard.is_valid and client.is_locked("a")
+
+
+def test_a_closed_client_says_so_without_its_password() -> None:
+    client = leasehold.connect("redis://user:hunter2@127.0.0.1:1", lazy=True)
+    assert "hunter2" not in repr(client)
+    client.close()
+    with pytest.raises(leasehold.ClientClosed) as closed:
+        client.is_locked("a")
+    assert str(closed.value) == "the client of redis://127.0.0.1:1 was closed; connect again"
+    client.close()
 
 
 def test_the_default_store_is_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ pub(crate) fn bench(workspace: &Workspace, arguments: &[String]) -> Result<(), F
     // As it is installed: optimised.
     steps::run_one(workspace, install(workspace, &python, "release"))?;
     let mut bench = workspace.command(&python);
-    bench.arg("python/bench.py");
+    bench.arg("python/bench/against_redis_py.py");
     steps::run_one(workspace, bench)
 }
 

@@ -20,6 +20,7 @@ const FOR_THE_PACKAGE: &[(&str, &str)] = &[
     ("maturin", "maturin>=1.9,<2"),
     ("mypy", "mypy>=1.14"),
     ("pytest", "pytest>=8"),
+    ("trustme", "trustme>=1.1"),
     ("xdist", "pytest-xdist>=3.6"),
 ];
 /// Sends what a document of an API allows, and what it does not.

@@ -6,7 +6,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::Moment;
 use crate::engine::Alive;
-use crate::engine::lease_cell::{LeaseCell, NewLease};
+use crate::engine::lease_cell::{LeaseCell, NewLease, Record};
 use crate::error::{Error, Operation};
 use crate::event::LossReason;
 use crate::facts::{Fence, HolderId, LockName, Owner, Token, Ttl};
@@ -43,8 +43,8 @@ struct Tended {
 }
 
 impl Guard {
-    pub(crate) fn begin(alive: Arc<Alive>, lease: NewLease, grant: &Grant, confirm: bool) -> Self {
-        let cell = Arc::new(LeaseCell::new(lease, grant, confirm));
+    pub(crate) fn begin(alive: Arc<Alive>, lease: NewLease, grant: &Grant, record: Record) -> Self {
+        let cell = Arc::new(LeaseCell::new(lease, grant, record));
         alive.0.leases.insert(&alive.0, &cell);
         // A shutdown that told every holder may have passed while this grant was on its way.
         if alive.0.closing.is_cancelled() {

@@ -241,6 +241,29 @@ impl LockManager {
         Ok(released)
     }
 
+    /// Gives back a lock that another kind of client wrote as a plain value, such as `locked_by_<task>`: compared with
+    /// the whole value and done in one step, and whoever waits gets it. `false`: the lock is not held by that value (any
+    /// more), and nothing was touched. For services that share a lock with older ones during a migration.
+    ///
+    /// # Errors
+    /// [`Error::Store`] when the store did not answer.
+    pub async fn release_value<N>(&self, name: N, value: &str, reason: &str) -> Result<bool, Error>
+    where
+        N: TryInto<LockName, Error = Invalid>,
+    {
+        let (core, name) = (self.core(), name.try_into()?);
+        let answer = core.within(core.store.release_value(&name, value)).await;
+        let answer = answer.map_err(|e| core.store_error(Operation::Release, &name, e))?;
+        if answer == Release::NotOwner {
+            core.stats.ownership_violations.add_one();
+            tracing::info!(%name, reason, "not released: it is not held by the value that was named");
+            return Ok(false);
+        }
+        tracing::debug!(%name, reason, "released another kind of client's value");
+        self.tell_of(EventKind::Released, &name, &Holder::foreign(value.as_bytes(), None), reason);
+        Ok(true)
+    }
+
     /// Renews a lease by its token, without a guard: to another ttl, which becomes the lease's own, or
     /// (`None`) to the one it was taken with. It never shortens the present lease.
     ///

@@ -76,17 +76,17 @@ class BaseLock:
     def _acquire(
         self, sleep: Seconds | None, blocking: bool | None, blocking_timeout: Seconds | None, token: Token | None
     ) -> Steps[bool]:
-        pause = seconds(self.sleep if sleep is None else sleep)
+        pause = seconds("sleep", self.sleep if sleep is None else sleep)
         given = self.blocking_timeout if blocking_timeout is None else blocking_timeout
-        limit = optional_seconds(given) if (self.blocking if blocking is None else blocking) else 0.0
+        limit = optional_seconds("blocking_timeout", given) if (self.blocking if blocking is None else blocking) else 0.0
         wait = _Wait(limit, pause)
         chosen = None if token is None else _bytes(token)
         if not self.timeout:
             taken = yield from self._take_renewed(wait, chosen)
         elif chosen is None:
-            taken = yield from self._take(wait, seconds(self.timeout))
+            taken = yield from self._take(wait, seconds("timeout", self.timeout))
         else:
-            taken = yield from self._take_by(wait, seconds(self.timeout), chosen)
+            taken = yield from self._take_by(wait, seconds("timeout", self.timeout), chosen)
         if taken is None:
             return False
         self.local.token = taken
@@ -190,7 +190,7 @@ class BaseLock:
 
     def _extend(self, additional_time: Seconds, replace_ttl: bool) -> Steps[bool]:
         token = self._timed("extend")
-        ttl = seconds(additional_time)
+        ttl = seconds("additional_time", additional_time)
         if not replace_ttl:
             view = yield self._client._native.holder(self._key)
             left = None if view is None else json.loads(view)["ttl_left_ms"]
@@ -203,7 +203,7 @@ class BaseLock:
     def _reacquire(self) -> Steps[bool]:
         token = self._timed("reacquire")
         assert self.timeout is not None
-        yield from self._renew(token, seconds(self.timeout), "reacquired")
+        yield from self._renew(token, seconds("timeout", self.timeout), "reacquired")
         return True
 
     def _timed(self, verb: str) -> bytes:

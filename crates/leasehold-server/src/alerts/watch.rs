@@ -140,7 +140,7 @@ mod tests {
             (0, 3, "work that ran without its lock 3 times"),
         ];
         for (unreleased, unprotected, text) in cases {
-            assert_eq!(left(unreleased, unprotected), format!("the journal of db-1 has {text}"));
+            assert_eq!(left("db-1", unreleased, unprotected), format!("the journal of db-1 has {text}"));
         }
     }
 

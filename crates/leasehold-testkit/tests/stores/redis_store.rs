@@ -109,6 +109,31 @@ async fn a_foreign_value_excludes_and_is_never_touched() {
 }
 
 #[tokio::test]
+async fn a_foreign_value_is_given_back_by_whoever_names_it() {
+    let world = RedisHere::start().await;
+    let store = world.store().await;
+    let mut pushes = store.pushes();
+    let mine = claim("a");
+    world.0.command(&["SET", KEY, "locked_by_tts", "PX", "60000"]).await;
+    assert_eq!(store.release_value(&mine.name, "locked_by_tt").await, Ok(Release::NotOwner));
+    assert_eq!(raw(&world, &["GET", KEY]).await, "locked_by_tts");
+    assert_eq!(store.release_value(&mine.name, "locked_by_tts").await, Ok(Release::Released));
+    assert_eq!(store.release_value(&mine.name, "locked_by_tts").await, Ok(Release::NotOwner), "it is free");
+    // Where somebody waits it is handed over in the same step.
+    world.0.command(&["SET", KEY, "locked_by_tts", "PX", "60000"]).await;
+    queues(&store, &mine).await;
+    assert_eq!(store.release_value(&mine.name, "locked_by_tts").await, Ok(Release::Released));
+    is_granted(&mut pushes, &mine).await;
+    // What one of ours wrote is not given back like that, and neither is what is no string.
+    let record = raw(&world, &["GET", KEY]).await;
+    assert_eq!(store.release_value(&mine.name, &record).await, Ok(Release::NotOwner));
+    assert_eq!(raw(&world, &["GET", KEY]).await, record);
+    world.0.command(&["DEL", KEY]).await;
+    world.0.command(&["RPUSH", KEY, "locked_by_tts"]).await;
+    assert_eq!(store.release_value(&mine.name, "locked_by_tts").await, Ok(Release::NotOwner));
+}
+
+#[tokio::test]
 async fn another_type_at_the_key_is_a_foreign_holder() {
     let world = RedisHere::start().await;
     let store = world.store().await;

@@ -92,13 +92,20 @@ impl Config {
     ///
     /// # Errors
     /// Everything that is wrong with them, at once.
-    pub fn from_layers(mut settings: Settings) -> Result<Self, ConfigError> {
+    pub fn from_layers(settings: Settings) -> Result<Self, ConfigError> {
+        Self::with_origins(settings).map(|(config, _)| config)
+    }
+
+    /// The same, and every key of it with the value in force and where that came from.
+    ///
+    /// # Errors
+    /// Everything that is wrong with them, at once.
+    pub fn with_origins(mut settings: Settings) -> Result<(Self, Vec<Shown>), ConfigError> {
         let config = Self::read(&mut settings);
         for section in OF_THE_SERVER {
             settings.leave(section);
         }
-        settings.finish()?;
-        Ok(config)
+        Ok((config, settings.finish()?))
     }
 
     /// Reads the library's keys from settings that others read from too. Only after

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::lease_cell::{LeaseCell, NewLease};
+use super::lease_cell::{LeaseCell, NewLease, Record};
 use super::rooms::{Room, Seen, jittered};
 use super::seat::{Reply, Seat};
 use super::{Alive, Core, lock};
@@ -173,8 +173,10 @@ impl Ended {
 /// The guard, and whether another holder handed the lock over.
 async fn obtain(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<Seen>) -> Result<(Guard, bool), Ended> {
     let core = &alive.0;
-    // Whoever can wait does not overtake tasks of its own process that wait already.
-    if wish.wait == Wait::Not || wish.ownerless || !core.rooms.is_open(&wish.name) {
+    // Whoever can wait does not overtake tasks of its own process that wait already, and does not try in vain for a
+    // lock that was just handed on.
+    let stands_in_line = || core.rooms.is_open(&wish.name) || core.rooms.is_crowded(&wish.name);
+    if wish.wait == Wait::Not || wish.ownerless || !stands_in_line() {
         if let Some(guard) = try_once(alive, wish, began, seen).await? {
             return Ok((guard, false));
         }
@@ -211,7 +213,7 @@ pub(super) async fn try_once(
             Ok(Try::Granted(grant)) => {
                 if Belief::new(grant.asked_at, grant.lasts).is_valid(Moment::now()) {
                     let lease = wish.lease(undo.disarm().token);
-                    if let Some(guard) = received(Guard::begin(alive.clone(), lease, &grant, false))? {
+                    if let Some(guard) = received(Guard::begin(alive.clone(), lease, &grant, Record::Whole))? {
                         return Ok(Some(guard));
                     }
                     undo = Undo::arm(core, claim(wish));

@@ -21,6 +21,8 @@ pub(crate) struct LeaseCell {
     pub(crate) fenced: bool,
     /// It came by the queue, where others are likely to stand.
     pub(crate) waited: bool,
+    /// Its last holder handed it over.
+    pub(crate) handed_over: bool,
     pub(crate) granted_at: Moment,
     /// False when the store could not be asked and the policy is to go on all the same.
     pub(crate) protected: bool,
@@ -31,6 +33,21 @@ pub(crate) struct LeaseCell {
     lost_token: OnceLock<CancellationToken>,
     /// Where the tending task finds it.
     pub(crate) due: Mutex<Option<Due>>,
+}
+
+/// A grant by message is confirmed this long after it came, or sooner where it lasts less: whoever is done by then,
+/// as most are where many want the same lock, needs no confirmation. It is a small part of what the grant lasts.
+const CONFIRM_AFTER: Duration = Duration::from_millis(20);
+
+/// What the store's record of a new lease lacks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Record {
+    /// Nothing.
+    Whole,
+    /// It is provisional: to be confirmed.
+    Provisional,
+    /// It carries another's ttl and owner: to be written at once.
+    Anothers,
 }
 
 /// When a lease is looked at next, and which one it is among those due at that moment.
@@ -68,14 +85,13 @@ pub(crate) struct NewLease {
 }
 
 impl LeaseCell {
-    /// `confirm`: the store's record is provisional or carries another's ttl and owner.
-    pub(crate) fn new(new: NewLease, grant: &Grant, confirm: bool) -> Self {
+    pub(crate) fn new(new: NewLease, grant: &Grant, record: Record) -> Self {
         let granted_at = Moment::now();
         let plan = Plan { every: new.renew_every, at_most_until: new.max_hold.map(|hold| granted_at + hold) };
-        let renew_at = match plan.every {
-            _ if confirm => Some(granted_at),
-            Some(every) => Some(grant.asked_at + every),
-            None => None,
+        let renew_at = match record {
+            Record::Whole => plan.every.map(|every| grant.asked_at + every),
+            Record::Provisional => Some(granted_at + CONFIRM_AFTER.min(grant.lasts / 16)),
+            Record::Anothers => Some(granted_at),
         };
         Self {
             name: new.name,
@@ -83,6 +99,7 @@ impl LeaseCell {
             fence: grant.fence,
             fenced: new.fenced,
             waited: new.waited,
+            handed_over: record == Record::Provisional,
             granted_at,
             protected: true,
             state: Mutex::new(LeaseState {
@@ -92,7 +109,7 @@ impl LeaseCell {
                 owner: new.owner,
                 renew_at,
                 renewing: false,
-                rewrite: confirm,
+                rewrite: record != Record::Whole,
                 noted: false,
                 lost: None,
                 finish_reason: None,
@@ -106,7 +123,7 @@ impl LeaseCell {
     /// Stands for a lease that could not be asked for.
     pub(crate) fn unprotected(new: NewLease) -> Self {
         let grant = Grant { fence: None, asked_at: Moment::now(), lasts: new.ttl.duration() };
-        Self { protected: false, ..Self::new(new, &grant, false) }
+        Self { protected: false, ..Self::new(new, &grant, Record::Whole) }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, LeaseState> {

@@ -117,6 +117,9 @@ impl Core {
         // First of all nobody tends it any more: whoever found it without belief, but tended, would tell of a loss.
         self.leases.remove(cell);
         cell.state().belief.give_up();
+        if cell.handed_over {
+            self.rooms.handed_on(&cell.name);
+        }
     }
 
     async fn try_release(&self, cell: &LeaseCell) -> Result<Release, StoreError> {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use super::lease_cell::NewLease;
+use super::lease_cell::{NewLease, Record};
 use super::seat::Seat;
 use super::{Alive, Core, lock};
 use crate::clock::{Moment, sleep_until, wall_ms};
@@ -36,6 +36,11 @@ const PER_POSITION: Duration = Duration::from_millis(20);
 /// Behind a holder that sends no message when it is done, the head of the queue asks this often.
 const BEHIND_FOREIGN: Duration = Duration::from_millis(100);
 
+/// Whoever gave a lock to the next in line and wants it again within this stands in line, without a try.
+const CROWDED_FOR: Duration = Duration::from_secs(1);
+/// So many names are remembered for that.
+const CROWDED_KEPT: usize = 256;
+
 /// What a waiting task can say about its wait.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Seen {
@@ -51,6 +56,8 @@ pub(crate) struct Rooms {
     rooms: Mutex<HashMap<LockName, Arc<Room>>>,
     /// Which room a message is for.
     by_token: Mutex<HashMap<Token, Arc<Room>>>,
+    /// Locks that this process handed on, and when: others are likely to stand in line.
+    crowded: Mutex<HashMap<LockName, Moment>>,
     /// Messages do not arrive: rooms have to poll.
     deaf: AtomicBool,
 }
@@ -105,6 +112,25 @@ impl Rooms {
     /// Whether tasks of this process wait for a name.
     pub(crate) fn is_open(&self, name: &LockName) -> bool {
         self.lock().contains_key(name)
+    }
+
+    /// A lock that was handed over to this process is given back.
+    pub(crate) fn handed_on(&self, name: &LockName) {
+        let mut crowded = lock(&self.crowded);
+        let now = Moment::now();
+        if crowded.len() >= CROWDED_KEPT {
+            crowded.retain(|_, since| since.until(now) < CROWDED_FOR);
+        }
+        if crowded.len() < CROWDED_KEPT {
+            crowded.insert(name.clone(), now);
+        }
+    }
+
+    /// Whether others are likely to stand in line for a name. Asked once: if nobody does, the answer to the next
+    /// question is the lock itself, and whoever comes after that tries.
+    pub(crate) fn is_crowded(&self, name: &LockName) -> bool {
+        let since = lock(&self.crowded).remove(name);
+        since.is_some_and(|since| since.until(Moment::now()) < CROWDED_FOR)
     }
 
     pub(crate) fn deliver(&self, push: Push) {
@@ -242,8 +268,13 @@ impl Room {
             return alive.0.leave_in_background(claim.clone());
         };
         let mine = seat.lease.ttl == claim.ttl && seat.lease.owner == claim.owner;
+        let record = match (mine, confirm) {
+            (false, _) => Record::Anothers,
+            (true, true) => Record::Provisional,
+            (true, false) => Record::Whole,
+        };
         let lease = NewLease { token: claim.token.clone(), waited: true, ..seat.lease };
-        let guard = Guard::begin(alive.clone(), lease, grant, confirm || !mine);
+        let guard = Guard::begin(alive.clone(), lease, grant, record);
         // Should the task have gone this very moment, the guard is dropped, which releases.
         seat.reply.send(Ok(guard));
     }

@@ -25,6 +25,9 @@ const NOTED_AFTER: Duration = Duration::from_millis(500);
 const PASS: Duration = Duration::from_millis(10);
 /// Renewals in one request.
 const PASS_SIZE: usize = 1_000;
+/// Notes are written this long after the first of them: a lock that is taken and given back thousands of times a second
+/// must not cost two requests for people each time.
+const WRITTEN_AFTER: Duration = Duration::from_millis(20);
 /// The fleet's counters are at most this old.
 const COUNTED_EVERY: Duration = Duration::from_secs(5);
 
@@ -50,6 +53,8 @@ struct Schedule {
     /// When the tending task looks next; `None`: when it is woken.
     looks_at: Option<Moment>,
     notes: Vec<Note>,
+    /// When they are to be written; `None` where there are none.
+    write_at: Option<Moment>,
     /// Notes that could not be written, for the next regular pass.
     later: Vec<Note>,
     /// Messages that came before the lease they are for, oldest first.
@@ -118,8 +123,18 @@ impl Leases {
     }
 
     pub(crate) fn note(&self, note: Note) {
-        self.lock().notes.push(note);
-        self.woken.notify_one();
+        let mut schedule = self.lock();
+        schedule.notes.push(note);
+        if schedule.write_at.is_some() {
+            return;
+        }
+        let at = Moment::now() + WRITTEN_AFTER;
+        schedule.write_at = Some(at);
+        let too_late = schedule.looks_at.is_none_or(|looks_at| looks_at > at);
+        drop(schedule);
+        if too_late {
+            self.woken.notify_one();
+        }
     }
 
     /// Notes that were not written, for the next pass; nobody is woken for them, or a store that is away would be
@@ -132,6 +147,7 @@ impl Leases {
         let mut schedule = self.lock();
         let mut notes = std::mem::take(&mut schedule.later);
         notes.append(&mut schedule.notes);
+        schedule.write_at = None;
         notes
     }
 
@@ -244,7 +260,8 @@ pub(crate) async fn tend(core: Arc<Core>, ended: CancellationToken) {
             passes.push(renew(&core, std::mem::replace(&mut due, rest)));
         }
         let counting = now >= count_at;
-        if writing_notes.is_empty() && (counting || !core.leases.lock().notes.is_empty()) {
+        let writing = core.leases.lock().write_at.is_some_and(|at| now >= at);
+        if writing_notes.is_empty() && (counting || writing) {
             writing_notes.push(core.flush(counting));
             if counting {
                 count_at = now + COUNTED_EVERY;
@@ -253,8 +270,9 @@ pub(crate) async fn tend(core: Arc<Core>, ended: CancellationToken) {
         let next = {
             let mut schedule = core.leases.lock();
             // While something is being written nothing else is: its end wakes us.
-            let count_at = if writing_notes.is_empty() { count_at } else { NEVER };
-            let next = schedule.due.first_key_value().map_or(count_at, |((due, _), _)| (*due).min(count_at));
+            let write_at = schedule.write_at.map_or(count_at, |at| at.min(count_at));
+            let write_at = if writing_notes.is_empty() { write_at } else { NEVER };
+            let next = schedule.due.first_key_value().map_or(write_at, |((due, _), _)| (*due).min(write_at));
             schedule.looks_at = Some(next);
             next
         };

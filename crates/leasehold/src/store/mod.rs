@@ -382,6 +382,12 @@ pub trait Store: Inspect + Bind + Send + Sync + 'static {
         self.release(name, token).await
     }
 
+    /// Gives back what another kind of client wrote as a plain value, compared with that value as a whole. Where no
+    /// other kind of client can write there is none.
+    async fn release_value(&self, _name: &LockName, _value: &str) -> Result<Release, StoreError> {
+        Ok(Release::NotOwner)
+    }
+
     /// Renews many leases in one pass; one answer per renewal, in order.
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Renewed>;
 

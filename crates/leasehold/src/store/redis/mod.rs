@@ -198,6 +198,10 @@ impl Store for RedisStore {
         self.release_without_scripts(name, token).await
     }
 
+    async fn release_value(&self, name: &LockName, value: &str) -> Result<Release, StoreError> {
+        self.ask_let_go_value(name, value).await
+    }
+
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Renewed> {
         match self.ask_renew(renewals).await {
             Ok(answers) => answers,

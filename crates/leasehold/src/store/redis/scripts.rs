@@ -31,6 +31,7 @@ scripts! {
     FINISH "lua/finish.lua"
     LEAVE "lua/leave.lua"
     LET_GO "lua/let_go.lua"
+    LET_GO_VALUE "lua/let_go_value.lua"
     RAISE "lua/raise.lua"
     REBIND "lua/rebind.lua"
     RELEASE "lua/release.lua"

@@ -84,6 +84,34 @@ impl RedisStore {
         }
     }
 
+    pub(super) async fn ask_let_go_value(&self, name: &LockName, value: &str) -> Result<Release, StoreError> {
+        // What one of our own wrote is released by its token.
+        if value::Record::parse(value.as_bytes()).is_some() {
+            return Ok(Release::NotOwner);
+        }
+        let keys = self.lock_keys(name)?;
+        let conn = self.link.conn().await?;
+        let args = |cmd: &mut Cmd| {
+            cmd.arg(value);
+        };
+        let reply = match conn.run(&scripts::LET_GO_VALUE, &[keys.lock(), keys.queue()], args).await {
+            Err(error) if error.kind() == StoreErrorKind::WrongType => return Ok(Release::NotOwner),
+            answer => answer?.reply,
+        };
+        match said(&reply) {
+            Some("released") => Ok(Release::Released),
+            Some("not ours") => Ok(Release::NotOwner),
+            Some("waited for") => {
+                let holder = HolderId::of(value.as_bytes());
+                match Box::pin(self.ask_evict(name, holder, EvictMode::Force)).await? {
+                    Evicted::Done(_) => Ok(Release::Released),
+                    _ => Ok(Release::NotOwner),
+                }
+            }
+            _ => Err(strange("let go of a value")),
+        }
+    }
+
     pub(super) async fn ask_release(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
         let keys = self.lock_keys(name)?;
         let conn = self.link.conn().await?;

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
 import shutil
 import socket
 import statistics
@@ -31,7 +30,15 @@ PAIRS = 200
 PROCESSES = 8
 #: Each time all of them want the lock at once, and each gets it once.
 TURNS = {"redis-py": 4, "leasehold": 200}
-GREEDY_SECONDS = 2.0
+CONTENDED_SECONDS = 2.0
+#: What they do, and for how many seconds inside of the lock, and between two cycles.
+CONTENDED = (
+    ("again at once, nothing inside", 0.0, 0.0),
+    ("again at once, 1 ms inside", 0.001, 0.0),
+    ("again at once, 5 ms inside", 0.005, 0.0),
+    ("1 ms inside, 20 ms of other work between", 0.001, 0.020),
+)
+ALL_DONE = (10, 200)
 
 Pair = Callable[[], None]
 
@@ -48,7 +55,8 @@ def main() -> None:
             alone = measure_alone(port)
             measure_compared_release(port)
             turns = measure_turns(port)
-            measure_greedy(port)
+            measure_contended(port)
+            measure_all_done(port)
         finally:
             server.kill()
             server.wait()
@@ -110,16 +118,40 @@ def measure_turns(port: int) -> float:
     return ours / peer
 
 
-def measure_greedy(port: int) -> None:
-    """Each process takes the lock again as soon as it gave it back: who gets it, and how often?"""
-    print(f"{PROCESSES} processes take one lock again as soon as they gave it back, {GREEDY_SECONDS:.0f} s")
-    for name in ("redis-py", "leasehold"):
-        counts, handed_over = greedy(name, port)
-        total = sum(counts)
+def measure_contended(port: int) -> None:
+    """Eight processes that all want one lock all the time, for a while: who gets it, how often, and who waits?
+
+    redis-py's waiters look ten times a second. Whoever gives the lock back and wants it again at once finds it free,
+    again and again, while the others sleep: that is fast, and fair to nobody. Ours hand it over in the order of
+    asking, which costs a hand-over between two processes for every cycle."""
+    for what, inside, between in CONTENDED:
+        print(f"{PROCESSES} processes, {what}, {CONTENDED_SECONDS:.0f} s")
+        rates = []
+        for name in ("redis-py", "leasehold"):
+            counts, waits = contended(name, port, inside, between)
+            total = sum(counts)
+            rates.append(total / CONTENDED_SECONDS)
+            print(
+                f"  {name:<9} {rates[-1]:6.0f} cycles/s; by one process least {min(counts)}, most {max(counts)};"
+                f" waited: median {percentile(waits, 50):.1f} ms, p99 {percentile(waits, 99):.0f} ms,"
+                f" longest {waits[-1] * 1e3:.0f} ms"
+            )
+        print(f"  ratio {rates[1] / rates[0]:.2f}")
+
+
+def measure_all_done(port: int) -> None:
+    """The same, until each of the eight has had it so many times: nobody is done before the last one is."""
+    for cycles in ALL_DONE:
+        times = {name: all_done(name, port, cycles) for name in ("redis-py", "leasehold")}
         print(
-            f"  {name:<9} {total / GREEDY_SECONDS:6.0f} cycles/s, {handed_over / GREEDY_SECONDS:6.0f} of them after"
-            f" another process's; most {max(counts) / total:.0%} and least {min(counts) / total:.0%} by one process"
+            f"until each of {PROCESSES} processes has had it {cycles} times: redis-py {times['redis-py']:.2f} s ·"
+            f" leasehold {times['leasehold']:.2f} s: {times['redis-py'] / times['leasehold']:.2f} times as fast"
         )
+
+
+def percentile(waits: list[float], percent: int) -> float:
+    """Of sorted seconds, in milliseconds."""
+    return waits[min(len(waits) - 1, len(waits) * percent // 100)] * 1e3
 
 
 def pairs(port: int, name: str = "bench") -> tuple[Pair, Pair, Pair]:
@@ -177,34 +209,69 @@ def take_turns(name: str, port: int, count: int, barrier: Barrier) -> None:
             done = int(counter.get("round") or 0)
 
 
-def greedy(name: str, port: int) -> tuple[list[int], int]:
+def contended(name: str, port: int, inside: float, between: float) -> tuple[list[int], list[float]]:
+    """How many cycles each process had, and all waits, sorted."""
     context = multiprocessing.get_context("spawn")
     barrier, counted = context.Barrier(PROCESSES + 1), context.Queue()
-    workers = [context.Process(target=take_again, args=(name, port, barrier, counted)) for _ in range(PROCESSES)]
+    arguments = (name, port, inside, between, barrier, counted)
+    workers = [context.Process(target=take_again, args=arguments) for _ in range(PROCESSES)]
     for worker in workers:
         worker.start()
     barrier.wait(60)
     counts = [counted.get(timeout=60) for _ in workers]
     for worker in workers:
         worker.join()
-    return [cycles for cycles, _ in counts], sum(other for _, other in counts)
+    return [cycles for cycles, _ in counts], sorted(wait for _, waits in counts for wait in waits)
 
 
-def take_again(name: str, port: int, barrier: Barrier, counted: Any) -> None:
-    marks = redis.Redis(port=port)
-    peer = redis.Redis(port=port)
-    client = leasehold.connect(f"redis://127.0.0.1:{port}")
-    lock: Any = peer.lock("peer:greedy", timeout=30) if name == "redis-py" else client.lock("greedy", ttl=30)
-    me = str(os.getpid()).encode()
-    cycles = others = 0
+def take_again(name: str, port: int, inside: float, between: float, barrier: Barrier, counted: Any) -> None:
+    lock = contended_lock(name, port)
+    waits: list[float] = []
+    cycles = 0
     barrier.wait(60)
-    end = time.perf_counter() + GREEDY_SECONDS
-    while time.perf_counter() < end:
+    end = time.perf_counter() + CONTENDED_SECONDS
+    while (asked := time.perf_counter()) < end:
         with lock:
-            # Who had it before: one more request, the same for both.
-            others += marks.getset("last", me) != me
-            cycles += 1
-    counted.put((cycles, others))
+            entered = time.perf_counter()
+            waits.append(entered - asked)
+            # Whoever waits at the end gets it then, which counts as a wait and not as a cycle.
+            cycles += entered < end
+            if inside:
+                time.sleep(inside)
+        if between:
+            time.sleep(between)
+    counted.put((cycles, waits))
+
+
+def all_done(name: str, port: int, cycles: int) -> float:
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(PROCESSES + 1)
+    workers = [context.Process(target=take_often, args=(name, port, cycles, barrier)) for _ in range(PROCESSES)]
+    for worker in workers:
+        worker.start()
+    barrier.wait(60)
+    began = time.perf_counter()
+    # Once more, when it is done.
+    barrier.wait(300)
+    took = time.perf_counter() - began
+    for worker in workers:
+        worker.join()
+    return took
+
+
+def take_often(name: str, port: int, cycles: int, barrier: Barrier) -> None:
+    lock = contended_lock(name, port)
+    barrier.wait(60)
+    for _ in range(cycles):
+        with lock:
+            pass
+    barrier.wait(300)
+
+
+def contended_lock(name: str, port: int) -> Any:
+    if name == "redis-py":
+        return redis.Redis(port=port).lock("peer:contended", timeout=30)
+    return leasehold.connect(f"redis://127.0.0.1:{port}").lock("contended", ttl=30)
 
 
 def free_port() -> int:
