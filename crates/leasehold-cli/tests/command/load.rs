@@ -214,6 +214,18 @@ impl Streams {
         Self { read, ended, _tasks: tasks }
     }
 
+    /// Waits until what was told last has reached all of them.
+    async fn settle(&self) {
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(10) {
+            let before = self.range();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            if self.range() == before && before.0 == before.1 && before.0 > 0 {
+                break;
+            }
+        }
+    }
+
     /// The fewest and the most that one of them has read.
     fn range(&self) -> (u64, u64) {
         let all = || self.read.iter().map(|read| read.load(Ordering::Relaxed));
@@ -252,9 +264,12 @@ async fn run(load: Load) -> Run {
         leases: Mutex::default(),
         names: AtomicU64::new(0),
     });
+    // What is told of these is told before all the others listen, or some would hear it and some would not.
+    let first = Streams::open(serving.at, 1).await;
     for _ in 0..LEASES {
         assert_eq!(clients.ask(Route::Acquire).await, Ok((200, String::new())));
     }
+    first.settle().await;
     let streams = Streams::open(serving.at, load.streams).await;
     let restarting = async {
         let (after, away) = load.away?;
@@ -269,15 +284,7 @@ async fn run(load: Load) -> Run {
     };
     let (done, away) = tokio::join!(ask(clients.clone(), load), restarting);
 
-    // What was told last is on its way.
-    let began = Instant::now();
-    while began.elapsed() < Duration::from_secs(10) {
-        let before = streams.range();
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        if streams.range() == before && before.0 == before.1 {
-            break;
-        }
-    }
+    streams.settle().await;
     let (read, ended) = (streams.range(), streams.ended.load(Ordering::Relaxed));
     let after = holder_ids(&serving, load.holders).await;
     let alive = held.iter_mut().map(|child| child.try_wait().expect("asked").is_none());
