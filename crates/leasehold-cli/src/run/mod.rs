@@ -77,8 +77,8 @@ pub(crate) fn run(args: RunArgs, json: bool, store: &Choice) -> Result<Exit, Fai
     if is_keeper() { keeper::run(args, json, store) } else { front::run() }
 }
 
-/// Runs if a glance at the command line says that this is what is wanted. The keeper reads it in full, and this
-/// process, which only stands before it, need not: half a cron job's start would be reading the same line twice.
+/// Runs if a glance at the command line says that this is what is wanted. The keeper reads it in full and says what is
+/// wrong with it; reading it here, too, would only keep the job waiting.
 pub(crate) fn at_a_glance() -> Option<Result<Exit, Failure>> {
     (!is_keeper() && says_run(std::env::args_os().skip(1))).then(front::run)
 }

@@ -175,7 +175,7 @@ impl Room {
     /// One transaction: a page that is free for a moment would be taken by somebody else, could not be cut off
     /// any more, and the log would never fit into the file again.
     fn undo_growth(&self, conn: &Connection) {
-        let undone = conn.execute_batch("BEGIN IMMEDIATE").and_then(|()| {
+        let undone = begin(conn).and_then(|()| {
             conn.execute("DELETE FROM reserve WHERE id <> ?1", [RESERVE_ROW])?;
             // Looking at its size opens nothing.
             let on_disk = std::fs::metadata(&self.file).map_or(0, |m| i64::try_from(m.len()).unwrap_or(0) / PAGE_BYTES);
@@ -278,14 +278,13 @@ impl Driver {
     /// A command that spent the reserve has what it needed: what is left is kept back again in the same transaction,
     /// or the next acquire takes it and the next release has nothing to spend.
     pub(super) fn keep_the_rest(&self) -> rusqlite::Result<()> {
-        if self.room.reserve_spent {
-            let free: i64 = self.conn.query_row("PRAGMA freelist_count", [], |row| row.get(0))?;
-            let kept: i64 =
-                self.conn.query_row("SELECT ifnull(sum(length(filler)), 0) FROM reserve", [], |row| row.get(0))?;
-            let bytes = RESERVE_BYTES.min(free * SAFE_FILL_BYTES);
-            if bytes > kept {
-                self.conn.execute(KEEP, params![RESERVE_ROW, bytes])?;
-            }
+        if !self.room.reserve_spent {
+            return Ok(());
+        }
+        let number = |sql: &str| self.conn.prepare_cached(sql)?.query_row([], |row| row.get::<_, i64>(0));
+        let free = number("PRAGMA freelist_count")?;
+        if free > 0 && number("SELECT count(*) FROM reserve")? == 0 {
+            self.conn.execute(KEEP, params![RESERVE_ROW, RESERVE_BYTES.min(free * SAFE_FILL_BYTES)])?;
         }
         Ok(())
     }
@@ -397,14 +396,19 @@ impl Driver {
 ///
 /// SQLite raises the bound by itself for whoever sees a longer file, and what another process adds is in the log,
 /// and seen, before it is known whether the disk has room for it.
-pub(super) fn begin(conn: &Connection) -> rusqlite::Result<()> {
+fn begin(conn: &Connection) -> rusqlite::Result<()> {
     let number = |sql: &str| conn.prepare_cached(sql)?.query_row([], |row| row.get::<_, i64>(0));
     conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
-    let pages = number("PRAGMA page_count")?;
-    if number("PRAGMA max_page_count")? > pages {
-        number(&format!("PRAGMA max_page_count = {pages}"))?;
+    let bounded = number("PRAGMA page_count").and_then(|pages| {
+        if number("PRAGMA max_page_count")? > pages {
+            number(&format!("PRAGMA max_page_count = {pages}"))?;
+        }
+        Ok(())
+    });
+    if bounded.is_err() {
+        roll_back(conn);
     }
-    Ok(())
+    bounded
 }
 
 /// Takes back what was not committed, if anything.

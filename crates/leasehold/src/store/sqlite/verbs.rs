@@ -162,7 +162,7 @@ impl Driver {
         })
     }
 
-    /// A living holder that is not us: seen without the lock of the file.
+    /// A living holder that is not us: no turn of the machine is needed to see that.
     fn plainly_held(&self, name: &Key, token: &Token) -> Result<Option<Holder>, Fault> {
         let Some(found) = row::lock(&self.conn, name, self.boot)? else { return Ok(None) };
         let now = now_ms();
