@@ -297,7 +297,7 @@ pub(crate) struct AcquireArgs {
     /// How long the lease lasts when nobody renews it (500ms, 30s, 5m, 1h; at most 24h)
     #[arg(long, value_name = "D", value_parser = duration::parse_ttl)]
     pub(crate) ttl: Ttl,
-    /// Ask again for at most so long, in no line; without it, end with 75 when somebody else holds it
+    /// Stand in line for at most so long; without it, end with 75 when somebody else holds it
     #[arg(long, value_name = "D", value_parser = duration::parse)]
     pub(crate) wait: Option<Duration>,
     /// What people read who ask for the holder [default: the parent process's name]

@@ -17,7 +17,7 @@ pub(crate) async fn acquire(args: AcquireArgs, store: &Choice, json: bool) -> Re
     let mut options = store.options()?;
     options.owner = owner(args.owner)?;
     let locks = store.connect_with(options).await?;
-    let request = locks.lock(&args.name).ttl(args.ttl.duration()).ownerless();
+    let request = locks.lock(&args.name).ttl(args.ttl.duration());
     let request = match args.wait {
         Some(wait) => request.wait_up_to(wait),
         None => request.no_wait(),

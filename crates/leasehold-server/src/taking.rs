@@ -70,8 +70,8 @@ pub(crate) struct Release {
 
 /// Take a lock
 ///
-/// The answer carries the token that alone can renew and release it. A request that waits asks the store
-/// again and again; it stands in no line, and is not served before those who do.
+/// The answer carries the token that alone can renew and release it. A request that waits stands in line with
+/// everybody else who wants the lock, and is served in its turn.
 #[utoipa::path(post, path = "/api/v1/locks/{name}/acquire", tag = "leases", request_body = Acquire,
     params(("name" = String, Path, description = "the lock; percent-encoded, `/` as `%2F`")),
     responses((status = 200, body = AcquiredView), (status = 400, body = Said),
@@ -92,14 +92,15 @@ pub(crate) async fn acquire(
         asked.owner.as_deref().or(caller.key.as_ref().map(|key| key.name.as_str())).unwrap_or(NOBODY),
     )?;
     let token = asked.request_id.as_deref().map(|id| token_of(&caller, &name, id)).transpose()?;
-    let request = app.locks.lock(&name).ttl(ttl.duration()).owned_by(owner).wait_up_to(wait);
+    let request = app.locks.lock(&name).ttl(ttl.duration()).owned_by(owner);
+    let request = if wait.is_zero() { request.no_wait() } else { request.wait_up_to(wait) };
     let taking = async {
         match &token {
             // Asked again after an answer was lost, it finds its own lease. So nothing is undone here.
             Some(token) => Ok((request.under_token(token).await?, token.clone())),
             // Nobody could ask for it again: a client that is gone keeps no lock.
             None => {
-                let guard = request.ownerless().await?;
+                let guard = request.await?;
                 Ok::<_, Error>((guard.fence(), guard.into_token().await?))
             }
         }

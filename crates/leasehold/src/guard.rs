@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Moment;
-use crate::engine::Alive;
 use crate::engine::lease_cell::{LeaseCell, NewLease, Record};
+use crate::engine::{Alive, by_token};
 use crate::error::{Error, Operation};
 use crate::event::LossReason;
 use crate::facts::{Fence, HolderId, LockName, Owner, Token, Ttl};
@@ -205,27 +205,26 @@ impl Guard {
         alive.0.release(cell).await
     }
 
-    /// Lets go of the guard and keeps the lease: it is renewed no more and ends by its ttl, counted from
-    /// this call, unless whoever has its token renews or releases it. For handing a lock to another
-    /// process.
+    /// Lets go of the guard and keeps the lease, which belongs to no process from then on: it is renewed no
+    /// more, no death of ours ends it, and it ends by its ttl, counted from this call, unless whoever has its
+    /// token renews or releases it. For handing a lock to another process.
     ///
     /// # Errors
     /// [`Error::Lost`] when the lease is over, [`Error::Store`] when the store did not answer; the lock
     /// is released in the background then.
-    pub async fn into_token(mut self) -> Result<Token, Error> {
-        // Whoever gets the token counts on the whole ttl: a lease that came by hand-off may not even
-        // be confirmed yet.
-        let ttl = self.cell().state().ttl;
-        self.extend(ttl.duration()).await?;
+    ///
+    /// # Cancel safety
+    /// Dropped before the answer, the lock is released in the background.
+    pub async fn into_token(self) -> Result<Token, Error> {
+        let token = self.token().clone();
+        self.hand_to(&token).await?;
+        Ok(token)
+    }
+
+    /// The same under another token.
+    pub(crate) async fn hand_to(mut self, token: &Token) -> Result<(), Error> {
         let Tended { alive, cell } = self.held.take().expect("a guard holds until it is released");
-        alive.0.leases.remove(&cell);
-        // From here on nobody tends it, so nobody would tell of it later.
-        let state = cell.state();
-        if !state.noted && cell.protected {
-            alive.0.tell_granted(&cell.name, &cell.token, &state.owner, cell.fence, ttl);
-        }
-        drop(state);
-        Ok(cell.token.clone())
+        if cell.protected { by_token::hand_on(&alive.0, &cell, token).await } else { Ok(()) }
     }
 
     /// From now on held on these terms; the store is told with the next pass. For a lease that was taken

@@ -285,7 +285,8 @@ impl LockManager {
         let ttl = ttl.into().unwrap_or(recorded);
         // Whoever looks reads the last sign of life off the recorded ttl, so another one is written.
         let rewrite = (ttl != recorded).then_some(holder.owner);
-        let renewal = Renewal { name: name.clone(), token: token.clone(), fence: holder.fence, ttl, rewrite };
+        let renewal =
+            Renewal { name: name.clone(), token: token.clone(), fence: holder.fence, ttl, rewrite, hand_to: None };
         let asked_at = Moment::now();
         let answer = core.within(async { Ok(core.store.renew(&[renewal]).await.pop()) }).await;
         match answer {

@@ -42,7 +42,6 @@ impl LockRequest {
             max_hold: None,
             wait: Wait::Forever,
             retry_every: None,
-            ownerless: false,
             on_unavailable: options.on_unavailable,
         });
         Self { alive, wish, renew: true }
@@ -127,23 +126,13 @@ impl LockRequest {
         })
     }
 
-    /// A lease that belongs to no process: no death of ours ends it, only its ttl. For a token that
-    /// is handed to somebody else; see [`Guard::into_token`].
-    pub fn ownerless(self) -> Self {
-        self.with(|wish| {
-            wish.ownerless = true;
-            Ok(())
-        })
-    }
-
     /// Takes the lock under a token of the caller's choice, without a guard: a lease that belongs to no process,
     /// which its token alone renews and releases
     /// ([`renew_token`](crate::LockManager::renew_token), [`release_token`](crate::LockManager::release_token)).
     ///
     /// Asked again with the same token, it answers with the same lease and fence, counted anew: so whoever
     /// lost the answer asks again, and does not block itself. For the same reason nothing is undone when the
-    /// call fails or is dropped: what it may have taken is had by asking again, or ends by its ttl. It waits
-    /// by polling, in no line.
+    /// call fails or is dropped: what it may have taken is had by asking again, or ends by its ttl.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -161,7 +150,7 @@ impl LockRequest {
     /// # Cancel safety
     /// Dropped before the answer, the lock may have been taken or not.
     pub async fn under_token(self, token: &Token) -> Result<Option<Fence>, Error> {
-        by_token::acquire(&self.alive.0, self.wish?, token).await
+        by_token::acquire(&self.alive, self.wish?, token).await
     }
 
     /// The guard, or `None` when somebody else holds the lock (and the time to wait is over).

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::{Error, LossReason, StoreError, StoreErrorKind};
+use leasehold::{Error, LossReason, StoreError, StoreErrorKind, Token};
 use leasehold_testkit::{Arena, on_every_store};
 use tokio::time::timeout;
 
@@ -71,9 +71,10 @@ async fn any_wait_for_nobody_in_particular_ends_as_asked(arena: Arena) {
             let b = arena.manager_with(options).await;
             let guard = a.lock("nobody").wait_up_to(LONG).await.expect("free");
             let began = std::time::Instant::now();
-            let outcome = b.lock("nobody").ownerless().retry_every(pause).wait_up_to(ms(30)).await;
+            let token = Token::random();
+            let outcome = b.lock("nobody").retry_every(pause).wait_up_to(ms(30)).under_token(&token).await;
             assert!(matches!(outcome, Err(Error::NotAcquired { .. })), "{outcome:?}");
-            let outcome = b.lock("nobody").ownerless().wait_up_to(ms(30)).await;
+            let outcome = b.lock("nobody").wait_up_to(ms(30)).under_token(&token).await;
             assert!(matches!(outcome, Err(Error::NotAcquired { .. })), "{outcome:?}");
             assert!(began.elapsed() >= ms(60), "{:?}", began.elapsed());
             guard.release().await.expect("answered");

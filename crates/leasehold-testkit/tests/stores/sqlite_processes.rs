@@ -151,6 +151,7 @@ async fn storm(store: &SqliteStore, file: &Path) {
             fence: grant.fence,
             ttl: claim.ttl,
             rewrite: Some(claim.owner.clone()),
+            hand_to: None,
         };
         if store.renew(&[renewal]).await != [Renewed::Renewed] {
             // Hung for longer than the provisional lease: given up before it began.

@@ -45,7 +45,14 @@ async fn queued(store: &SqliteStore, claim: &Claim) -> Place {
 }
 
 fn renewal(claim: &Claim, grant: &Grant) -> Renewal {
-    Renewal { name: claim.name.clone(), token: claim.token.clone(), fence: grant.fence, ttl: claim.ttl, rewrite: None }
+    Renewal {
+        name: claim.name.clone(),
+        token: claim.token.clone(),
+        fence: grant.fence,
+        ttl: claim.ttl,
+        rewrite: None,
+        hand_to: None,
+    }
 }
 
 async fn push(pushes: &mut tokio::sync::mpsc::UnboundedReceiver<Push>) -> Push {

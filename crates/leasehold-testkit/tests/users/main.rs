@@ -15,3 +15,4 @@ mod redis_py;
 mod reentrant;
 mod releasing;
 mod seeing;
+mod tokens;

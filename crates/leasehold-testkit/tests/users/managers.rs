@@ -41,8 +41,6 @@ on_every_store!(
     polling_works_without_events,
     tasks_of_one_process_stand_in_line_once,
     unfenced_locks_exclude_too,
-    a_token_can_be_handed_on,
-    a_token_that_was_waited_for_can_be_handed_on,
     shutdown_tells_holders_and_gives_everything_back,
     bad_input_is_refused_before_anything_is_written,
     owner_and_stranger_release_at_once,
@@ -53,7 +51,7 @@ on_every_store!(
 );
 
 /// Until so many stand in line.
-async fn stand_in_line(manager: &LockManager, name: &str, waiters: usize) {
+pub(crate) async fn stand_in_line(manager: &LockManager, name: &str, waiters: usize) {
     let waiting = async {
         while manager.info(name).await.expect("answered").waiters.len() != waiters {
             tokio::time::sleep(ms(1)).await;
@@ -432,36 +430,6 @@ async fn unfenced_locks_exclude_too(arena: Arena) {
     let guard = timeout(LONG, waiter).await.expect("in time").expect("no panic").expect("its turn");
     assert_eq!(guard.fence(), None, "asked for none");
     assert!(guard.release().await.expect("answered"));
-}
-
-async fn a_token_can_be_handed_on(arena: Arena) {
-    let (a, b) = (arena.manager().await, arena.manager().await);
-    let token = a.lock("handed").ownerless().renew(false).await.expect("free").into_token().await.expect("ours");
-    a.shutdown().await;
-    assert!(b.is_locked("handed").await.expect("answered"), "it belongs to no process");
-    b.renew_token("handed", &token, Ttl::default()).await.expect("ours");
-    assert!(!b.release_token("handed", &Token::random()).await.expect("answered"));
-    assert!(b.release_token("handed", &token).await.expect("answered"));
-    assert!(!b.is_locked("handed").await.expect("answered"));
-}
-
-async fn a_token_that_was_waited_for_can_be_handed_on(arena: Arena) {
-    let (a, b) = (arena.manager().await, arena.manager().await);
-    let first = b.lock("waited").await.expect("free");
-    let waiter = tokio::spawn({
-        let a = a.clone();
-        async move {
-            let guard = a.lock("waited").ownerless().renew(false).wait_up_to(LONG).await.expect("its turn");
-            guard.into_token().await.expect("ours")
-        }
-    });
-    tokio::time::sleep(ms(100)).await;
-    first.release().await.expect("answered");
-    let token = timeout(LONG, waiter).await.expect("in time").expect("no panic");
-    a.shutdown().await;
-    let holder = b.holder("waited").await.expect("answered").expect("it belongs to no process");
-    assert!(!holder.listens && holder.ttl_left.expect("ends") > Duration::from_secs(25), "{holder:?}");
-    assert!(b.release_token("waited", &token).await.expect("answered"));
 }
 
 async fn shutdown_tells_holders_and_gives_everything_back(arena: Arena) {

@@ -37,8 +37,6 @@ pub(crate) struct Wish {
     pub(crate) max_hold: Option<Duration>,
     pub(crate) wait: Wait,
     pub(crate) retry_every: Option<Duration>,
-    /// The lease belongs to no process: only its ttl counts.
-    pub(crate) ownerless: bool,
     pub(crate) on_unavailable: OnUnavailable,
 }
 
@@ -72,13 +70,13 @@ impl Wait {
 ///
 /// Armed before the request leaves: if the future is dropped, or the reply is lost, the store may
 /// hold a grant that only this token can give back.
-struct Undo<'a> {
+pub(super) struct Undo<'a> {
     core: &'a Arc<Core>,
     claim: Option<Claim>,
 }
 
 impl<'a> Undo<'a> {
-    fn arm(core: &'a Arc<Core>, claim: Claim) -> Self {
+    pub(super) fn arm(core: &'a Arc<Core>, claim: Claim) -> Self {
         Self { core, claim: Some(claim) }
     }
 
@@ -86,7 +84,7 @@ impl<'a> Undo<'a> {
         self.claim.as_ref().expect("armed until disarmed, which consumes it")
     }
 
-    fn disarm(mut self) -> Claim {
+    pub(super) fn disarm(mut self) -> Claim {
         self.claim.take().expect("armed until disarmed, which consumes it")
     }
 }
@@ -94,7 +92,7 @@ impl<'a> Undo<'a> {
 impl Drop for Undo<'_> {
     fn drop(&mut self) {
         if let Some(claim) = self.claim.take() {
-            self.core.leave_in_background(claim);
+            drop(self.core.leave_in_background(claim));
         }
     }
 }
@@ -176,16 +174,13 @@ async fn obtain(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<See
     // Whoever can wait does not overtake tasks of its own process that wait already, and does not try in vain for a
     // lock that was just handed on.
     let stands_in_line = || core.rooms.is_open(&wish.name) || core.rooms.is_crowded(&wish.name);
-    if wish.wait == Wait::Not || wish.ownerless || !stands_in_line() {
+    if wish.wait == Wait::Not || !stands_in_line() {
         if let Some(guard) = try_once(alive, wish, began, seen).await? {
             return Ok((guard, false));
         }
         if wish.wait == Wait::Not {
             return Err(Ended::Late);
         }
-    }
-    if wish.ownerless {
-        return Ok((Box::pin(poll(alive, wish, began, seen)).await?, false));
     }
     // Boxed: a lock that is free should not carry the room for waiting around.
     Ok((Box::pin(wait(alive, wish, None, began, seen)).await?, true))
@@ -257,31 +252,6 @@ pub(super) async fn try_once(
     }
 }
 
-/// Waits without standing in line: the room's place belongs to this process, and a lease that belongs
-/// to none must not be had by it.
-async fn poll(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<Seen>) -> Result<Guard, Ended> {
-    let options = &alive.0.options;
-    let deadline = wish.wait.deadline(began);
-    let mut pause = wish.retry_every.unwrap_or(options.poll_interval).max(FIRST_PAUSE);
-    loop {
-        if deadline.is_some_and(|end| Moment::now() >= end) {
-            return Err(Ended::Late);
-        }
-        let next = Moment::now() + jittered(pause);
-        tokio::select! {
-            biased;
-            () = alive.0.closing.cancelled() => return Err(Ended::shut_down(&wish.name)),
-            () = sleep_until(Some(deadline.map_or(next, |end| end.min(next)))) => {}
-        }
-        if let Some(guard) = try_once(alive, wish, Moment::now(), seen).await? {
-            return Ok(guard);
-        }
-        if wish.retry_every.is_none() {
-            pause = pause.saturating_mul(2).min(options.max_poll_interval).max(FIRST_PAUSE);
-        }
-    }
-}
-
 /// Waits for its turn in the room of the name, under a ticket of its own or the room's.
 pub(super) async fn wait(
     alive: &Arc<Alive>,
@@ -319,6 +289,7 @@ pub(super) async fn wait(
                         if last.answered || last.failed.is_some() {
                             *lock(seen) = last;
                         }
+                        room.got_up_and_left().await;
                         return Err(Ended::Late);
                     }
                 }
@@ -386,7 +357,7 @@ fn claim(wish: &Wish) -> Claim {
         ttl: wish.ttl,
         owner: wish.owner.clone(),
         fenced: wish.fenced,
-        listens: !wish.ownerless,
+        listens: true,
         since_ms: wall_ms(),
     }
 }

@@ -1,15 +1,18 @@
-//! Taking a lock under a token that the caller chose, without a guard: for somebody who asks through us,
-//! may be cut off, and asks again.
+//! Leases that belong to a token and to no process: taken under a token that the caller chose, for somebody who
+//! asks through us, may be cut off, and asks again; or handed on by a guard.
 //!
-//! Nothing is undone here, whatever becomes of the call. An undo names the token, and the same token may
-//! have been granted to the caller's second try meanwhile: the lease would be gone under its feet. What a
-//! lost call may have taken is had by asking again with its token, or ends by its ttl.
+//! Nothing of a chosen token is undone here, whatever becomes of the call. An undo names the token, and the same
+//! token may have been granted to the caller's second try meanwhile: the lease would be gone under its feet. What
+//! a lost call may have taken is had by asking again with its token, or ends by its ttl.
 
-use std::sync::{Mutex, PoisonError};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use super::acquiring::{Ended, FIRST_PAUSE, GRACE, Wait, Wish, not_acquired, worth_asking_again};
+use super::acquiring::{self, Ended, FIRST_PAUSE, LONGEST_PAUSE, Undo, Wait, Wish, not_acquired, worth_asking_again};
+use super::lease_cell::LeaseCell;
 use super::rooms::{Seen, jittered};
-use super::{Core, lock};
+use super::{Alive, Core, lock};
 use crate::clock::{Moment, sleep_until, wall_ms};
 use crate::error::{Error, Operation};
 use crate::event::{EventKind, LockEvent, LossReason, Transition};
@@ -20,9 +23,13 @@ use crate::store::{Claim, Note, Renewal, Renewed, StoreError, StoreErrorKind, Tr
 /// How often a grant is asked for anew when it is another one by the time it is confirmed: two calls with
 /// one token are at it together, and the second finds what the first has written.
 const CONFIRMS: usize = 4;
+/// Who stands in line looks now and then whether its token has the lock by another way: the same request, sent
+/// again, may stand in another line.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Takes a lock as wished; the fence of the lease, which lasts its full ttl from some moment of this call.
-pub(crate) async fn acquire(core: &Core, wish: Wish, token: &Token) -> Result<Option<Fence>, Error> {
+pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish, token: &Token) -> Result<Option<Fence>, Error> {
+    let core = &alive.0;
     // Before the look: a shutdown either is seen here, or waits for this call.
     let _call = core.call();
     if core.closing.is_cancelled() {
@@ -30,23 +37,18 @@ pub(crate) async fn acquire(core: &Core, wish: Wish, token: &Token) -> Result<Op
     }
     let began = Moment::now();
     let seen = Mutex::new(Seen::default());
-    let answer_by = match wish.wait {
-        Wait::Not => Some(began + core.options.answer_within),
-        Wait::UpTo(wait) => Some(began + wait + GRACE),
-        Wait::Forever => None,
-    };
+    let answer_by = wish.wait.answer_by(began, core.options.answer_within);
     let outcome = tokio::select! {
         biased;
-        outcome = obtain(core, &wish, token, began, &seen) => outcome,
+        outcome = obtain(alive, &wish, token, began, &seen) => outcome,
         () = sleep_until(answer_by) => Err(Ended::Late),
     };
     let waited = began.until(Moment::now());
     match outcome {
-        Ok(fence) => {
+        Ok((fence, handed_over)) => {
             core.stats.total_locks.add_one();
             tracing::debug!(name = %wish.name, ?waited, ?fence, "acquired");
-            core.observe(&Transition::Acquired { name: wish.name.as_str(), waited, handed_over: false });
-            core.tell_granted(&wish.name, token, &wish.owner, fence, wish.ttl);
+            core.observe(&Transition::Acquired { name: wish.name.as_str(), waited, handed_over });
             Ok(fence)
         }
         Err(Ended::Error(error)) => Err(error),
@@ -62,13 +64,15 @@ pub(crate) async fn acquire(core: &Core, wish: Wish, token: &Token) -> Result<Op
     }
 }
 
+/// The fence, and whether another holder handed the lock over.
 async fn obtain(
-    core: &Core,
+    alive: &Arc<Alive>,
     wish: &Wish,
     token: &Token,
     began: Moment,
     seen: &Mutex<Seen>,
-) -> Result<Option<Fence>, Ended> {
+) -> Result<(Option<Fence>, bool), Ended> {
+    let core = &alive.0;
     let claim = Claim {
         name: wish.name.clone(),
         token: token.clone(),
@@ -78,25 +82,27 @@ async fn obtain(
         listens: false,
         since_ms: wall_ms(),
     };
-    let deadline = match wish.wait {
-        Wait::Not => Some(began),
-        Wait::UpTo(wait) => Some(began + wait),
-        Wait::Forever => None,
-    };
-    let mut pause = wish.retry_every.unwrap_or(core.options.poll_interval).max(FIRST_PAUSE);
+    // In the room of this process, under a token of the room's own. It sits down when it is first polled.
+    let mut turn = pin!(acquiring::wait(alive, wish, None, began, seen));
+    let mut time_is_over = wish.wait == Wait::Not;
+    let mut pause = FIRST_PAUSE;
     let mut failing_since = None;
     loop {
-        match core.within(ask(core, &claim)).await {
-            Ok(Answer::Granted(fence)) => return Ok(fence),
+        let look_after = match core.within(ask(core, &claim)).await {
+            Ok(Answer::Granted(fence)) => {
+                core.tell_granted(&wish.name, token, &wish.owner, fence, wish.ttl);
+                return Ok((fence, false));
+            }
             Ok(Answer::Revoked) => {
                 return Err(Ended::Error(Error::Lost { name: wish.name.clone(), why: LossReason::Revoked }));
             }
             Ok(Answer::Held(holder)) => {
                 failing_since = None;
                 *lock(seen) = Seen { holder: holder.map(|holder| *holder), answered: true, failed: None };
-                if deadline.is_some_and(|end| Moment::now() >= end) {
+                if time_is_over {
                     return Err(Ended::Late);
                 }
+                LOOK_EVERY
             }
             Err(error) => {
                 lock(seen).failed = Some(error.clone());
@@ -104,20 +110,95 @@ async fn obtain(
                 if !worth_asking_again(&error) || since.until(Moment::now()) >= core.options.patience {
                     return Err(Ended::Error(core.store_error(Operation::Acquire, &wish.name, error)));
                 }
+                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause
             }
-        }
-        // Not beyond the end of the wait, where one last look is due; but a store that fails is given the
-        // time it may take to answer.
-        let next = Moment::now() + jittered(pause);
-        let next = deadline.filter(|_| failing_since.is_none()).map_or(next, |end| end.min(next));
+        };
         tokio::select! {
             biased;
             () = core.closing.cancelled() => return Err(Ended::shut_down(&wish.name)),
-            () = sleep_until(Some(next)) => {}
+            // Only behind a holder: whoever does not know whether it has the lock already stands in no line for it.
+            guard = &mut turn, if failing_since.is_none() && !time_is_over => {
+                let guard = match guard {
+                    Err(Ended::Late) => {
+                        // One last look.
+                        time_is_over = true;
+                        continue;
+                    }
+                    guard => guard?,
+                };
+                let fence = guard.fence();
+                // From here on whoever gets no answer may have the lock.
+                lock(seen).failed = Some(StoreErrorKind::NoAnswer.into());
+                match guard.hand_to(token).await {
+                    Ok(()) => return Ok((fence, true)),
+                    // So slow were we, or the store. It is the next one's, and our turn comes again.
+                    Err(Error::Lost { why: LossReason::Gone | LossReason::Expired, .. }) => {
+                        turn.set(acquiring::wait(alive, wish, None, began, seen));
+                    }
+                    Err(error) => return Err(Ended::Error(error)),
+                }
+            }
+            () = tokio::time::sleep(jittered(look_after)) => {}
         }
-        if wish.retry_every.is_none() {
-            pause = pause.saturating_mul(2).min(core.options.max_poll_interval).max(FIRST_PAUSE);
+    }
+}
+
+/// Makes a lease of this process that of a token, which may be its own, and of no process. It lasts its full ttl
+/// from some moment of this call. Dropped or failed, it is given back where it was not handed on.
+pub(crate) async fn hand_on(core: &Arc<Core>, cell: &LeaseCell, to: &Token) -> Result<(), Error> {
+    let _call = core.call();
+    let began = Moment::now();
+    // Nobody tends it from here on: a renewal after this one would find another's token.
+    core.leases.remove(cell);
+    let (undo, renewal, noted) = {
+        let state = cell.state();
+        let (name, token, ttl, owner) = (cell.name.clone(), cell.token.clone(), state.ttl, state.owner.clone());
+        let rewrite = Some(owner.clone());
+        let renewal = Renewal {
+            name: name.clone(),
+            token: token.clone(),
+            fence: cell.fence,
+            ttl,
+            rewrite,
+            hand_to: Some(to.clone()),
+        };
+        let claim = Claim { name, token, ttl, owner, fenced: cell.fenced, listens: true, since_ms: wall_ms() };
+        // A leave, not a release: what was handed on before an answer was lost is nobody's to complain about.
+        (Undo::arm(core, claim), renewal, state.noted)
+    };
+    let lost = |why| {
+        core.tell_lost(cell, why);
+        Err(Error::Lost { name: cell.name.clone(), why })
+    };
+    if let Some(why) = cell.state().lost {
+        return lost(why);
+    }
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let asked_at = Moment::now();
+        let answer = core.within(async { Ok(core.store.renew(std::slice::from_ref(&renewal)).await.pop()) }).await;
+        let error = match answer {
+            // The answer may have taken as long as the lease: nobody may begin with that.
+            Ok(Some(Renewed::Renewed)) if Belief::new(asked_at, renewal.ttl.duration()).is_valid(Moment::now()) => {
+                let claim = undo.disarm();
+                // Nobody tends it, so nobody would tell of it later.
+                if !noted {
+                    core.tell_granted(&claim.name, to, &claim.owner, cell.fence, claim.ttl);
+                }
+                return Ok(());
+            }
+            Ok(Some(Renewed::Renewed)) => StoreErrorKind::NoAnswer.into(),
+            Ok(Some(Renewed::Lost)) => return lost(LossReason::Gone),
+            Ok(Some(Renewed::Revoked)) => return lost(LossReason::Revoked),
+            Ok(Some(Renewed::Unknown(error))) | Err(error) => error,
+            Ok(None) => StoreErrorKind::Other.into(),
+        };
+        if !worth_asking_again(&error) || began.until(Moment::now()) >= core.options.patience {
+            return Err(core.store_error(Operation::Renew, &cell.name, error));
         }
+        tokio::time::sleep(jittered(pause)).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
@@ -142,6 +223,7 @@ async fn ask(core: &Core, claim: &Claim) -> Result<Answer, StoreError> {
             fence: grant.fence,
             ttl: claim.ttl,
             rewrite: Some(claim.owner.clone()),
+            hand_to: None,
         };
         let asked_at = Moment::now();
         match core.store.renew(&[renewal]).await.pop() {

@@ -186,6 +186,7 @@ impl LeaseCell {
             fence: self.fence,
             ttl: state.ttl,
             rewrite: state.rewrite.then(|| state.owner.clone()),
+            hand_to: None,
         }
     }
 }

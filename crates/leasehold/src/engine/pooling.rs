@@ -329,6 +329,7 @@ impl<'a> Hunt<'a> {
                     self.take_last(&mut arrivals, taken);
                     if taken.len() < self.count {
                         self.remember(seats, taken);
+                        join_all(seats.0.iter().map(|(_, room)| room.got_up_and_left())).await;
                         return Err(Ended::Late);
                     }
                 }

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use tokio::sync::oneshot;
+
 use super::Core;
 use super::lease_cell::LeaseCell;
 use super::rooms::jittered;
@@ -76,17 +78,23 @@ impl Core {
         });
     }
 
-    /// Gives up an attempt wherever it stands, until the store has said so or must have forgotten it.
-    pub(crate) fn leave_in_background(self: &Arc<Self>, claim: Claim) {
+    /// Gives up an attempt wherever it stands, until the store has said so or must have forgotten it. What is
+    /// returned ends when the store has answered.
+    pub(crate) fn leave_in_background(self: &Arc<Self>, claim: Claim) -> oneshot::Receiver<()> {
         let core = self.clone();
+        let (answered, left) = oneshot::channel();
         self.spawn(async move {
             let forgotten_at = Moment::now() + claim.ttl.duration() + core.options.patience;
+            let mut answered = Some(answered);
             let mut pause = FIRST_PAUSE;
             loop {
                 match core.within(core.store.leave(&claim)).await {
                     // Where a lost connection may still carry out what it sent, once is not enough.
                     Ok(_) if core.store.may_resend_try() => return,
-                    Ok(_) => pause = LONGEST_PAUSE,
+                    Ok(_) => {
+                        drop(answered.take());
+                        pause = LONGEST_PAUSE;
+                    }
                     Err(error) if error.kind() == StoreErrorKind::Closed => return,
                     // Scripts do not run, but what they would give back may have been taken without one.
                     Err(error)
@@ -105,6 +113,7 @@ impl Core {
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
         });
+        left
     }
 
     async fn given_back_by_other_means(&self, claim: &Claim) -> bool {

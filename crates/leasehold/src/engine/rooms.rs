@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 use super::lease_cell::{NewLease, Record};
 use super::seat::Seat;
@@ -35,6 +36,10 @@ const ASK_AT_LEAST_EVERY: Duration = Duration::from_secs(30);
 const PER_POSITION: Duration = Duration::from_millis(20);
 /// Behind a holder that sends no message when it is done, the head of the queue asks this often.
 const BEHIND_FOREIGN: Duration = Duration::from_millis(100);
+
+/// Whose time is over, and who is the last of its room, waits this long at most until the store knows that it is
+/// gone: otherwise the lock could still be given to it, and be passed on, after its call has ended.
+const LEAVES_WITHIN: Duration = Duration::from_millis(100);
 
 /// Whoever gave a lock to the next in line and wants it again within this stands in line, without a try.
 const CROWDED_FOR: Duration = Duration::from_secs(1);
@@ -69,6 +74,8 @@ pub(crate) struct Room {
     knock: mpsc::UnboundedSender<Knock>,
     /// The position in the queue, and the ttl of who waits there.
     place: Mutex<(usize, Option<Ttl>)>,
+    /// Nobody sits there any more, and the store knows it.
+    gone: CancellationToken,
 }
 
 /// What wakes a room.
@@ -98,6 +105,7 @@ impl Rooms {
             seen: Mutex::default(),
             knock,
             place: Mutex::new((0, None)),
+            gone: CancellationToken::new(),
         });
         rooms.insert(name, room.clone());
         // A shutdown that closed every room may have passed just before.
@@ -180,6 +188,14 @@ impl Room {
         let _ = self.knock.send(Knock::Seats);
     }
 
+    /// The same, and a moment for the store to know it, unless others still sit here.
+    pub(crate) async fn got_up_and_left(&self) {
+        self.got_up();
+        if self.deserted() {
+            let _ = tokio::time::timeout(LEAVES_WITHIN, self.gone.cancelled()).await;
+        }
+    }
+
     pub(crate) fn seen(&self) -> Seen {
         lock(&self.seen).clone()
     }
@@ -211,19 +227,24 @@ async fn run(alive: Arc<Alive>, room: Arc<Room>, mut knocks: mpsc::UnboundedRece
         lock(&core.rooms.by_token).remove(&claim.token);
         match attempt {
             Attempt::Granted { grant, confirm } => room.give(&alive, &claim, ticket, &grant, confirm),
-            Attempt::Deserted | Attempt::UsedUp => core.leave_in_background(claim),
+            Attempt::Deserted => {
+                let left = core.leave_in_background(claim);
+                let _ = tokio::time::timeout(LEAVES_WITHIN, left).await;
+            }
+            Attempt::UsedUp => drop(core.leave_in_background(claim)),
             Attempt::Failed(error) => {
-                core.leave_in_background(claim);
+                drop(core.leave_in_background(claim));
                 room.fail(core, &error);
             }
             Attempt::Closed => {
-                core.leave_in_background(claim);
+                drop(core.leave_in_background(claim));
                 for seat in lock(&room.seats).drain(..) {
                     seat.reply.send(Err(Error::ShutDown { name: room.name.clone() }));
                 }
             }
         }
     }
+    room.gone.cancel();
     core.rooms.tell_store(core);
 }
 
@@ -265,7 +286,7 @@ impl Room {
     fn give(&self, alive: &Arc<Alive>, claim: &Claim, ticket: Option<Ticket>, grant: &Grant, confirm: bool) {
         let Some(seat) = self.take_first(ticket) else {
             // Everybody it was for got up while the grant was on its way. The store knows who is next.
-            return alive.0.leave_in_background(claim.clone());
+            return drop(alive.0.leave_in_background(claim.clone()));
         };
         let mine = seat.lease.ttl == claim.ttl && seat.lease.owner == claim.owner;
         let record = match (mine, confirm) {

@@ -412,7 +412,13 @@ impl Core {
         // Whatever made us look at it, it needs no more looks; but its guard lives.
         let tended = self.leases.lock().put(cell, NEVER);
         // Given back meanwhile: a renewal that was on its way finds it gone, and nobody lost anything.
-        if !tended || !cell.lose(why) {
+        if tended {
+            self.tell_lost(cell, why);
+        }
+    }
+
+    pub(super) fn tell_lost(&self, cell: &LeaseCell, why: LossReason) {
+        if !cell.lose(why) {
             return;
         }
         tracing::warn!(name = %cell.name, holder = %cell.token.holder_id(), %why, "lease lost");

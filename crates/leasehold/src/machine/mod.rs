@@ -374,6 +374,7 @@ impl Lock {
         ttl_ms: u64,
         fence: Option<Fence>,
         rewrite: Option<&Owner>,
+        hand_to: Option<&Token>,
     ) -> RenewReply {
         self.lapse(turn.now_ms);
         let rules = turn.rules;
@@ -383,7 +384,12 @@ impl Lock {
             held.prolong(turn.now_ms, ttl_ms);
             return RenewReply::Renewed;
         }
-        let Some(held) = self.held_by(token) else { return RenewReply::Lost };
+        let Slot::Held(held) = &mut self.slot else { return RenewReply::Lost };
+        // Handed on already, and sent again: the fence says that it is still the same lease.
+        let handed_on = hand_to == Some(&held.token) && fence.is_some_and(|fence| fence.get() == held.fence);
+        if held.token != *token && !handed_on {
+            return RenewReply::Lost;
+        }
         if held.flag == Flag::Revoked && rules.keep(Rule::RenewalRespectsARevocation) {
             return RenewReply::Revoked;
         }
@@ -399,6 +405,10 @@ impl Lock {
         if let Some(owner) = rewrite {
             held.ttl_ms = ttl_ms;
             held.owner = owner.clone();
+        }
+        if let Some(to) = hand_to {
+            held.token = to.clone();
+            held.inbox = None;
         }
         RenewReply::Renewed
     }

@@ -214,7 +214,7 @@ impl Store for MemoryStore {
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Renewed> {
         let renew = |r: &Renewal| {
             let verb = |lock: &mut Lock, turn: &mut Turn<'_>| {
-                lock.renew(turn, &r.token, r.ttl.as_millis(), r.fence, r.rewrite.as_ref())
+                lock.renew(turn, &r.token, r.ttl.as_millis(), r.fence, r.rewrite.as_ref(), r.hand_to.as_ref())
             };
             match self.turn(&r.name, verb) {
                 Ok((RenewReply::Renewed, _)) => Renewed::Renewed,

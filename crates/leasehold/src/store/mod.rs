@@ -187,6 +187,9 @@ pub struct Renewal {
     pub ttl: Ttl,
     /// Writes ttl and owner into the record: a confirm by the task that got the lock, or an extend.
     pub rewrite: Option<Owner>,
+    /// Makes it the lease of this token, which may be its own, and of no process: no death ends it any more, only
+    /// its ttl. Idempotent: sent again, it finds what it has done by the fence.
+    pub hand_to: Option<Token>,
 }
 
 /// The answer to one renewal.

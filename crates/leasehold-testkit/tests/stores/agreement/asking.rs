@@ -30,6 +30,8 @@ pub(crate) struct RenewOne {
     pub(crate) fence: FenceOf,
     pub(crate) ttl: Ttl,
     pub(crate) rewrite: Option<Owner>,
+    /// The attempt whose lease it is from then on.
+    pub(crate) hand_to: Option<usize>,
 }
 
 #[derive(Clone, Copy)]
@@ -83,7 +85,9 @@ impl Request {
                     };
                     let name = lock(attempts[one.attempt].name);
                     let rewrite = if one.rewrite.is_some() { ", rewriting it" } else { "" };
-                    format!("attempt {} on {name} for {:?} with {fence}{rewrite}", one.attempt, one.ttl.duration())
+                    let handing = one.hand_to.map_or(String::new(), |to| format!(", handing it to attempt {to}"));
+                    let ttl = one.ttl.duration();
+                    format!("attempt {} on {name} for {ttl:?} with {fence}{rewrite}{handing}", one.attempt)
                 };
                 let all: Vec<String> = what.iter().map(one).collect();
                 format!("{} renews {}", Letter(*by), all.join("; "))

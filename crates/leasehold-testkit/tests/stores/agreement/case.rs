@@ -114,6 +114,8 @@ pub(crate) struct RenewSpec {
     pub(crate) fence: FenceSpec,
     pub(crate) ttl: usize,
     pub(crate) rewrite: bool,
+    /// It is handed on to the token of this claim.
+    pub(crate) hand_to: Option<usize>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -193,13 +195,9 @@ fn renewal() -> impl Strategy<Value = RenewSpec> {
         3 => (0..8_usize).prop_map(FenceSpec::Other),
     ];
     let dead = prop::bool::weighted(0.1);
-    (0..8_usize, dead, fence, 0..TTLS.len(), any::<bool>()).prop_map(|(claim, dead, fence, ttl, rewrite)| RenewSpec {
-        claim,
-        dead,
-        fence,
-        ttl,
-        rewrite,
-    })
+    let hand_to = prop::option::weighted(0.3, 0..8_usize);
+    (0..8_usize, dead, fence, 0..TTLS.len(), any::<bool>(), hand_to)
+        .prop_map(|(claim, dead, fence, ttl, rewrite, hand_to)| RenewSpec { claim, dead, fence, ttl, rewrite, hand_to })
 }
 
 fn fate() -> impl Strategy<Value = Fate> {

@@ -323,7 +323,8 @@ impl<'a> Drive<'a> {
                 let renewal = |one: &RenewOne| {
                     let (claim, fence) = (&self.attempts[one.attempt].claim, self.fence(world, one));
                     let (name, token) = (claim.name.clone(), claim.token.clone());
-                    Renewal { name, token, fence, ttl: one.ttl, rewrite: one.rewrite.clone() }
+                    let hand_to = one.hand_to.map(|to| self.attempts[to].claim.token.clone());
+                    Renewal { name, token, fence, ttl: one.ttl, rewrite: one.rewrite.clone(), hand_to }
                 };
                 let renewals: Vec<Renewal> = what.iter().map(renewal).collect();
                 Reply { attempt: None, name: 0, answer: Answer::Renew(store(*by).renew(&renewals).await) }
@@ -422,7 +423,10 @@ impl<'a> Drive<'a> {
             let attempt = self.token(spec.claim, spec.dead);
             let ttl = Ttl::new(TTLS[spec.ttl]).expect("a ttl");
             let rewrite = spec.rewrite.then(|| Owner::named(format!("{attempt}, renewed")).expect("an owner"));
-            RenewOne { attempt, fence: self.choose(attempt, spec.fence), ttl, rewrite }
+            // One that wants the same lock; it may hold it, wait for it, or never have asked.
+            let same_name = |other: &usize| self.attempts[*other].name == self.attempts[attempt].name;
+            let hand_to = spec.hand_to.map(|claim| self.token(claim, false)).filter(same_name);
+            RenewOne { attempt, fence: self.choose(attempt, spec.fence), ttl, rewrite, hand_to }
         };
         Request::Renew { what: what.iter().map(one).collect(), by }
     }

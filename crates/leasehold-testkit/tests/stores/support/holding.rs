@@ -1,7 +1,7 @@
 //! Taking, renewing and giving back.
 
 use leasehold::Owner;
-use leasehold::store::{Release, Renewed};
+use leasehold::store::{Claim, EvictMode, Release, Renewal, Renewed};
 
 use super::*;
 
@@ -142,6 +142,35 @@ pub(crate) async fn a_renewal_can_rewrite_ttl_and_owner(world: &impl World) {
     assert_eq!((holder.owner, holder.fence, holder.ttl), (owner, fence, Some(longer.duration())));
     assert!(holder.ttl_left.expect("an end") > LONG);
     assert_eq!(holder.id, mine.token.holder_id());
+}
+
+pub(crate) async fn a_lease_can_be_handed_to_another_token(world: &impl World) {
+    let store = world.open().await;
+    let (mine, theirs) = (claim("a"), claim("a"));
+    let fence = acquires(&*store, &mine).await.fence;
+    let owner = Owner::named("whoever asked").expect("an owner");
+    let hand =
+        |to: &Claim| Renewal { rewrite: Some(owner.clone()), hand_to: Some(to.token.clone()), ..renewal(&mine, fence) };
+    assert_eq!(store.renew(&[hand(&theirs)]).await, [Renewed::Renewed]);
+    let holder = store.holder(&mine.name).await.expect("an answer").expect("a holder");
+    assert_eq!((holder.id, holder.fence, holder.owner), (theirs.token.holder_id(), fence, owner.clone()));
+    assert!(!holder.listens, "it belongs to no process");
+    // Sent again, it finds what it has done; the old token is nobody's.
+    assert_eq!(store.renew(&[hand(&theirs)]).await, [Renewed::Renewed]);
+    assert_eq!(store.renew(&[hand(&claim("a")), renewal(&mine, fence)]).await, [Renewed::Lost, Renewed::Lost]);
+    assert_eq!(store.release(&mine.name, &mine.token).await, Ok(Release::NotOwner));
+    store.leave(&mine).await.expect("an answer");
+    assert_eq!(store.renew(&[renewal(&theirs, fence)]).await, [Renewed::Renewed]);
+    // Granted to that token anew, it is another lease, which a late copy does not take for its own.
+    assert_eq!(store.release(&theirs.name, &theirs.token).await, Ok(Release::Released));
+    assert_eq!(store.renew(&[hand(&theirs)]).await, [Renewed::Lost], "never re-created");
+    let anew = acquires(&*store, &theirs).await.fence;
+    assert_eq!(store.renew(&[hand(&theirs)]).await, [Renewed::Lost]);
+    assert!(store.holder(&mine.name).await.expect("an answer").expect("a holder").listens);
+    // A lease that was taken away is not handed on.
+    store.evict(&mine.name, theirs.token.holder_id(), EvictMode::Revoke).await.expect("an answer");
+    let revoked = Renewal { hand_to: Some(mine.token.clone()), ..renewal(&theirs, anew) };
+    assert_eq!(store.renew(&[revoked]).await, [Renewed::Revoked]);
 }
 
 pub(crate) async fn a_renewal_never_shortens(world: &impl World) {

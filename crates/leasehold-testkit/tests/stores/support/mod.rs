@@ -182,7 +182,14 @@ pub(crate) async fn acquires(store: &dyn Store, claim: &Claim) -> Grant {
 }
 
 pub(crate) fn renewal(claim: &Claim, fence: Option<Fence>) -> Renewal {
-    Renewal { name: claim.name.clone(), token: claim.token.clone(), fence, ttl: claim.ttl, rewrite: None }
+    Renewal {
+        name: claim.name.clone(),
+        token: claim.token.clone(),
+        fence,
+        ttl: claim.ttl,
+        rewrite: None,
+        hand_to: None,
+    }
 }
 
 /// The next message about a lock; what concerns the connection is passed over.

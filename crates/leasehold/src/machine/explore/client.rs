@@ -5,7 +5,9 @@ use std::time::Duration;
 use super::super::Waiting;
 use super::message::{Answer, Request, Saw, Says, Verb};
 use super::rule::{ClientRule, Violation};
-use super::world::{Client, Closing, OLD, Phase, Setup, TICK_MS, World, client_of, moment, number, number_of};
+use super::world::{
+    Client, Closing, OLD, Phase, Setup, TICK_MS, World, client_of, handed_on, moment, number, number_of,
+};
 use crate::lease::Belief;
 
 impl World {
@@ -40,7 +42,29 @@ impl World {
         let client = &mut self.clients[c];
         let Phase::Holding { asking, .. } = client.phase else { return };
         client.phase = Phase::Holding { renewing: true, asking };
-        client.send(setup, Verb::Renew { fence: client.fence });
+        client.send(setup, Verb::Renew { fence: client.fence, hand_on: false });
+    }
+
+    /// Belief in the present token ends before the lease can be another's.
+    pub(super) fn hand_on(&mut self, setup: &Setup, c: usize) {
+        let client = &mut self.clients[c];
+        client.until = 0;
+        client.phase = Phase::HandingOn;
+        client.send(setup, Verb::Renew { fence: client.fence, hand_on: true });
+    }
+
+    fn handed_on(&mut self, setup: &Setup, c: usize, age: u8) {
+        let client = &mut self.clients[c];
+        if client.phase != Phase::HandingOn {
+            return;
+        }
+        let belief = Belief::new(moment(age), lasting(setup.ttl));
+        if !belief.is_valid(moment(0)) {
+            return self.hand_on(setup, c);
+        }
+        client.token = handed_on(client.token);
+        client.until = ticks(&belief);
+        client.phase = Phase::Holding { renewing: false, asking: false };
     }
 
     /// The present attempt is over: belief is given up, then the lock.
@@ -49,7 +73,8 @@ impl World {
         let asks = match client.phase {
             Phase::Holding { asking, .. } => asking && setup.client_rules.keep(ClientRule::HolderThatStillAsksLeaves),
             Phase::Yielding => false,
-            Phase::Confirming { .. } | Phase::Idle | Phase::Trying | Phase::Waiting { .. } => true,
+            // A leave does not mind when the lease was handed on and that was not heard.
+            Phase::Confirming { .. } | Phase::Idle | Phase::Trying | Phase::Waiting { .. } | Phase::HandingOn => true,
         };
         if setup.client_rules.keep(ClientRule::BeliefGivenUpBeforeRelease) {
             client.until = 0;
@@ -104,6 +129,7 @@ impl World {
                 client.phase = Phase::Trying;
                 client.send(setup, Verb::Plant);
             }
+            Phase::HandingOn => self.hand_on(setup, c),
             // A question that was on its way may have run.
             Phase::Holding { asking, .. } => client.phase = Phase::Holding { renewing: false, asking },
         }
@@ -156,6 +182,10 @@ impl World {
                 Ok(())
             }
             Says::Renewed { .. } => self.renewed(setup, c, answer),
+            Says::HandedOn => {
+                self.handed_on(setup, c, answer.age);
+                Ok(())
+            }
             Says::PushGranted { fence, lasts } => self.pushed(setup, c, fence, lasts, hurried),
             Says::Closed | Says::CloseAgain => Ok(()),
         }
@@ -190,7 +220,7 @@ impl World {
             Saw::Own { fence: written, .. } if rules.keep(ClientRule::ResentTryRenewsFirst) => {
                 client.fence = if written == 0 { fence } else { written };
                 client.phase = Phase::Confirming { queue: yields, asking: false };
-                client.send(setup, Verb::Renew { fence: client.fence });
+                client.send(setup, Verb::Renew { fence: client.fence, hand_on: false });
                 Ok(())
             }
             Saw::Nothing | Saw::Own { .. } if yields => {
@@ -293,7 +323,7 @@ impl World {
         if hurried && Belief::new(moment(age), lasting(lasts)).is_valid(moment(0)) {
             client.fence = fence;
             client.phase = Phase::Confirming { queue: false, asking: true };
-            client.send(setup, Verb::Renew { fence });
+            client.send(setup, Verb::Renew { fence, hand_on: false });
         } else if self.believe(setup, c, age, lasts, fence)? {
             self.clients[c].phase = Phase::Holding { renewing: false, asking };
         } else if !asking {
@@ -310,7 +340,7 @@ impl World {
         let client = &mut self.clients[c];
         client.fence = fence;
         client.phase = Phase::Confirming { queue: false, asking: true };
-        client.send(setup, Verb::Renew { fence });
+        client.send(setup, Verb::Renew { fence, hand_on: false });
     }
 
     /// Whether a grant is still worth something.

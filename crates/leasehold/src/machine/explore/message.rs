@@ -27,6 +27,8 @@ pub(super) enum Verb {
     },
     Renew {
         fence: u64,
+        /// To another token of the same client.
+        hand_on: bool,
     },
     Release,
     Leave,
@@ -60,6 +62,7 @@ pub(super) enum Says {
     AcquiredRevoked,
     AcquireAgain { ticket: u64 },
     Renewed { fence: u64 },
+    HandedOn,
     RenewLost,
     RenewRevoked,
     Closed,

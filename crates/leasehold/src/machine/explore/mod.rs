@@ -45,6 +45,7 @@ const WORLD: Setup = Setup {
     kills: true,
     liveness: false,
     force_counts: false,
+    hands_on: false,
 };
 /// One client makes a second attempt.
 const TWICE: Setup = Setup { attempts: [2, 1, 0], ..WORLD };
@@ -102,6 +103,19 @@ fn explore_an_operator() {
     let faults = u8::from(full());
     holds("", &Setup { faults, ..REVOKES });
     holds("", &Setup { faults, ..FORCES });
+}
+
+#[test]
+fn explore_handing_on() {
+    let hands_on = Setup { hands_on: true, ..WORLD };
+    holds(", leases are handed on to other tokens", &Setup { liveness: true, ..hands_on });
+    if full() {
+        let what = ", leases are handed on to other tokens";
+        holds(what, &Setup { faults: 2, ..hands_on });
+        holds(what, &Setup { operator: Operates::Revokes, ..hands_on });
+        holds(what, &Setup { operator: Operates::Forces, ..hands_on });
+        holds(", leases are handed on, old connections cannot be killed", &Setup { kills: false, ..hands_on });
+    }
 }
 
 #[test]

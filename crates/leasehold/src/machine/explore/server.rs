@@ -5,8 +5,8 @@ use super::super::{
 };
 use super::message::{Answer, Request, Saw, Says, Verb};
 use super::world::{
-    Client, NOW_MS, OLD, Operates, Operator, Setup, TICK_MS, World, client_at, client_of, inbox, number_of, owner,
-    token,
+    Client, NOW_MS, OLD, Operates, Operator, Setup, TICK_MS, World, client_at, client_of, handed_on, inbox, number_of,
+    owner, token,
 };
 use crate::facts::Fence;
 
@@ -102,11 +102,13 @@ impl World {
                     AcquireReply::Again { ticket } => Says::AcquireAgain { ticket },
                 })
             }
-            Verb::Renew { fence } => {
+            Verb::Renew { fence, hand_on } => {
+                let to = hand_on.then(|| token(handed_on(request.token)));
                 let reply = self.turn(setup, told, |lock, turn| {
-                    lock.renew(turn, &key, setup.ttl_ms(), Some(Fence::new(fence)), None)
+                    lock.renew(turn, &key, setup.ttl_ms(), Some(Fence::new(fence)), None, to.as_ref())
                 });
                 Done::Says(match reply {
+                    RenewReply::Renewed if hand_on => Says::HandedOn,
                     RenewReply::Renewed => Says::Renewed { fence },
                     RenewReply::Lost => Says::RenewLost,
                     RenewReply::Revoked => Says::RenewRevoked,

@@ -2,7 +2,7 @@
 
 use super::message::Says;
 use super::rule::Violation;
-use super::world::{Client, Closing, Operates, Operator, Phase, Setup, World, client_of, number_of};
+use super::world::{Client, Closing, Operates, Operator, Phase, Setup, World, client_of, handed_on, number_of};
 
 /// Requests on their way at most before a client sends one it could do without.
 const MOST_REQUESTS: usize = 3;
@@ -18,6 +18,7 @@ pub(super) enum Step {
     Wait(u8),
     Ask(u8),
     Renew(u8),
+    HandOn(u8),
     /// Releases what it holds, leaves what it waits for.
     Close(u8),
     Run(u8),
@@ -82,6 +83,10 @@ impl World {
                 _ => {}
             }
         }
+        let unasked = matches!(client.phase, Phase::Holding { asking: false, .. });
+        if setup.hands_on && unasked && client.up && client.until > 0 && client.token != handed_on(client.token) {
+            steps.push(Step::HandOn(c));
+        }
         if client.phase != Phase::Idle {
             steps.push(Step::Close(c));
         }
@@ -114,6 +119,7 @@ impl World {
             Step::Wait(c) => self.begin(setup, at(c), true),
             Step::Ask(c) => self.ask(setup, at(c)),
             Step::Renew(c) => self.renew(setup, at(c)),
+            Step::HandOn(c) => self.hand_on(setup, at(c)),
             Step::Close(c) => self.close(setup, at(c)),
             Step::Run(c) => self.run(setup, at(c), false),
             Step::RunOld(c) => self.run(setup, at(c), true),
@@ -159,7 +165,9 @@ impl World {
     fn is_done_with(&self, token: u8) -> bool {
         let client = &self.clients[client_of(token)];
         let present = token == client.token && client.phase != Phase::Idle;
-        client.alive && !present && !client.closing.iter().any(|closing| closing.token == token)
+        // What was handed on and not heard of belongs to whoever knows its token: nobody undoes it.
+        let unheard_of = token == handed_on(token) && token != client.token;
+        client.alive && !present && !unheard_of && !client.closing.iter().any(|closing| closing.token == token)
     }
 
     /// If from now on nothing fails and everybody who gets the lock gives it back, nobody waits
@@ -232,6 +240,7 @@ impl World {
             Step::Wait(c) => format!("{} sends an acquire", name(c)),
             Step::Ask(c) => format!("{} asks again", name(c)),
             Step::Renew(c) => format!("{} sends a renewal", name(c)),
+            Step::HandOn(c) => format!("{} hands its lease on to another token", name(c)),
             Step::Close(c) => format!("{} gives up what it has or waits for", name(c)),
             Step::Run(c) => format!("{}'s {} runs", name(c), first(c).unwrap_or_default()),
             Step::RunOld(c) => format!("{}'s {} runs from the old connection", name(c), old(c).unwrap_or_default()),

@@ -47,6 +47,8 @@ pub(super) struct Setup {
     pub(super) liveness: bool,
     /// Whether a holder that was forced out counts as a second holder.
     pub(super) force_counts: bool,
+    /// Whether a holder may hand its lease on to another token.
+    pub(super) hands_on: bool,
 }
 
 /// What the operator does, once.
@@ -147,6 +149,8 @@ pub(super) enum Phase {
         renewing: bool,
         asking: bool,
     },
+    /// Has given up its belief, and will believe under the token that its lease is handed to.
+    HandingOn,
 }
 
 #[derive(Clone, Copy, Hash, PartialEq, Eq, Debug)]
@@ -162,6 +166,11 @@ pub(super) fn moment(age: u8) -> Moment {
 /// Tokens are numbered: the client in the upper bits, its attempt in the lower.
 pub(super) fn number(client: usize, attempt: u8) -> u8 {
     u8::try_from(client).expect("few clients") * 8 + attempt
+}
+
+/// The token that the lease of an attempt is handed on to.
+pub(super) fn handed_on(token: u8) -> u8 {
+    token | 4
 }
 
 pub(super) fn client_of(token: u8) -> usize {
@@ -278,7 +287,10 @@ impl World {
             if !matches!(client.phase, Phase::Yielding) {
                 client.asked = OLD;
             }
-            if !matches!(client.phase, Phase::Yielding | Phase::Confirming { .. } | Phase::Holding { .. }) {
+            if !matches!(
+                client.phase,
+                Phase::Yielding | Phase::Confirming { .. } | Phase::Holding { .. } | Phase::HandingOn
+            ) {
                 client.fence = 0;
             }
             let requests = client.requests.iter_mut().map(|r| &mut r.age);
@@ -324,7 +336,7 @@ impl World {
                     Verb::Count { saw } => {
                         saw.number().map(&mut *each);
                     }
-                    Verb::Yield { fence: n } | Verb::Acquire { ticket: n } | Verb::Renew { fence: n } => each(n),
+                    Verb::Yield { fence: n } | Verb::Acquire { ticket: n } | Verb::Renew { fence: n, .. } => each(n),
                     Verb::Plant | Verb::Release | Verb::Leave => {}
                 }
             }

@@ -5,7 +5,7 @@ use super::errors::{from_server, strange};
 use super::resp::{Cmd, Pipeline, Value, cmd};
 use super::scripts::{self, Script};
 use super::{RedisStore, keys, value};
-use crate::facts::{Fence, HolderId, LockName, Token};
+use crate::facts::{Fence, HolderId, LockName, Owner, Token};
 use crate::store::{
     Acquire, Asked, Claim, EvictMode, Evicted, Grant, Holder, Left, Place, Release, Renewal, Renewed, StoreError,
     StoreErrorKind, Ticket,
@@ -208,8 +208,11 @@ impl RedisStore {
         let key = self.keys.key(&renewal.name).map_err(super::keys::refused)?;
         let fence = renewal.fence.map_or(String::new(), |f| format!("{:016}", f.get()));
         cmd.arg(1_usize).arg(key).arg(renewal.token.reveal()).arg(renewal.ttl.as_millis()).arg(fence);
-        if let Some(owner) = &renewal.rewrite {
-            cmd.arg(owner.wire());
+        if renewal.rewrite.is_some() || renewal.hand_to.is_some() {
+            cmd.arg(renewal.rewrite.as_ref().map_or(String::new(), Owner::wire));
+        }
+        if let Some(to) = &renewal.hand_to {
+            cmd.arg(to.reveal());
         }
         Ok(cmd)
     }

@@ -88,7 +88,11 @@ pub(super) fn renew(
     name: &Key,
     renewal: &Renewal,
 ) -> rusqlite::Result<bool> {
-    let Renewal { name: _, token, fence, ttl, rewrite } = renewal;
+    let Renewal { name: _, token, fence, ttl, rewrite, hand_to } = renewal;
+    if hand_to.is_some() {
+        // Rare: the machine's.
+        return Ok(false);
+    }
     let (name, token, now, ttl) = (name.as_str(), token.reveal(), sql(now_ms()), sql(ttl.as_millis()));
     let (fence, me) = (fence.map(|f| sql(f.get())), &*me.0);
     let done = match rewrite {

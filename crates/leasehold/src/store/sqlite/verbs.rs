@@ -107,7 +107,7 @@ impl Driver {
                 return Ok(Renewed::Renewed);
             }
             let turned = driver.turn(name, None, &mut |lock, turn| {
-                lock.renew(turn, &r.token, r.ttl.as_millis(), r.fence, r.rewrite.as_ref())
+                lock.renew(turn, &r.token, r.ttl.as_millis(), r.fence, r.rewrite.as_ref(), r.hand_to.as_ref())
             })?;
             Ok(match turned.reply {
                 RenewReply::Renewed => Renewed::Renewed,

@@ -49,6 +49,7 @@ if inbox == '-' then
   redis.call('PEXPIRE', polls, ARGV[8])
 end
 
+local full -- the whole ttl of a holder that is one of ours
 if not value then
   local outcome, extra = hand_off(provisional, me)
   if outcome == 'me' then return {'granted', extra} end
@@ -57,11 +58,16 @@ if not value then
   value = redis.call('GET', lock)
 else
   -- What only begins like one of our values is foreign, and never written into.
-  local holder, digits, full = value:match('^lh1 [01R] ([%w_%-]+) (%d+) %S+ %d+ (%d+) ')
+  local holder, digits, recorded = value:match('^lh1 [01R] ([%w_%-]+) (%d+) %S+ %d+ (%d+) ')
   if holder and #holder == 32 and #digits == 16 then
+    full = recorded
     if value:sub(5, 5) == '0' then redis.call('SETRANGE', lock, 4, '1') end -- never over R
-    -- Somebody removed the expiry: a full ttl from now outlasts any belief.
-    if redis.call('PTTL', lock) == -1 then redis.call('PEXPIRE', lock, full) end
   end
 end
-return {'queued', ticket, redis.call('ZRANK', queue, me), redis.call('PTTL', lock), value}
+local left = redis.call('PTTL', lock)
+if full and left == -1 then
+  -- Somebody removed the expiry: a full ttl from now outlasts any belief.
+  redis.call('PEXPIRE', lock, full)
+  left = tonumber(full)
+end
+return {'queued', ticket, redis.call('ZRANK', queue, me), left, value}

@@ -1,13 +1,16 @@
--- Renews, confirms, extends. Never shortens, never re-creates, works when memory is full.
--- KEYS lock   ARGV token ttl_ms fence(16 digits, or "": unfenced) [owner]
+-- Renews, confirms, extends, hands on. Never shortens, never re-creates, works when memory is full.
+-- KEYS lock   ARGV token ttl_ms fence(16 digits, or "": unfenced) [owner [hand_to]]
 -- fence: must be the value's own, or is written where that is still zeros. Another one means that the
 --        token was granted anew since: the lease this fence belongs to is over.
--- owner: ttl and owner are written into the value.
+-- owner: ttl and owner are written into the value; "" keeps both.
+-- hand_to: it is the lease of that token from now on, which may be its own, and of no process. Sent again, it
+--        finds by the fence that it was done.
 -- replies "renewed" | "lost" | "revoked"
 local value = redis.pcall('GET', KEYS[1])
-if type(value) ~= 'string' or value:sub(7, 38) ~= ARGV[1] then return 'lost' end
+if type(value) ~= 'string' then return 'lost' end
+local token, fence = value:sub(7, 38), value:sub(40, 55)
+if token ~= ARGV[1] and (token ~= ARGV[5] or fence ~= ARGV[3]) then return 'lost' end
 if value:sub(5, 5) == 'R' then return 'revoked' end
-local fence = value:sub(40, 55)
 local write = ARGV[3] ~= '' and ARGV[3] ~= fence
 if write and fence ~= '0000000000000000' then return 'lost' end
 -- GT counts a key without expiry as endless: somebody removed it, so it is set again.
@@ -19,10 +22,10 @@ if write then
   fence = ARGV[3]
 end
 if ARGV[4] then
-  local inbox, since, old = value:match('^(%S+) (%d+) (.*)$', 57)
-  local new = ARGV[2] .. ' ' .. ARGV[4]
-  if old ~= new then
-    redis.call('SET', KEYS[1], value:sub(1, 39) .. fence .. ' ' .. inbox .. ' ' .. since .. ' ' .. new, 'KEEPTTL')
-  end
+  local inbox, since, record = value:match('^(%S+) (%d+) (.*)$', 57)
+  if ARGV[4] ~= '' then record = ARGV[2] .. ' ' .. ARGV[4] end
+  if ARGV[5] then token, inbox = ARGV[5], '-' end
+  local new = value:sub(1, 6) .. token .. ' ' .. fence .. ' ' .. inbox .. ' ' .. since .. ' ' .. record
+  if new ~= value then redis.call('SET', KEYS[1], new, 'KEEPTTL') end
 end
 return 'renewed'
