@@ -101,6 +101,11 @@ pub(crate) async fn acquire(
             // Nobody could ask for it again: a client that is gone keeps no lock.
             None => {
                 let guard = request.await?;
+                if !wait.is_zero() {
+                    // A client that hung up while it waited may not have been noticed yet. A timer ends no sooner
+                    // than the sockets have been looked at, and then this call is dropped, with its guard.
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
                 Ok::<_, Error>((guard.fence(), guard.into_token().await?))
             }
         }
