@@ -34,6 +34,7 @@ on_every_store!(
     force_frees_at_once_and_the_holder_is_told,
     a_holder_can_be_asked_to_finish,
     extend_prolongs_and_is_recorded,
+    a_lock_held_for_a_while_shows_its_fence,
     with_lock_releases_whatever_happens,
     with_lock_cancels_work_whose_lease_is_lost,
     work_may_borrow_and_be_spawned,
@@ -292,6 +293,18 @@ async fn extend_prolongs_and_is_recorded(arena: Arena) {
     assert!(holder.ttl_left.expect("ends") > Duration::from_secs(50));
     guard.extend(ms(1_000)).await.expect("answered");
     assert!(guard.remaining() > Duration::from_secs(50), "never shortened");
+}
+
+async fn a_lock_held_for_a_while_shows_its_fence(arena: Arena) {
+    let (a, b) = (arena.manager().await, arena.manager().await);
+    // Long before its first renewal is due.
+    let guard = a.lock("gpu_lock:0").ttl(Duration::from_secs(3_600)).await.expect("free");
+    let shown = async {
+        while b.holder("gpu_lock:0").await.expect("answered").expect("held").fence != guard.fence() {
+            tokio::time::sleep(ms(10)).await;
+        }
+    };
+    timeout(LONG, shown).await.expect("its fence is written");
 }
 
 async fn with_lock_releases_whatever_happens(arena: Arena) {

@@ -208,7 +208,9 @@ pub(super) async fn try_once(
             Ok(Try::Granted(grant)) => {
                 if Belief::new(grant.asked_at, grant.lasts).is_valid(Moment::now()) {
                     let lease = wish.lease(undo.disarm().token);
-                    if let Some(guard) = received(Guard::begin(alive.clone(), lease, &grant, Record::Whole))? {
+                    let later = wish.fenced && core.store.writes_fence_later();
+                    let record = if later { Record::Fence } else { Record::Whole };
+                    if let Some(guard) = received(Guard::begin(alive.clone(), lease, &grant, record))? {
                         return Ok(Some(guard));
                     }
                     undo = Undo::arm(core, claim(wish));

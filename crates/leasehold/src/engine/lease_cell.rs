@@ -35,6 +35,9 @@ pub(crate) struct LeaseCell {
     pub(crate) due: Mutex<Option<Due>>,
 }
 
+/// A lease held for longer than this is entered in the index and its grant is told: shorter ones
+/// cost nothing.
+pub(super) const NOTED_AFTER: Duration = Duration::from_millis(500);
 /// A grant by message is confirmed this long after it came, or sooner where it lasts less: whoever is done by then,
 /// as most are where many want the same lock, needs no confirmation. It is a small part of what the grant lasts.
 const CONFIRM_AFTER: Duration = Duration::from_millis(20);
@@ -44,6 +47,8 @@ const CONFIRM_AFTER: Duration = Duration::from_millis(20);
 pub(crate) enum Record {
     /// Nothing.
     Whole,
+    /// The fence: to be written when it has been held long enough to be looked at.
+    Fence,
     /// It is provisional: to be confirmed.
     Provisional,
     /// It carries another's ttl and owner: to be written at once.
@@ -90,6 +95,7 @@ impl LeaseCell {
         let plan = Plan { every: new.renew_every, at_most_until: new.max_hold.map(|hold| granted_at + hold) };
         let renew_at = match record {
             Record::Whole => plan.every.map(|every| grant.asked_at + every),
+            Record::Fence => plan.every.map(|every| grant.asked_at + every.min(NOTED_AFTER)),
             Record::Provisional => Some(granted_at + CONFIRM_AFTER.min(grant.lasts / 16)),
             Record::Anothers => Some(granted_at),
         };
@@ -109,7 +115,7 @@ impl LeaseCell {
                 owner: new.owner,
                 renew_at,
                 renewing: false,
-                rewrite: record != Record::Whole,
+                rewrite: matches!(record, Record::Provisional | Record::Anothers),
                 noted: false,
                 lost: None,
                 finish_reason: None,

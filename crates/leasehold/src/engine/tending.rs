@@ -10,7 +10,7 @@ use futures_util::stream::FuturesUnordered;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::lease_cell::{Due, LeaseCell, LeaseState};
+use super::lease_cell::{Due, LeaseCell, LeaseState, NOTED_AFTER};
 use super::{Core, lock};
 use crate::clock::{Moment, sleep_until, wall_ms};
 use crate::event::{EventKind, LockEvent, LossReason, Transition};
@@ -18,9 +18,6 @@ use crate::facts::Token;
 use crate::lease::Step;
 use crate::store::{Note, Renewal, Renewed, StoreError, StoreErrorKind};
 
-/// A lease held for longer than this is entered in the index and its grant is told: shorter ones
-/// cost nothing.
-const NOTED_AFTER: Duration = Duration::from_millis(500);
 /// Leases due within this are renewed in the same pass.
 const PASS: Duration = Duration::from_millis(10);
 /// Renewals in one request.

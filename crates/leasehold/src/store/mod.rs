@@ -409,6 +409,11 @@ pub trait Store: Inspect + Bind + Send + Sync + 'static {
         true
     }
 
+    /// Whether the record of a lock that a try has taken lacks its fence until the first renewal.
+    fn writes_fence_later(&self) -> bool {
+        false
+    }
+
     /// The messages for this process. To be taken once, by whoever runs the waiting rooms.
     fn pushes(&self) -> mpsc::UnboundedReceiver<Push>;
 

@@ -221,6 +221,10 @@ impl Store for RedisStore {
         self.ask_finish(name, holder, reason).await
     }
 
+    fn writes_fence_later(&self) -> bool {
+        true
+    }
+
     fn may_resend_try(&self) -> bool {
         self.link.may_kill()
     }
