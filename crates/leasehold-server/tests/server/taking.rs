@@ -98,7 +98,19 @@ async fn the_same_request_never_blocks_itself() {
         assert_ne!(other["token"], first["token"], "a token opens one lock");
         release(&place, &first["token"]).await.ok();
 
-        // At once, and while somebody else holds it: all get the one lease, with the one fence.
+        // At once, on a lock that is free: all get the one lease, with the one fence.
+        for round in 0..20 {
+            let body = json!({ "ttl_ms": 60_000, "request_id": id(2) });
+            let path = format!("/api/v1/locks/free-{round}/acquire");
+            let many = join_all((0..4).map(|_| place.begin(&path, &body))).await;
+            let many: Vec<Value> =
+                join_all(many.into_iter().map(receive)).await.into_iter().map(|a| a.expect("one").ok()).collect();
+            for one in &many {
+                assert_eq!((&one["token"], &one["fence"]), (&many[0]["token"], &many[0]["fence"]), "{}", place.kind);
+            }
+        }
+
+        // The same while somebody else holds it.
         let guard = place.locks.lock("deploy").await.expect("free");
         let body = json!({ "ttl_ms": 60_000, "wait_ms": 20_000, "request_id": id(3) });
         let many = join_all((0..8).map(|_| place.begin("/api/v1/locks/deploy/acquire", &body))).await;

@@ -98,7 +98,7 @@ async fn obtain(
             }
             Ok(Answer::Held(holder)) => {
                 failing_since = None;
-                *lock(seen) = Seen { holder: holder.map(|holder| *holder), answered: true, failed: None };
+                *lock(seen) = Seen { holder: Some(*holder), answered: true, failed: None };
                 if time_is_over {
                     return Err(Ended::Late);
                 }
@@ -204,7 +204,7 @@ pub(crate) async fn hand_on(core: &Arc<Core>, cell: &LeaseCell, to: &Token) -> R
 
 enum Answer {
     Granted(Option<Fence>),
-    Held(Option<Box<crate::store::Holder>>),
+    Held(Box<crate::store::Holder>),
     Revoked,
 }
 
@@ -214,7 +214,9 @@ async fn ask(core: &Core, claim: &Claim) -> Result<Answer, StoreError> {
     for _ in 0..CONFIRMS {
         let grant = match core.store.try_acquire(claim).await? {
             Try::Granted(grant) => grant,
-            Try::Held(holder) => return Ok(Answer::Held(holder.map(Box::new))),
+            // It was this token's a moment ago: another call has confirmed it with its own fence meanwhile.
+            Try::Held(None) => continue,
+            Try::Held(Some(holder)) => return Ok(Answer::Held(Box::new(holder))),
             Try::Revoked => return Ok(Answer::Revoked),
         };
         let renewal = Renewal {
