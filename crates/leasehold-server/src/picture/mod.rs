@@ -224,7 +224,7 @@ impl Picture {
 
 impl Known {
     fn sum_up(&mut self, at_ms: u64) {
-        let now = Now::of(self.history.locks());
+        let now = Now::of(self.history.locks(), at_ms);
         self.figures.looked(at_ms, now);
         self.count(at_ms);
     }
