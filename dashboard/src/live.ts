@@ -53,6 +53,8 @@ const HOUR = 3_600_000;
 const VISIBLE = 500;
 const HIDDEN = 5_000;
 const FEED = 120;
+/** The lock by which servers agree who monitors: theirs, and nowhere else on the page either. */
+const OURS = "leasehold-monitor";
 /** What comes within this is asked for, or listed, together: many events must not keep the page from anything else. */
 const SOON = 150;
 const EAGER = 600;
@@ -243,6 +245,7 @@ function told(block: string): string {
   if (kind === "gap") return id;
   try {
     const event = JSON.parse(data);
+    if (event.name === OURS && kind !== "alert") return id;
     const alert = kind === "alert";
     const happened: Happened = {
       id,

@@ -276,6 +276,8 @@ export function Lease({ lock, at }: { lock: Seen; at: number }) {
   );
 }
 
+const number = (n: number): string => `${n.toLocaleString("en")} ${n === 1 ? "lock" : "locks"}`;
+
 function Filters({ shown }: { shown: number }) {
   changes.value;
   let contended = 0;
@@ -304,7 +306,7 @@ function Filters({ shown }: { shown: number }) {
           {title} <span class="count">{count}</span>
         </button>
       ))}
-      <span class="shown" role="status">{shown === locks.size ? `${locks.size.toLocaleString("en")} locks` : `${shown.toLocaleString("en")} of ${locks.size.toLocaleString("en")} locks`}</span>
+      <span class="shown" role="status">{shown === locks.size ? number(locks.size) : `${shown.toLocaleString("en")} of ${number(locks.size)}`}</span>
     </div>
   );
 }

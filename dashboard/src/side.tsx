@@ -110,7 +110,7 @@ function Line({ event }: { event: Happened }) {
       <time class="number">{clock(event.at_ms).slice(-8)}</time>
       <span class="mark" aria-hidden="true">{MARKS[kind] ?? "!"}</span>
       <span class="what">
-        <span class="kind">{event.kind}</span>{" "}
+        <span class="kind">{event.kind.replaceAll("_", " ")}</span>{" "}
         {event.name && <button type="button" class="link mono" onClick={() => open(event.name ?? "")}>{shown(event.name)}</button>}
         {event.owner && <span class="by"><Dot owner={event.owner} /> {short(event.owner)}</span>}
         {!usual && <span class="reason">{shown(event.reason)}</span>}

@@ -159,6 +159,12 @@ describe("what an operator comes for", { concurrency: 3 }, () => {
     const drawer = page.locator(".drawer");
     await drawer.getByText(/dave@/).waitFor();
     await fits("the drawer");
+    const over = await drawer.locator(".tenures td.number").evaluateAll((cells) => cells.map((cell) => {
+      const text = document.createRange();
+      text.selectNodeContents(cell);
+      return text.getBoundingClientRect().right - cell.getBoundingClientRect().right;
+    }));
+    assert.ok(over.length >= 3 && over.every((px) => px <= 0), `each in a column of its own: ${over}`);
     await drawer.getByRole("button", { name: "Evict…" }).tap();
     const dialog = page.getByRole("dialog", { name: "Take deploy away from carol" });
     await dialog.getByLabel(/^Reason/).fill("from the train");

@@ -19,6 +19,9 @@ describe("what whoever opens the page sees", { concurrency: 3 }, () => {
 
     const holder = place.hold("my-first-lock", "newcomer");
     await row(page, "my-first-lock").waitFor();
+    assert.equal(await page.locator(".shown").innerText(), "1 lock");
+    await page.locator(".event", { hasText: "my-first-lock" }).waitFor();
+    assert.equal(await page.locator(".event", { hasText: "leasehold-monitor" }).count(), 0, "what servers hold is theirs");
     const cells = await row(page, "my-first-lock").innerText();
     assert.match(cells, /newcomer@.*\(pid \d+\)/);
     assert.match(cells, /yes/);

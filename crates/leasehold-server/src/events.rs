@@ -6,6 +6,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Sse;
@@ -17,11 +18,13 @@ use serde::Deserialize;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{self, Receiver, Sender};
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
 
 use crate::App;
 use crate::alerts::Notice;
 use crate::answer::{Problem, Said};
 use crate::asked::Asked;
+use crate::keys::{Caller, KeyEntry};
 
 /// Events kept for those who come back.
 const KEPT: usize = 4_096;
@@ -29,6 +32,8 @@ const KEPT: usize = 4_096;
 const BEHIND: usize = 1_024;
 /// A line without meaning, so that proxies and clients see that the stream lives.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
+/// How often it is seen whether the key of whoever reads is still one.
+const KEY_SEEN_EVERY: Duration = Duration::from_secs(1);
 /// The pause before the store is asked again for its events.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -75,18 +80,19 @@ pub(crate) struct From {
 /// A stream of server-sent events: `granted` (once a lease has lasted half a second), `released`, `lost`, `revoked`,
 /// `forced`, each with `kind`, `name`, `owner`, `holder_id`, `fence`, `at_ms` and `reason`; and `alert`, with `state` (`firing` or
 /// `resolved`) and the fields of the alert. It goes on after the event named by `Last-Event-ID`; an event `gap` says that
-/// some may be missing before it. Ends when the server does.
+/// some may be missing before it. Ends when the server does, or the key is revoked.
 #[utoipa::path(get, path = "/api/v1/events", tag = "events", params(From),
     responses((status = 200, description = "the stream", content_type = "text/event-stream", body = String), (status = 400, body = Said)))]
 pub(crate) async fn stream(
     State(app): State<App>,
+    Extension(caller): Extension<Caller>,
     headers: HeaderMap,
     Asked(from): Asked<From>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
     let header = headers.get("last-event-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
     let (backlog, live) = app.events.after(header.or(from.last_id).filter(|id| !id.is_empty()).as_deref());
     app.metrics.streams.inc();
-    let reader = Reader { backlog, live, open: Open(app) };
+    let reader = Reader { backlog, live, open: Open(app), key: caller.key, look_at_key: Instant::now() };
     let stream = unfold(reader, async |mut reader| Some((Ok(reader.next().await?), reader)));
     Ok(Sse::new(stream).keep_alive(KeepAlive::new().interval(SIGN_OF_LIFE)))
 }
@@ -95,6 +101,9 @@ struct Reader {
     backlog: VecDeque<Arc<Told>>,
     live: Receiver<Arc<Told>>,
     open: Open,
+    /// Whose stream it is, and when that is looked at again: a stream may be open for weeks.
+    key: Option<Arc<KeyEntry>>,
+    look_at_key: Instant,
 }
 
 /// Counts a stream for as long as it is open.
@@ -112,10 +121,18 @@ impl Reader {
         if let Some(told) = self.backlog.pop_front() {
             return Some(app.events.shown(&told));
         }
-        let told = tokio::select! {
-            biased;
-            () = app.stopping.cancelled() => return None,
-            told = self.live.recv() => told,
+        let told = loop {
+            tokio::select! {
+                biased;
+                () = app.stopping.cancelled() => return None,
+                () = sleep_until(self.look_at_key), if self.key.is_some() => {
+                    if is_revoked(app, self.key.as_deref()) {
+                        return None;
+                    }
+                    self.look_at_key = Instant::now() + KEY_SEEN_EVERY;
+                }
+                told = self.live.recv() => break told,
+            }
         };
         match told {
             Ok(told) => Some(app.events.shown(&told)),
@@ -126,6 +143,10 @@ impl Reader {
             Err(RecvError::Closed) => None,
         }
     }
+}
+
+fn is_revoked(app: &App, key: Option<&KeyEntry>) -> bool {
+    app.keys.as_ref().zip(key).is_some_and(|(keys, key)| !keys.knows(key))
 }
 
 impl Events {

@@ -300,6 +300,13 @@ impl Keys {
         Some(Caller { role: key.role, key: Some(key.clone()), seed })
     }
 
+    /// Whether a key that was let in still would be.
+    pub(crate) fn knows(&self, key: &KeyEntry) -> bool {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        self.look_again(&mut loaded);
+        loaded.keys.iter().any(|(known, _)| **known == *key)
+    }
+
     fn look_again(&self, loaded: &mut Loaded) {
         if loaded.looked.elapsed() < LOOK_AGAIN {
             return;

@@ -1,10 +1,11 @@
 //! Figures for Prometheus. No lock name is a label: the number of series is bounded, whatever people lock.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::http::{Method, StatusCode, header};
+use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use leasehold::EventKind;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -57,6 +58,8 @@ const KINDS: [EventKind; 7] = [
 ];
 /// From a look at memory to a long wait, in seconds.
 const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0];
+const OPEN_METRICS: &str = "application/openmetrics-text";
+
 /// Everything that is counted here.
 pub(crate) struct Metrics {
     registry: Registry,
@@ -162,10 +165,12 @@ fn word(kind: EventKind) -> String {
 
 /// Figures for Prometheus
 ///
-/// What is called `leasehold_fleet_…` is of all clients of the store, some seconds old.
+/// What is called `leasehold_fleet_…` is of all clients of the store, some seconds old. As OpenMetrics where that is
+/// asked for by `Accept`, as Prometheus does, else as the text before it.
 #[utoipa::path(get, path = "/metrics", tag = "server",
-    responses((status = 200, description = "OpenMetrics text", content_type = "application/openmetrics-text", body = String)))]
-pub(crate) async fn metrics(State(app): State<App>) -> Response {
+    responses((status = 200, description = "the figures",
+        content((String = "text/plain"), (String = "application/openmetrics-text")))))]
+pub(crate) async fn metrics(State(app): State<App>, asked: HeaderMap) -> Response {
     let metrics = &app.metrics;
     match app.locks.fleet_counters().await {
         Ok(counted) => {
@@ -187,5 +192,44 @@ pub(crate) async fn metrics(State(app): State<App>) -> Response {
     if prometheus_client::encoding::text::encode(&mut text, &metrics.registry).is_err() {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     }
-    ([(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text).into_response()
+    let accepts = asked.get_all(header::ACCEPT).iter().filter_map(|accept| accept.to_str().ok());
+    if accepts.flat_map(|accept| accept.split(',')).any(|kind| kind.trim().starts_with(OPEN_METRICS)) {
+        return ([(header::CONTENT_TYPE, format!("{OPEN_METRICS}; version=1.0.0; charset=utf-8"))], text)
+            .into_response();
+    }
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], before_open_metrics(&text)).into_response()
+}
+
+/// The same figures for those who read only what was written before OpenMetrics: there a counter is described by its
+/// whole name, and neither units nor an end are told.
+fn before_open_metrics(text: &str) -> String {
+    let counters: HashSet<&str> =
+        text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();
+    let mut before = String::with_capacity(text.len());
+    for line in text.lines() {
+        let words: Vec<&str> = line.splitn(4, ' ').collect();
+        match words[..] {
+            ["#", "EOF" | "UNIT", ..] => continue,
+            ["#", what, name, rest] if counters.contains(name) => before += &format!("# {what} {name}_total {rest}"),
+            _ => before += line,
+        }
+        before.push('\n');
+    }
+    before
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_who_read_only_the_older_text_know_a_counter_by_its_whole_name() {
+        let text = "# HELP a_requests Requests, by route.\n# TYPE a_requests counter\na_requests_total{route=\"/ x\"} 3\n\
+                    # HELP a_pass_seconds How long.\n# TYPE a_pass_seconds gauge\n# UNIT a_pass_seconds seconds\n\
+                    a_pass_seconds 0.5\n# EOF\n";
+        let before = "# HELP a_requests_total Requests, by route.\n# TYPE a_requests_total counter\n\
+                      a_requests_total{route=\"/ x\"} 3\n# HELP a_pass_seconds How long.\n# TYPE a_pass_seconds gauge\n\
+                      a_pass_seconds 0.5\n";
+        assert_eq!(before_open_metrics(text), before);
+    }
 }

@@ -41,13 +41,15 @@ pub(crate) struct Now {
 }
 
 impl Now {
-    pub(crate) fn of<'a>(locks: impl Iterator<Item = &'a Seen>) -> Self {
+    /// Of locks as they were last seen to change: whoever waited then has gone on waiting.
+    pub(crate) fn of<'a>(locks: impl Iterator<Item = &'a Seen>, now_ms: u64) -> Self {
         let mut now = Self::default();
-        for Seen { lock, .. } in locks {
+        for Seen { lock, at_ms } in locks {
             now.held += usize::from(lock.held);
             now.waiting += lock.waiters.len();
-            let longest = lock.waiters.iter().map(|waiter| waiter.waiting_ms).max();
-            now.longest_wait_ms = now.longest_wait_ms.max(longest.unwrap_or(0));
+            if let Some(longest) = lock.waiters.iter().map(|waiter| waiter.waiting_ms).max() {
+                now.longest_wait_ms = now.longest_wait_ms.max(longest + now_ms.saturating_sub(*at_ms));
+            }
         }
         now
     }
@@ -121,7 +123,28 @@ impl Figures {
 
 #[cfg(test)]
 mod tests {
+    use leasehold::{LockView, WaiterView};
+
     use super::*;
+
+    #[test]
+    fn a_wait_goes_on_while_nothing_changes() {
+        let waiter = |waiting_ms| WaiterView { owner: "o".into(), ticket: waiting_ms, waiting_ms };
+        let seen = |at_ms, waiting: &[u64]| {
+            let waiters = waiting.iter().map(|waiting_ms| waiter(*waiting_ms)).collect();
+            let lock = LockView { name: "a".into(), held: true, waiters, ..free() };
+            Seen { lock, at_ms }
+        };
+        let locks = [seen(10_000, &[40, 30]), seen(17_000, &[2_000]), seen(1_000, &[])];
+        let longest = |now_ms| Now::of(locks.iter(), now_ms).longest_wait_ms;
+        assert_eq!((longest(17_500), longest(9_000)), (7_540, 2_000));
+        assert_eq!(Now::of(locks.iter(), 0), Now { held: 3, waiting: 3, longest_wait_ms: 2_000 });
+    }
+
+    fn free() -> LockView {
+        let name = leasehold::LockName::new("a").expect("a name");
+        leasehold::LockInfo { name, holder: None, waiters: Vec::new() }.view()
+    }
 
     #[test]
     fn points_are_half_minutes_and_an_hour_of_them_is_kept() {

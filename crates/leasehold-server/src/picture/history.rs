@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use leasehold::{EventKind, LockEvent};
+use leasehold::{EventKind, LockEvent, LockName};
 
 use super::lane::Lane;
 use super::record::{Count, End, Found, Seen, Tenure, Wait};
@@ -142,8 +142,7 @@ impl History {
     pub(crate) fn looked(&mut self, at_ms: u64, found: Vec<Found>, events_missed: bool) {
         self.version += 1;
         let version = self.version;
-        let mut held: HashMap<String, Found> =
-            found.into_iter().map(|found| (found.lock.name.clone(), found)).collect();
+        let mut held = by_name(found);
         for (name, lane) in &mut self.lanes {
             lane.looked(at_ms, version, held.remove(name), &mut self.untold, &mut self.counted);
         }
@@ -155,6 +154,17 @@ impl History {
         self.settle_untold(at_ms, events_missed);
         self.forget(at_ms.saturating_sub(KEPT_MS));
         self.bound();
+    }
+
+    /// These locks were looked at, and no others.
+    pub(crate) fn glanced(&mut self, at_ms: u64, names: &[LockName], found: Vec<Found>) {
+        self.version += 1;
+        let mut held = by_name(found);
+        for name in names {
+            // Whatever happens makes a lane, unless there are too many.
+            let Some(lane) = self.lanes.get_mut(name.as_str()) else { continue };
+            lane.looked(at_ms, self.version, held.remove(name.as_str()), &mut self.untold, &mut self.counted);
+        }
     }
 
     /// A holder that lived would have told of its end.
@@ -201,6 +211,10 @@ impl History {
         let cut = *cut + 1;
         self.forget(cut);
     }
+}
+
+fn by_name(found: Vec<Found>) -> HashMap<String, Found> {
+    found.into_iter().map(|found| (found.lock.name.clone(), found)).collect()
 }
 
 #[cfg(test)]

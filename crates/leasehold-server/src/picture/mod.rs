@@ -1,13 +1,15 @@
 //! What the server knows of all locks without asking the store each time: the picture the page shows.
 //!
 //! One task looks at the store, often while somebody watches and seldom otherwise, and never for more than a
-//! tenth of the time: ten thousand locks make it look less often, not the store slower.
+//! tenth of the time: ten thousand locks make it look less often, not the store slower. Between two such looks it looks
+//! at what it is told of, for another tenth at most.
 
 mod figures;
 mod history;
 mod lane;
 mod record;
 mod routes;
+mod told;
 
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -25,6 +27,7 @@ use figures::{Figures, Now};
 use history::History;
 use record::Found;
 pub(crate) use routes::{__path_live, __path_overview, __path_timeline, live, overview, timeline};
+use told::Told;
 
 /// Between two looks, at least: while somebody watches, and while nobody does.
 const WATCHED: Duration = Duration::from_millis(250);
@@ -38,6 +41,8 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 const WATCHES_FOR: Duration = Duration::from_secs(4);
 /// How long a page that comes after a pause may wait for a fresh look.
 const FRESH_WITHIN: Duration = Duration::from_millis(500);
+/// How long any page may wait for a look at what it was told of.
+const CAUGHT_UP_WITHIN: Duration = Duration::from_millis(150);
 /// After this a look is not fresh.
 const STALE: Duration = Duration::from_millis(1_500);
 /// Locks looked at one by one, with their queues, in one look; the others have their turn later.
@@ -56,6 +61,8 @@ pub(crate) struct Picture {
     watched: Mutex<Option<(Instant, Instant)>>,
     /// Somebody began to watch.
     wanted: Notify,
+    /// What happened since the last look, while somebody watches.
+    told: Told,
     /// Looks so far.
     looks: watch::Sender<u64>,
 }
@@ -88,6 +95,7 @@ impl Picture {
             known: Mutex::default(),
             watched: Mutex::default(),
             wanted: Notify::new(),
+            told: Told::default(),
             looks: watch::channel(0).0,
         }
     }
@@ -96,6 +104,9 @@ impl Picture {
     pub(crate) fn happened(&self, event: &LockEvent) {
         if is_ours(&event.name) {
             return;
+        }
+        if self.is_watched() {
+            self.told.add(&event.name);
         }
         let mut known = self.known();
         known.history.happened(event);
@@ -119,7 +130,8 @@ impl Picture {
                 let rest = if looked.is_ok() { took * REST } else { ASK_AGAIN };
                 app.picture.take(looked);
                 app.picture.looks.send_modify(|looks| *looks += 1);
-                tokio::time::sleep(rest.clamp(WATCHED, LONGEST_REST)).await;
+                let next = Instant::now() + rest.clamp(WATCHED, LONGEST_REST);
+                glance_until(&app, next.into()).await;
                 let idle = UNWATCHED.saturating_sub(began.elapsed());
                 if !app.picture.is_watched() {
                     let _ = tokio::time::timeout(idle, app.picture.wanted.notified()).await;
@@ -154,6 +166,27 @@ impl Picture {
         }
     }
 
+    /// Waits a moment for what the caller may have been told of already.
+    async fn catch_up(&self) {
+        let mut looks = self.looks.subscribe();
+        if self.told.is_ahead() {
+            let _ = tokio::time::timeout(CAUGHT_UP_WITHIN, looks.changed()).await;
+        }
+    }
+
+    /// Looks at what was told of, and at nothing else.
+    async fn glance(&self, app: &App) {
+        let (names, at_ms) = (self.told.take(), now_ms());
+        // Where the store does not answer, the next look at everything says so.
+        if let Ok(found) = look_at(app, &names).await {
+            let mut known = self.known();
+            known.history.glanced(at_ms, &names, found);
+            known.sum_up(at_ms);
+        }
+        self.told.looked();
+        self.looks.send_modify(|looks| *looks += 1);
+    }
+
     fn is_watched(&self) -> bool {
         let watched = *self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         watched.is_some_and(|(_, last)| last.elapsed() < WATCHES_FOR)
@@ -165,9 +198,7 @@ impl Picture {
             Ok(Look { at_ms, found, exceptions }) => {
                 let missed = std::mem::take(&mut known.events_missed);
                 known.history.looked(at_ms, found, missed);
-                let now = Now::of(known.history.locks());
-                known.figures.looked(at_ms, now);
-                known.count(at_ms);
+                known.sum_up(at_ms);
                 known.exceptions = exceptions;
                 known.looked = Some((Instant::now(), at_ms));
                 if known.down_since_ms.take().is_some() {
@@ -192,9 +223,26 @@ impl Picture {
 }
 
 impl Known {
+    fn sum_up(&mut self, at_ms: u64) {
+        let now = Now::of(self.history.locks(), at_ms);
+        self.figures.looked(at_ms, now);
+        self.count(at_ms);
+    }
+
     fn count(&mut self, at_ms: u64) {
         let counted = self.history.counted();
         self.figures.count(at_ms, &counted);
+    }
+}
+
+/// Looks at what is told of, until it is time to look at everything. What was begun is brought to its end: names that
+/// were taken are nobody else's to look at.
+async fn glance_until(app: &App, next: tokio::time::Instant) {
+    while tokio::time::timeout_at(next, app.picture.told.added()).await.is_ok() {
+        let began = Instant::now();
+        app.picture.glance(app).await;
+        let rested = tokio::time::Instant::now() + began.elapsed() * REST;
+        tokio::time::sleep_until(rested.min(next)).await;
     }
 }
 
@@ -278,4 +326,64 @@ fn is_ours(name: &str) -> bool {
 fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::FutureExt;
+    use leasehold::{EventKind, LockManager};
+
+    use super::*;
+    use crate::Settings;
+
+    fn granted(name: &str) -> LockEvent {
+        let (name, owner, holder_id, reason) = (name.to_owned(), "o".to_owned(), "h".to_owned(), String::new());
+        LockEvent { kind: EventKind::Granted, name, owner, holder_id, fence: None, at_ms: now_ms(), reason }
+    }
+
+    #[tokio::test]
+    async fn what_was_told_of_is_there_without_a_look_at_everything() {
+        let locks = LockManager::connect("memory:").await.expect("a store");
+        let app = App::new(locks.clone(), Settings::default()).unwrap_or_else(|error| panic!("{error}"));
+        let picture = &app.picture;
+        let names = || picture.known().history.locks().map(|seen| seen.lock.name.clone()).collect::<Vec<_>>();
+        let (first, second) = (locks.lock("first").await.expect("free"), locks.lock("second").await.expect("free"));
+        picture.happened(&granted("first"));
+        assert!(!picture.told.is_ahead(), "nobody watches");
+
+        *picture.watched.lock().expect("whole") = Some((Instant::now(), Instant::now()));
+        picture.happened(&granted("second"));
+        picture.happened(&granted(monitor::ELECTION));
+        assert!(picture.told.is_ahead() && names().is_empty());
+        picture.glance(&app).await;
+        assert!(!picture.told.is_ahead());
+        assert_eq!((names(), picture.known().figures.now.held), (vec!["second".to_owned()], 1));
+
+        // What is not told of stays as it is, and what is free is gone.
+        first.release().await.expect("ours");
+        second.release().await.expect("ours");
+        picture.happened(&granted("first"));
+        picture.glance(&app).await;
+        assert_eq!(names(), ["second"]);
+        picture.happened(&granted("second"));
+        picture.glance(&app).await;
+        assert!(names().is_empty());
+    }
+
+    /// Whoever was told of something and asks gets it with the answer.
+    #[tokio::test]
+    async fn whoever_was_told_waits_for_the_look_and_nobody_else_does() {
+        let picture = Picture::new();
+        assert!(picture.catch_up().now_or_never().is_some(), "nothing happened");
+        picture.told.add("a");
+        let mut asked = pin!(picture.catch_up());
+        assert!(asked.as_mut().now_or_never().is_none());
+        picture.told.take();
+        assert!(picture.catch_up().now_or_never().is_none(), "it is being looked at");
+        picture.told.looked();
+        picture.looks.send_modify(|looks| *looks += 1);
+        assert!(asked.now_or_never().is_some() && picture.catch_up().now_or_never().is_some());
+    }
 }

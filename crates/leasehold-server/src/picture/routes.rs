@@ -136,6 +136,7 @@ pub(crate) async fn live(
     Asked(asked): Asked<After>,
 ) -> Result<Json<Live>, Problem> {
     app.picture.watch().await;
+    app.picture.catch_up().await;
     let run = &app.picture.run;
     let version = asked.after.as_deref().and_then(|after| after.strip_prefix(run)?.strip_prefix('-')?.parse().ok());
     let known = app.picture.known();

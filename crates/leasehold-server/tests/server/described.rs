@@ -103,8 +103,11 @@ async fn figures_are_bounded_and_name_no_lock() {
         let taken = place.post("/api/v1/locks/canary/acquire", &json!({ "ttl_ms": 60_000 })).await.ok();
         place.post("/api/v1/locks/canary/release", &json!({ "token": taken["token"] })).await.ok();
         let text = loop {
-            let metrics = place.get("/metrics").await;
-            assert!(metrics.head.contains("application/openmetrics-text"), "{}", metrics.head);
+            // As Prometheus asks.
+            let accept =
+                "Accept: application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.5,*/*;q=0.2\r\n";
+            let metrics = place.ask("GET", "/metrics", accept, "").await;
+            assert!(metrics.head.contains("application/openmetrics-text; version=1.0.0"), "{}", metrics.head);
             // Counters reach the store with the next pass.
             if metrics.body.contains("leasehold_fleet_total_locks_total 1\n") {
                 break metrics.body;
@@ -116,6 +119,18 @@ async fn figures_are_bounded_and_name_no_lock() {
         assert!(!text.contains("canary") && !text.contains("METHOD"), "{text}");
         assert!(text.contains("leasehold_store_up 1\n") && text.ends_with("# EOF\n"), "{text}");
         assert!(text.contains("route=\"/api/v1/locks/{name}\",method=\"GET\",status=\"2xx\"} 300\n"), "{text}");
+        // As anybody else does: every series is described under its own name.
+        let plain = place.get("/metrics").await;
+        assert!(plain.head.contains("content-type: text/plain; version=0.0.4"), "{}", plain.head);
+        let names =
+            |what: &str| plain.body.lines().filter_map(|line| line.strip_prefix(what)?.split(' ').next()).collect();
+        let (helped, typed): (BTreeSet<&str>, BTreeSet<&str>) = (names("# HELP "), names("# TYPE "));
+        assert!(helped == typed && !plain.body.contains("# EOF") && !plain.body.contains("# UNIT"), "{}", plain.body);
+        for line in plain.body.lines().filter(|line| !line.starts_with('#')) {
+            let name = line.split(['{', ' ']).next().expect("a name");
+            let of_histogram = ["_bucket", "_count", "_sum"].iter().find_map(|end| name.strip_suffix(end));
+            assert!(typed.contains(name) || of_histogram.is_some_and(|name| typed.contains(name)), "{line}");
+        }
         place.end().await;
     }
 }

@@ -6,7 +6,7 @@ use crate::support::Place;
 use leasehold_server::{KeyFile, Role, Settings};
 use leasehold_testkit::http::{receive, send};
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 struct Keyed {
@@ -167,10 +167,26 @@ async fn a_revoked_key_is_out_within_moments() {
     let keyed = Keyed::start().await;
     let header = format!("X-API-Key: {}\r\n", keyed.operator);
     assert_eq!(keyed.ask("GET", "/api/v1/locks", &header).await.0, 200);
+    let at = keyed.place.at;
+    let mut reads = send(at, "GET /api/v1/events", &format!("Host: {at}\r\n{header}"), "").await;
+    let others = format!("Host: {at}\r\nX-API-Key: {}\r\n", keyed.other);
+    let mut reads_on = send(at, "GET /api/v1/events", &others, "").await;
     keyed.file.revoke(&keyed.operator_id).expect("revoked");
     let began = Instant::now();
     while keyed.ask("GET", "/api/v1/locks", &header).await.0 == 200 {
         assert!(began.elapsed() < Duration::from_secs(5));
+    }
+    let mut told = String::new();
+    let ended = tokio::time::timeout(Duration::from_secs(20), reads.read_to_string(&mut told)).await;
+    assert!(ended.is_ok() && told.contains("200 OK"), "a stream that was open ends as well: {told}");
+    // Whoever reads with another key is told what happens from then on.
+    keyed.place.locks.lock("gpu_lock:0").await.expect("free").release().await.expect("ours");
+    let mut text = String::new();
+    while !text.contains("event: released") {
+        let mut bytes = [0; 4_096];
+        let n = reads_on.read(&mut bytes).await.expect("read");
+        assert!(n > 0, "it ended: {text}");
+        text += &String::from_utf8_lossy(&bytes[..n]);
     }
     keyed.place.end().await;
 }

@@ -35,7 +35,7 @@ fn without_suffix(name: &str, known: &BTreeSet<String>) -> String {
 async fn every_figure_that_is_drawn_or_watched_exists() {
     let place = Place::memory().await;
     place.get("/api/v1/locks").await.ok();
-    let served = place.get("/metrics").await.body;
+    let served = place.ask("GET", "/metrics", "Accept: application/openmetrics-text\r\n", "").await.body;
     let known: BTreeSet<String> =
         served.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).map(str::to_owned).collect();
     let (_, dashboard) = deploy("grafana/leasehold.json");
