@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import logging
 import weakref
 from collections.abc import Awaitable, Callable, Generator
@@ -13,6 +12,7 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from . import _native
+from ._ending import at_the_end, process_ends, stay_where_the_process_ends
 from ._errors import InvalidArgument, LeaseholdError, LockLost
 from ._times import Seconds, optional_seconds, optional_text, seconds, text
 from ._waiting import Letters, wait, wait_async
@@ -212,6 +212,8 @@ class Guard:
             raise self._lost_error(reason)
 
     def _lost_error(self, reason: str) -> LockLost:
+        if reason == "shutdown":
+            stay_where_the_process_ends()
         if reason == "forked":
             return LockLost(
                 f"the lease on {self.name!r} belongs to process {self._native.pid}, which this one was forked from",
@@ -237,9 +239,10 @@ class Guard:
 _held: weakref.WeakSet[Guard] = weakref.WeakSet()
 
 
-@atexit.register
+@at_the_end
 def _give_everything_back() -> None:
     """A process that ends leaves no lock behind."""
+    process_ends()
     for guard in list(_held):
         if guard._native.is_held:
             _released(guard.name, _native.Call.wait, guard._native)

@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from ._ending import stay_where_the_process_ends
+from ._errors import ClientClosed
 from ._native import Call, Mailbox, after_fork_in_child, after_fork_in_parent, before_fork
 
 os.register_at_fork(
@@ -28,7 +30,11 @@ def wait(call: Call) -> Any:
         readable = _green_wait()
         if readable is not None:
             return _wait_for_fd(call, readable)
-    return call.wait()
+    try:
+        return call.wait()
+    except ClientClosed:
+        stay_where_the_process_ends()
+        raise
 
 
 async def wait_async(call: Call) -> Any:
@@ -48,7 +54,11 @@ async def wait_async(call: Call) -> Any:
         letters.forget(ticket)
         call.cancel()
         raise
-    return call.result()
+    try:
+        return call.result()
+    except ClientClosed:
+        stay_where_the_process_ends()
+        raise
 
 
 class Letters:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Background, Server, run_python, start_python, until
+from conftest import SOON, Background, Server, run_python, start_python, until
 
 import leasehold
 from leasehold import Client, InvalidArgument, LockLost, LockNotAcquired, StoreUnavailable
@@ -378,6 +378,23 @@ print(client.is_locked("a"))
     )
     assert out == "True\n"
     assert not client.is_locked("a")
+
+
+def test_daemon_threads_go_quietly(client: Client, url: str) -> None:
+    """They are at it when the process ends: nobody wants to hear of it."""
+    code = """
+import asyncio, sys, threading, leasehold
+client = leasehold.connect(sys.argv[1])
+await_in_a_loop = lambda: asyncio.run(client.lock("a").acquire_async())
+for wait in [client.lock("a").acquire, await_in_a_loop] * 4:
+    threading.Thread(target=wait, daemon=True).start()
+while len(client.info("a").waiters) == 0:
+    pass
+"""
+    with client.lock("a"), start_python(code, url) as process:
+        out, err = process.communicate(timeout=SOON)
+    assert (process.returncode, out, err) == (0, "", "")
+    until(lambda: client.info("a").waiters == ())
 
 
 WAITS = """
