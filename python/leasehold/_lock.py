@@ -174,7 +174,7 @@ class Guard:
 
     async def release_async(self) -> bool:
         """As :meth:`release`."""
-        return bool(await wait_async(self._native.release()))
+        return bool(await wait_async(self._native.release(), to_the_end=True))
 
     def __enter__(self) -> Guard:
         return self
@@ -196,7 +196,7 @@ class Guard:
 
     async def _release_on_exit(self) -> bool:
         try:
-            return bool(await wait_async(self._native.release()))
+            return bool(await wait_async(self._native.release(), to_the_end=True))
         except LeaseholdError as problem:
             _warn(self.name, problem)
             return True

@@ -37,8 +37,9 @@ def wait(call: Call) -> Any:
         raise
 
 
-async def wait_async(call: Call) -> Any:
-    """Waits in this task. Cancelled, it keeps nothing: a lock that was granted is given back."""
+async def wait_async(call: Call, *, to_the_end: bool = False) -> Any:
+    """Waits in this task. Cancelled, it keeps nothing: a lock that was granted is given back. What is to be done `to_the_end`
+    goes on without the task: a release that is broken off must begin anew, and counts as one that failed."""
     loop = asyncio.get_running_loop()
     letters = Letters.of(loop)
     future = loop.create_future()
@@ -52,7 +53,8 @@ async def wait_async(call: Call) -> Any:
         await future
     except BaseException:
         letters.forget(ticket)
-        call.cancel()
+        if not to_the_end:
+            call.cancel()
         raise
     try:
         return call.result()
