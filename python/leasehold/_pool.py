@@ -12,7 +12,7 @@ from . import _native
 from ._errors import InvalidArgument, LockLost
 from ._info import LockInfo
 from ._lock import Guard, Watch, _released
-from ._times import Seconds, optional_seconds, text
+from ._times import Seconds, optional_seconds, optional_text, text
 from ._waiting import wait, wait_async
 
 
@@ -88,6 +88,8 @@ class PoolRequest:
         max_hold: Seconds | None,
         owner: str | None,
     ) -> None:
+        if not isinstance(k, int) or k < 1:
+            raise InvalidArgument(f"k: {k!r} is not a number of members, 1 or more")
         self._pool = pool
         self._terms = (
             k,
@@ -95,7 +97,7 @@ class PoolRequest:
             optional_seconds("wait", wait),
             renew,
             optional_seconds("max_hold", max_hold),
-            owner,
+            optional_text("owner", owner),
         )
         self._permit: Permit | None = None
         self._watches: list[Watch] = []
