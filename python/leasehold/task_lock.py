@@ -34,6 +34,7 @@ from types import TracebackType
 from typing import Any, Literal, TypedDict, cast
 
 from . import _native
+from ._blocks import Blocks
 from ._client import Client, connect
 from ._config import Path, load
 from ._errors import InvalidArgument, LeaseholdError, LockLost, LockNotAcquired, NotEvicted, StoreUnavailable
@@ -328,8 +329,7 @@ class task_lock_context:  # noqa: N801: used like a function
         self._key = key
         self._raise_on_fail = raise_on_fail
         self._terms = (timeout, wait, renew, owner)
-        #: What was entered last, by whomever.
-        self._last: Guard | None = None
+        self._blocks: Blocks[Guard | None] = Blocks()
 
     def __enter__(self) -> bool:
         try:
@@ -366,37 +366,23 @@ class task_lock_context:  # noqa: N801: used like a function
                 _released_later(self._key, problem)
 
     def _entered(self, guard: Guard) -> bool:
-        self._last = guard
+        self._blocks.enter(guard)
         _remember(guard)
-        _blocks.set((*_blocks.get(), (self, guard)))
         return True
 
     def _not_entered(self, held: LockNotAcquired) -> bool:
         if self._raise_on_fail:
             raise _running(held) from None
-        _blocks.set((*_blocks.get(), (self, None)))
+        self._blocks.enter(None)
         return False
 
     def _leave(self) -> Guard | None:
-        """What the block that ends now holds: of several by one object, in threads or one inside another, its own. Whoever
-        ends it in another context than it began in gets what was entered last."""
-        blocks, guard = _blocks.get(), self._last
-        for at in reversed(range(len(blocks))):
-            if blocks[at][0] is self:
-                guard = blocks[at][1]
-                _blocks.set(blocks[:at] + blocks[at + 1 :])
-                break
-        if guard is self._last:
-            self._last = None
+        guard = self._blocks.leave()
         if guard is None or not guard._native.is_held:
             # Not entered, or released inside, or this is a forked child.
             return None
         _forget(self._key, guard)
         return guard
-
-
-#: The blocks that the running thread, task or greenlet is in, each with what it holds.
-_blocks: ContextVar[tuple[tuple[task_lock_context, Guard | None], ...]] = ContextVar("leasehold_task_blocks", default=())
 
 
 def run_once(

@@ -109,7 +109,7 @@ def test_no_gpu(app: Celery, gpu_id: Any) -> None:
 def test_a_failure_on_any_gpu_frees_what_the_task_took_by_itself(
     app: Celery, store: leasehold.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @app.task(base=GpuTask, bind=True, gpu="any", gpus=3, name="fails")
+    @app.task(base=GpuTask, bind=True, gpu="any", gpus=3, name="fails")  # type: ignore[untyped-decorator]
     def fails(self: Any, gpu_id: int | None = None) -> None:
         others = [n for n in range(3) if n != gpu_id]
         assert self.gpu_lock_manager.acquire_lock(self.request.id, f"gpu_lock:{others[-1]}", max_wait_time=1)
@@ -126,16 +126,15 @@ def test_a_clean_up_that_fails_hides_no_retry(app: Celery, caplog: pytest.LogCap
         def clean_up(self) -> None:
             raise OSError("driver is gone")
 
-    @app.task(base=Broken, bind=True, when_held="skip", name="again", max_retries=1)
+    @app.task(base=Broken, bind=True, when_held="skip", name="again", max_retries=1)  # type: ignore[untyped-decorator]
     def again(self: Any) -> None:
         raise self.retry(countdown=0)
 
     with caplog.at_level(logging.WARNING, "leasehold"):
-        task = again
-        task.push_request(id="id-1", called_directly=False, is_eager=False, retries=0, args=(), kwargs={})
+        again.push_request(id="id-1", called_directly=False, is_eager=False, retries=0, args=(), kwargs={})
         try:
             with pytest.raises(Retry):
-                task()
+                again()
         finally:
-            task.pop_request()
+            again.pop_request()
     assert "driver is gone" in caplog.text
