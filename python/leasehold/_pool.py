@@ -115,9 +115,13 @@ class PoolRequest:
         return Permit(await wait_async(self._call()))
 
     def __enter__(self) -> Permit:
-        permit = self.permit()
-        self._blocks.enter((permit, []))
-        return permit
+        entered: tuple[Permit, list[Watch]] = (self.permit(), [])
+        try:
+            self._blocks.enter(entered)
+            return entered[0]
+        except BaseException:
+            self._blocks.forget(entered)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

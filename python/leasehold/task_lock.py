@@ -366,9 +366,14 @@ class task_lock_context:  # noqa: N801: used like a function
                 _released_later(self._key, problem)
 
     def _entered(self, guard: Guard) -> bool:
-        self._blocks.enter(guard)
-        _remember(guard)
-        return True
+        try:
+            self._blocks.enter(guard)
+            _remember(guard)
+            return True
+        except BaseException:
+            self._blocks.forget(guard)
+            _forget(self._key, guard)
+            raise
 
     def _not_entered(self, held: LockNotAcquired) -> bool:
         if self._raise_on_fail:
