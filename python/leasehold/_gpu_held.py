@@ -41,7 +41,9 @@ def inside(lock_names: Container[str]) -> Gpu | None:
 @contextmanager
 def as_current(mine: Gpu) -> Iterator[None]:
     """What runs in this ``with`` runs on that GPU."""
-    before = _held.set((*_held.get(), mine))
+    # Without what a signal's exception left behind.
+    held = (known for known in _held.get() if known.guard._native.is_held)
+    before = _held.set((*held, mine))
     try:
         yield
     finally:

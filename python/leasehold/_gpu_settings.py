@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from numbers import Integral
 from typing import Any, Literal, TypeAlias, cast
 
 from . import _native
@@ -59,7 +60,7 @@ class Settings:
 
     def lock_name(self, gpu_id: int) -> str:
         """The lock of a GPU."""
-        return f"{self.pool_name}:{gpu_id}"
+        return f"{self.pool_name}:{gpu_number(gpu_id)}"
 
     @property
     def pool_name(self) -> str:
@@ -70,8 +71,8 @@ class Settings:
         """The numbers of the GPUs there are."""
         count = gpus if gpus is not None else self.gpus
         if count is not None:
-            if count < 1:
-                raise InvalidArgument(f"gpus: {count} is not a number of GPUs, 1 or more")
+            if not isinstance(count, int) or count < 1:
+                raise InvalidArgument(f"gpus: {count!r} is not a number of GPUs, 1 or more")
             return tuple(range(count))
         visible = visible_devices()
         if not visible:
@@ -79,6 +80,14 @@ class Settings:
                 'gpu="any": it is not known which GPUs there are: say gpus=N, or set CUDA_VISIBLE_DEVICES to numbers'
             )
         return visible
+
+
+def gpu_number(given: Any) -> int:
+    """A GPU as callers name it: by its number, of which a message may have made a text."""
+    number = int(given) if isinstance(given, str) and given.isdecimal() else given
+    if isinstance(number, Integral) and int(number) >= 0:
+        return int(number)
+    raise InvalidArgument(f"gpu_id: {given!r} is not the number of a GPU, 0 or more")
 
 
 def visible_devices() -> tuple[int, ...]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import logging
 import weakref
 from collections.abc import Awaitable, Callable, Generator
-from contextvars import ContextVar
 from datetime import datetime, timedelta, timezone
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from . import _native
+from ._blocks import Blocks, held_here
+from ._ending import at_the_end, process_ends, stay_where_the_process_ends
 from ._errors import InvalidArgument, LeaseholdError, LockLost
 from ._times import Seconds, optional_seconds, optional_text, seconds, text
 from ._waiting import Letters, wait, wait_async
@@ -174,7 +174,7 @@ class Guard:
 
     async def release_async(self) -> bool:
         """As :meth:`release`."""
-        return bool(await wait_async(self._native.release()))
+        return bool(await wait_async(self._native.release(), to_the_end=True))
 
     def __enter__(self) -> Guard:
         return self
@@ -196,7 +196,7 @@ class Guard:
 
     async def _release_on_exit(self) -> bool:
         try:
-            return bool(await wait_async(self._native.release()))
+            return bool(await wait_async(self._native.release(), to_the_end=True))
         except LeaseholdError as problem:
             _warn(self.name, problem)
             return True
@@ -212,6 +212,8 @@ class Guard:
             raise self._lost_error(reason)
 
     def _lost_error(self, reason: str) -> LockLost:
+        if reason == "shutdown":
+            stay_where_the_process_ends()
         if reason == "forked":
             return LockLost(
                 f"the lease on {self.name!r} belongs to process {self._native.pid}, which this one was forked from",
@@ -237,9 +239,10 @@ class Guard:
 _held: weakref.WeakSet[Guard] = weakref.WeakSet()
 
 
-@atexit.register
+@at_the_end
 def _give_everything_back() -> None:
     """A process that ends leaves no lock behind."""
+    process_ends()
     for guard in list(_held):
         if guard._native.is_held:
             _released(guard.name, _native.Call.wait, guard._native)
@@ -265,7 +268,7 @@ class Lock:
     """A lock that can be asked for, in a ``with`` or an ``async with``, any number of times and by any number
     of threads and tasks. Made by :meth:`Client.lock`."""
 
-    __slots__ = ("_client", "_fenced", "_max_hold", "_name", "_on_lost", "_on_unavailable", "_open", "_owner", "_renew",
+    __slots__ = ("_blocks", "_client", "_fenced", "_max_hold", "_name", "_on_lost", "_on_unavailable", "_owner", "_renew",
                  "_ttl", "_wait")  # fmt: skip
 
     def __init__(
@@ -294,8 +297,7 @@ class Lock:
         self._owner = optional_text("owner", owner)
         self._on_lost: OnLost = on_lost
         self._on_unavailable = on_unavailable
-        #: What was entered and not left yet, by whomever.
-        self._open: list[_Entered] = []
+        self._blocks: Blocks[_Entered] = Blocks()
 
     @property
     def name(self) -> str:
@@ -315,26 +317,30 @@ class Lock:
         return Guard(await wait_async(self._call()), self._on_lost)
 
     def __enter__(self) -> Guard:
-        guard = self.acquire()
-        self._enter(guard, None)
-        return guard
+        entered = _Entered(self.acquire(), None)
+        try:
+            self._blocks.enter(entered)
+            return entered.guard
+        except BaseException:
+            self._blocks.forget(entered)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        guard, _ = self._leave()
+        guard, _ = self._blocks.leave()
         if guard._native.is_held:
             guard._left(_released(self._name, wait, guard._native), error)
 
     async def __aenter__(self) -> Guard:
         guard = await self.acquire_async()
-        self._enter(guard, Watch(guard) if self._on_lost == "cancel" else None)
+        self._blocks.enter(_Entered(guard, Watch(guard) if self._on_lost == "cancel" else None))
         return guard
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        guard, watch = self._leave()
+        guard, watch = self._blocks.leave()
         cancelled_by_loss = watch is not None and watch.stop()
         was_ours = not guard._native.is_held or await guard._release_on_exit()
         if cancelled_by_loss and (error is None or isinstance(error, asyncio.CancelledError)):
@@ -352,31 +358,6 @@ class Lock:
             self._owner,
             self._on_unavailable,
         )
-
-    def _enter(self, guard: Guard, watch: Watch | None) -> None:
-        entered = _Entered(_entered.get(), self, guard, watch)
-        self._open.append(entered)
-        _entered.set(entered)
-
-    def _leave(self) -> tuple[Guard, Watch | None]:
-        """What the `with` that ends now had entered: the innermost of this thread, task or greenlet. Frameworks that
-        end it in another context than it began in get the last one that anybody entered."""
-        inner: list[_Entered] = []
-        entered = _entered.get()
-        while entered is not None and entered.lock is not self:
-            inner.append(entered)
-            entered = entered.outer
-        if entered is not None:
-            # Usually there is nothing further in.
-            rest = entered.outer
-            for one in reversed(inner):
-                rest = one._replace(outer=rest)
-            _entered.set(rest)
-        for at in reversed(range(len(self._open))):
-            if entered is None or self._open[at].guard is entered.guard:
-                entered = self._open.pop(at)
-                return entered.guard, entered.watch
-        raise RuntimeError(f"the lock {self._name!r} is left, but was not entered")
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a lock is its client's and is not pickled: pickle the client, and ask it for the lock there")
@@ -435,14 +416,8 @@ def _cancelling(task: asyncio.Task[Any]) -> int:
 
 
 class _Entered(NamedTuple):
-    outer: _Entered | None
-    lock: Lock
     guard: Guard
     watch: Watch | None
-
-
-#: What the running thread, task or greenlet has entered, the innermost first: so that one lock can be shared.
-_entered: ContextVar[_Entered | None] = ContextVar("leasehold_entered", default=None)
 
 
 def current_fence() -> int | None:
@@ -454,5 +429,6 @@ def current_fence() -> int | None:
     ...     leasehold.current_fence() == guard.fence
     True
     """
-    entered = _entered.get()
+    locks = (held for held in held_here() if isinstance(held, _Entered))
+    entered = next(locks, None)
     return None if entered is None else entered.guard.fence

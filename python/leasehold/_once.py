@@ -9,7 +9,7 @@ from typing import Any
 
 from . import _native
 from ._lock import Guard, work_under
-from ._times import Seconds, optional_seconds
+from ._times import Seconds, optional_seconds, optional_text, text
 from ._waiting import wait, wait_async
 
 
@@ -57,7 +57,7 @@ class Once:
         owner: str | None,
     ) -> None:
         self._client = client
-        self.id = id
+        self.id = text("id", id)
         # Sorted: the same payload must come out the same each time.
         asked_with = None if payload is None else json.dumps(payload, sort_keys=True).encode()
         self._terms = (
@@ -65,7 +65,7 @@ class Once:
             asked_with,
             optional_seconds("ttl", ttl),
             optional_seconds("wait", wait),
-            owner,
+            optional_text("owner", owner),
         )
 
     def run(self, work: Callable[[], Any]) -> Outcome:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from . import _native
+from ._blocks import Blocks
 from ._errors import InvalidArgument, LockLost
 from ._info import LockInfo
 from ._lock import Guard, Watch, _released
-from ._times import Seconds, optional_seconds, text
+from ._times import Seconds, optional_seconds, optional_text, text
 from ._waiting import wait, wait_async
 
 
@@ -76,7 +77,8 @@ class Pool:
 
 
 class PoolRequest:
-    """A request for members of a pool: ``with pool.acquire() as permit``. For one use at a time."""
+    """A request for members of a pool: ``with pool.acquire() as permit``, any number of times and by any number of threads
+    and tasks."""
 
     def __init__(
         self,
@@ -88,6 +90,8 @@ class PoolRequest:
         max_hold: Seconds | None,
         owner: str | None,
     ) -> None:
+        if not isinstance(k, int) or k < 1:
+            raise InvalidArgument(f"k: {k!r} is not a number of members, 1 or more")
         self._pool = pool
         self._terms = (
             k,
@@ -95,10 +99,9 @@ class PoolRequest:
             optional_seconds("wait", wait),
             renew,
             optional_seconds("max_hold", max_hold),
-            owner,
+            optional_text("owner", owner),
         )
-        self._permit: Permit | None = None
-        self._watches: list[Watch] = []
+        self._blocks: Blocks[tuple[Permit, list[Watch]]] = Blocks()
 
     def permit(self) -> Permit:
         """Waits, as long as was said, and takes them, to be released by hand.
@@ -112,29 +115,31 @@ class PoolRequest:
         return Permit(await wait_async(self._call()))
 
     def __enter__(self) -> Permit:
-        self._permit = self.permit()
-        return self._permit
+        entered: tuple[Permit, list[Watch]] = (self.permit(), [])
+        try:
+            self._blocks.enter(entered)
+            return entered[0]
+        except BaseException:
+            self._blocks.forget(entered)
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        permit, self._permit = self._permit, None
-        if permit is not None:
-            permit.__exit__(kind, error, trace)
+        permit, _ = self._blocks.leave()
+        permit.__exit__(kind, error, trace)
 
     async def __aenter__(self) -> Permit:
-        self._permit = await self.permit_async()
-        self._watches = [Watch(guard) for guard in self._permit.guards]
-        return self._permit
+        permit = await self.permit_async()
+        self._blocks.enter((permit, [Watch(guard) for guard in permit.guards]))
+        return permit
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        permit, self._permit = self._permit, None
-        if permit is None:
-            return
+        permit, watches = self._blocks.leave()
         # All of them are stopped, whichever was the cause.
-        if any([watch.stop() for watch in self._watches]) and isinstance(error, asyncio.CancelledError):
+        if any([watch.stop() for watch in watches]) and isinstance(error, asyncio.CancelledError):
             try:
                 await permit.__aexit__(None, None, None)
             except LockLost as lost:

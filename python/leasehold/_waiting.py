@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from ._ending import stay_where_the_process_ends
+from ._errors import ClientClosed
 from ._native import Call, Mailbox, after_fork_in_child, after_fork_in_parent, before_fork
 
 os.register_at_fork(
@@ -28,11 +30,16 @@ def wait(call: Call) -> Any:
         readable = _green_wait()
         if readable is not None:
             return _wait_for_fd(call, readable)
-    return call.wait()
+    try:
+        return call.wait()
+    except ClientClosed:
+        stay_where_the_process_ends()
+        raise
 
 
-async def wait_async(call: Call) -> Any:
-    """Waits in this task. Cancelled, it keeps nothing: a lock that was granted is given back."""
+async def wait_async(call: Call, *, to_the_end: bool = False) -> Any:
+    """Waits in this task. Cancelled, it keeps nothing: a lock that was granted is given back. What is to be done `to_the_end`
+    goes on without the task: a release that is broken off must begin anew, and counts as one that failed."""
     loop = asyncio.get_running_loop()
     letters = Letters.of(loop)
     future = loop.create_future()
@@ -46,9 +53,14 @@ async def wait_async(call: Call) -> Any:
         await future
     except BaseException:
         letters.forget(ticket)
-        call.cancel()
+        if not to_the_end:
+            call.cancel()
         raise
-    return call.result()
+    try:
+        return call.result()
+    except ClientClosed:
+        stay_where_the_process_ends()
+        raise
 
 
 class Letters:

@@ -35,7 +35,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import cached_property
 from string import Formatter
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, overload
 
 from celery import Task, shared_task, signals, uuid
 from celery.exceptions import Ignore
@@ -45,9 +45,9 @@ from ._client import Client, connect
 from ._config import load
 from ._errors import InvalidArgument, LockNotAcquired, NotEvicted, StoreUnavailable
 from ._gpu_manager import SmartGpuLockManager
-from ._gpu_settings import client_of, this_host
+from ._gpu_settings import client_of, gpu_number, this_host
 from ._lock import Guard, OnLost, OnUnavailable, _give_everything_back
-from ._times import Seconds, seconds
+from ._times import Seconds, optional_seconds, seconds
 
 __all__ = ["GpuTask", "LockedTask", "locked_task"]
 
@@ -88,22 +88,31 @@ class LockedTask(Task):  # type: ignore[misc]
     def on_bound(cls, app: Any) -> None:
         """Refuses at once what could only go wrong later."""
         super().on_bound(app)
-        if cls.when_held not in ("skip", "wait", "retry"):
-            raise InvalidArgument(f'{cls.name}: when_held: {cls.when_held!r} is neither "skip", "wait" nor "retry"')
+        cls._check("when_held", "skip", "wait", "retry")
+        cls._check("lock_on_lost", "cancel", "continue")
+        cls._check("lock_on_unavailable", "closed", "open")
+        for time in ("lock_wait", "lock_countdown", "lock_ttl"):
+            optional_seconds(f"{cls.name}: {time}", getattr(cls, time))
         parameters = inspect.signature(cls.run).parameters
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-            return
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         for field in _fields(cls.lock_key):
-            if field not in parameters and field not in ("task_id", "task_name"):
+            if not takes_any and field not in parameters and field not in ("task_id", "task_name"):
                 raise InvalidArgument(
                     f"{cls.name}: lock_key {cls.lock_key!r}: {field!r} is no argument of the task; there are "
                     f"{', '.join([*parameters, 'task_id', 'task_name'])}"
                 )
 
+    @classmethod
+    def _check(cls, option: str, *known: str | None) -> None:
+        if getattr(cls, option) not in known:
+            named = " or ".join(repr(value) for value in known)
+            raise InvalidArgument(f"{cls.name}: {option}: {getattr(cls, option)!r} is not {named}")
+
     @property
     def guard(self) -> Guard | None:
         """What holds the lock of the task that runs here: its fence, ``raise_if_lost()``."""
-        return _guard.get()
+        guards = _guards.get()
+        return guards[-1] if guards else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         task_id = self.request.id or uuid()
@@ -157,8 +166,13 @@ class LockedTask(Task):  # type: ignore[misc]
     @contextmanager
     def _hold(self, task_id: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Holds the lock, and says what the task is to be told."""
+        name = self.lock_name(task_id, args, kwargs)
+        if any(guard.name == name and guard.is_valid for guard in _guards.get()):
+            # Called by a task that runs under it: nobody else is kept out by waiting for oneself.
+            yield {}
+            return
         lock = self._client().lock(
-            self.lock_name(task_id, args, kwargs),
+            name,
             ttl=self.lock_ttl,
             wait=self.lock_wait if self.when_held == "wait" else 0,
             renew=self.lock_renew,
@@ -216,6 +230,19 @@ class GpuTask(LockedTask):
     # Not made of a template.
     lock_key = ""
 
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        """Refuses at once what could only go wrong later, or what would change nothing."""
+        super().on_bound(app)
+        cls._check("gpu", None, "any")
+        optional_seconds(f"{cls.name}: max_wait_time", cls.max_wait_time)
+        for option in ("lock_key", "lock_wait", "lock_ttl", "lock_renew", "lock_on_lost", "lock_on_unavailable"):
+            if getattr(cls, option) not in (getattr(GpuTask, option), getattr(LockedTask, option)):
+                raise InvalidArgument(
+                    f"{cls.name}: {option} is not for tasks on a GPU: they wait for max_wait_time, and their leases are "
+                    "as leasehold.gpu.configure() says"
+                )
+
     @cached_property
     def gpu_lock_manager(self) -> Any:
         """Finds the GPU lock of a task by its id. Another one can be set."""
@@ -231,10 +258,11 @@ class GpuTask(LockedTask):
         with a :class:`~leasehold.gpu.SmartGpuLockManager`, or that an older client wrote."""
         super().on_failure(exc, task_id, args, kwargs, einfo)
         try:
-            manager, lock_key = self.gpu_lock_manager, self.lock_name(task_id, args, kwargs)
-            # Mostly it holds nothing: what it ran under has been given back.
-            if not isinstance(manager, SmartGpuLockManager) or manager.owns_here(task_id, lock_key):
-                manager.release_lock(task_id, lock_key, "task_failure")
+            manager = self.gpu_lock_manager
+            for lock_key in self._lock_names(task_id, args, kwargs):
+                # Mostly it holds nothing: what it ran under has been given back.
+                if not isinstance(manager, SmartGpuLockManager) or manager.owns_here(task_id, lock_key):
+                    manager.release_lock(task_id, lock_key, "task_failure")
         except Exception as problem:
             # It must not hide what the task failed of.
             log.error("the GPU lock of %s was not released: %s", self._label(task_id), problem, exc_info=True)
@@ -269,14 +297,36 @@ class GpuTask(LockedTask):
         return [now.lock_name(gpu_id) for gpu_id in now.members(self.gpus)]
 
     def _gpu_id(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-        return int(_arguments(self.run, args, kwargs).get("gpu_id", 0))
+        gpu_id = _arguments(self.run, args, kwargs).get("gpu_id")
+        return 0 if gpu_id is None else gpu_number(gpu_id)
 
     def _client(self) -> Client:
         return client_of(lambda: _store(self.app))
 
     def _give_back_early(self, guard: Guard) -> None:
-        self.clean_up()
+        with gpu.only_warn(guard.name):
+            self.clean_up()
         guard.release()
+
+
+@overload
+def locked_task(key: Callable[..., Any], /) -> Any: ...
+
+
+@overload
+def locked_task(
+    key: str = ...,
+    *,
+    app: Any = None,
+    when_held: WhenHeld = "skip",
+    wait: Seconds = ...,
+    countdown: Seconds = ...,
+    ttl: Seconds | None = None,
+    renew: bool = True,
+    on_lost: OnLost = "cancel",
+    on_unavailable: OnUnavailable = "closed",
+    **options: Any,
+) -> Callable[[Callable[..., Any]], Any]: ...
 
 
 def locked_task(
@@ -332,19 +382,19 @@ def locked_task(
     )
 
 
-#: What the task that runs here holds.
-_guard: ContextVar[Guard | None] = ContextVar("leasehold_task_guard", default=None)
+#: What the tasks that run here hold, the innermost last: one may call another as a function.
+_guards: ContextVar[tuple[Guard, ...]] = ContextVar("leasehold_task_guards", default=())
 
 _clients: dict[str, Client] = {}
 
 
 @contextmanager
 def _as_current(guard: Guard) -> Iterator[None]:
-    before = _guard.set(guard)
+    before = _guards.set((*_guards.get(), guard))
     try:
         yield
     finally:
-        _guard.reset(before)
+        _guards.reset(before)
 
 
 def _client_of(store: str) -> Client:

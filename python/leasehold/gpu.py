@@ -27,7 +27,7 @@ from typing import Any, Literal, TypeVar, cast
 from ._errors import InvalidArgument
 from ._gpu_held import Gpu, as_current, current, inside
 from ._gpu_manager import SmartGpuLockManager
-from ._gpu_settings import Heartbeat, Settings, client_of, configure, settings, visible_devices
+from ._gpu_settings import Heartbeat, Settings, client_of, configure, gpu_number, settings, visible_devices
 from ._lock import Guard
 from ._pool import Permit
 from ._times import Seconds, seconds
@@ -56,7 +56,7 @@ def empty_torch_cache() -> None:
     nothing where PyTorch is not loaded, or has not used a GPU; it never loads it."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
-    if cuda is not None and cuda.is_initialized():
+    if cuda is not None and getattr(cuda, "is_initialized", lambda: True)():
         gc.collect()
         cuda.empty_cache()
 
@@ -96,13 +96,18 @@ def gpu_lock(
         raise InvalidArgument("gpu_lock is a decorator with arguments: write @gpu_lock() or @gpu_lock(gpu_id=0)")
     if gpu not in (None, "any"):
         raise InvalidArgument(f'gpu: {gpu!r} is not "any"; a certain one is named by gpu_id')
+    if not isinstance(gpu_id, str):
+        gpu_number(gpu_id)
     wait = None if max_wait_time is None else seconds("max_wait_time", max_wait_time)
     ttl = None if lock_timeout is None else seconds("lock_timeout", lock_timeout)
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
-        owner = task_name or function.__qualname__[-256:]
-        is_async = inspect.iscoroutinefunction(function)
+        owner = task_name or _name_of(function)
+        is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            # Calling it only makes the generator: what it does would be done after the GPU was given back.
+            raise InvalidArgument(f"gpu_lock: {owner} is a generator: hold the GPU inside of it, `with gpu.hold(0):`")
         if inspect.iscoroutinefunction(cleanup) and not is_async:
             raise InvalidArgument(f"cleanup of {owner}: an async one needs an async function")
         if isinstance(gpu_id, str) and gpu_id not in signature.parameters:
@@ -116,7 +121,7 @@ def gpu_lock(
                 return gpu_id
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
-            return int(bound.arguments[gpu_id])
+            return gpu_number(bound.arguments[gpu_id])
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -164,7 +169,7 @@ def hold(
             try:
                 yield mine
             finally:
-                with _only_warn(mine):
+                with only_warn(mine.guard.name):
                     if cleanup is not None:
                         cleanup()
 
@@ -193,7 +198,7 @@ async def hold_async(
             try:
                 yield mine
             finally:
-                with _only_warn(mine):
+                with only_warn(mine.guard.name):
                     if cleanup is not None:
                         cleaned = cleanup()
                         if inspect.isawaitable(cleaned):
@@ -232,6 +237,12 @@ class _Request:
         return _gpu(self._gpu_id, granted)
 
 
+def _name_of(function: Callable[..., Any]) -> str:
+    """What people call it; an object that is called like a function has its class's name."""
+    named = getattr(function, "func", function)
+    return str(getattr(named, "__qualname__", type(named).__qualname__))[-256:]
+
+
 def _gpu(gpu_id: int, guard: Guard) -> Gpu:
     visible = visible_devices()
     return Gpu(gpu_id, visible.index(gpu_id) if gpu_id in visible else gpu_id, guard)
@@ -245,9 +256,9 @@ def _entered(gpu_id: int | None, gpus: int | None) -> Gpu | None:
 
 
 @contextmanager
-def _only_warn(mine: Gpu) -> Iterator[None]:
+def only_warn(lock_name: str) -> Iterator[None]:
     """A clean-up that fails keeps nobody's GPU, and hides nobody's error."""
     try:
         yield
     except Exception as problem:
-        log.warning("the clean-up of GPU %s failed, it is given back all the same: %r", mine.id, problem)
+        log.warning("the clean-up failed, %s is given back all the same: %r", lock_name, problem)

@@ -34,9 +34,10 @@ from types import TracebackType
 from typing import Any, Literal, TypedDict, cast
 
 from . import _native
+from ._blocks import Blocks
 from ._client import Client, connect
 from ._config import Path, load
-from ._errors import LeaseholdError, LockLost, LockNotAcquired, NotEvicted, StoreUnavailable
+from ._errors import InvalidArgument, LeaseholdError, LockLost, LockNotAcquired, NotEvicted, StoreUnavailable
 from ._info import LockInfo
 from ._lock import Guard, OnUnavailable
 from ._times import Seconds, seconds, text
@@ -182,7 +183,7 @@ def release_task_lock(key: str) -> bool:
     When the store is down it goes on in the background, with a warning; it never raises for that, so that it hides
     no error of the task.
     """
-    guard = _forget(key)
+    guard = _forget(text("key", key))
     try:
         if guard is None:
             # A token that nobody has: the store compares, counts it, and touches nothing.
@@ -191,6 +192,8 @@ def release_task_lock(key: str) -> bool:
             ours = guard.release()
     except LockLost:
         ours = False
+    except InvalidArgument:
+        raise
     except LeaseholdError as problem:
         return _released_later(key, problem)
     return _released(key, ours)
@@ -206,7 +209,7 @@ def extend_task_lock(key: str, timeout: Seconds = DEFAULT_TIMEOUT) -> bool:
     >>> acquire_task_lock("task_lock:2", 300), extend_task_lock("task_lock:2", 600), get_lock_ttl("task_lock:2")
     (True, True, 600)
     """
-    guard = _find(key)
+    guard = _find(text("key", key))
     if guard is None:
         log.warning("%s is not extended: this process does not hold it", key)
         return False
@@ -227,7 +230,7 @@ def is_task_locked(key: str) -> bool:
     """Whether anybody holds a task's lock. When the store is down and that is to be passed over: ``False``, with a
     warning."""
     try:
-        return _client().is_locked(key)
+        return _client().is_locked(text("key", key))
     except StoreUnavailable as problem:
         if _configured().on_unavailable == "closed":
             raise
@@ -252,7 +255,7 @@ def get_lock_info(key: str) -> TaskLockInfo:
     >>> get_lock_info("task_lock:3")["locked"]
     False
     """
-    holder = _client().holder(key)
+    holder = _client().holder(text("key", key))
     return _info(LockInfo(key, held=False) if holder is None else holder)
 
 
@@ -265,7 +268,7 @@ def force_release_task_lock(key: str) -> bool:
     (True, True, False)
     """
     client = _client()
-    holder = client.holder(key)
+    holder = client.holder(text("key", key))
     if holder is None:
         return False
     try:
@@ -326,7 +329,7 @@ class task_lock_context:  # noqa: N801: used like a function
         self._key = key
         self._raise_on_fail = raise_on_fail
         self._terms = (timeout, wait, renew, owner)
-        self._guard: Guard | None = None
+        self._blocks: Blocks[Guard | None] = Blocks()
 
     def __enter__(self) -> bool:
         try:
@@ -363,17 +366,23 @@ class task_lock_context:  # noqa: N801: used like a function
                 _released_later(self._key, problem)
 
     def _entered(self, guard: Guard) -> bool:
-        self._guard = guard
-        _remember(guard)
-        return True
+        try:
+            self._blocks.enter(guard)
+            _remember(guard)
+            return True
+        except BaseException:
+            self._blocks.forget(guard)
+            _forget(self._key, guard)
+            raise
 
     def _not_entered(self, held: LockNotAcquired) -> bool:
         if self._raise_on_fail:
             raise _running(held) from None
+        self._blocks.enter(None)
         return False
 
     def _leave(self) -> Guard | None:
-        guard, self._guard = self._guard, None
+        guard = self._blocks.leave()
         if guard is None or not guard._native.is_held:
             # Not entered, or released inside, or this is a forked child.
             return None
@@ -525,6 +534,8 @@ def _find(key: str) -> Guard | None:
 
 def _forget(key: str, guard: Guard | None = None) -> Guard | None:
     guard = guard or _find(key)
+    if guard is None:
+        return None
     if _held.get(key) is guard:
         _held.pop(key, None)
     if _mine.get({}).get(key) is guard:

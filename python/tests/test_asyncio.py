@@ -122,6 +122,33 @@ def test_cancelling_any_leaves_nothing_behind(client: Client, url: str, server: 
         assert [key for key in server.redis.keys() if b"lock:a" in key] == []
 
 
+def test_a_task_that_is_cancelled_while_it_leaves_has_failed_at_nothing(client: Client) -> None:
+    left = 0
+
+    async def work() -> None:
+        nonlocal left
+        async with client.lock("a"):
+            left += 1
+        left += 1
+
+    async def main() -> None:
+        # Until some of them were really cancelled between the end of the work and the end of the block.
+        cancelled = 0
+        while cancelled < 20:
+            before, task = left, asyncio.create_task(work())
+            while left == before:
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            cancelled += left == before + 1
+            async with client.lock("a", wait=5):
+                pass
+
+    run(main)
+    assert client.statistics().normal_release_failures == 0
+    assert client.locks() == []
+
+
 def test_a_lost_lease_cancels_the_task(client: Client) -> None:
     went_on = False
 

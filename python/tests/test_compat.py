@@ -343,6 +343,23 @@ def names_of_bytes(world: World) -> Any:
     return [lock.acquire(), world.raw.exists("thing"), lock.name, lock.release()]
 
 
+def numbers(world: World) -> Any:
+    """As ids of tasks and orders are."""
+    lock = world._make(42, timeout=10)
+    taken = [lock.acquire(token=7), lock.local.token, lock.owned(), world.raw.exists("42"), lock.release()]
+    return [*taken, world._make(4.5, timeout=10).acquire(), world.raw.exists("4.5")]
+
+
+def names_that_make_no_sense(world: World) -> Any:
+    answers = []
+    for name in (None, object(), True):
+        try:
+            answers.append(world._make(name, timeout=10).acquire())
+        except (ValueError, TypeError, redis.RedisError):
+            answers.append("refused")
+    return answers
+
+
 SCENARIOS = [
     plain, without_timeout, release_unlocked, not_blocking, again_by_the_same, waiting_too_short,
     waiting_long_enough, waiting_without_limit, release_after_expiry, release_after_a_successor, extend,
@@ -351,7 +368,7 @@ SCENARIOS = [
     own_token, own_token_of_bytes, own_token_waits, own_token_without_timeout, handed_on_by_token,
     handed_on_without_a_choice, without_thread_local, with_thread_local, dropped_and_not_released,
     deleted_under_its_feet, overwritten_by_others, values_that_make_no_sense, a_token_that_makes_no_sense,
-    names_of_bytes,
+    names_of_bytes, numbers, names_that_make_no_sense,
 ]  # fmt: skip
 #: A loop runs in one thread.
 FOR_THREADS = [without_thread_local, with_thread_local]

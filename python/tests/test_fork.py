@@ -189,6 +189,34 @@ def test_multiprocessing(client: Client, url: str, full: bool, method: str) -> N
     assert client.locks() == []
 
 
+#: What a child took and never gave back.
+_kept: list[leasehold.Guard] = []
+
+
+def _keep(url: str) -> None:
+    client = leasehold.connect(url)
+    _kept.append(client.lock("kept", ttl=60).acquire())
+    # Its own threads are waited for, as the interpreter waits for them.
+    threading.Thread(target=_keep_a_while, args=(client,)).start()
+
+
+def _keep_a_while(client: Client) -> None:
+    with client.lock("thread", ttl=60) as guard:
+        time.sleep(0.3)
+        guard.raise_if_lost()
+    client.claim("done", True, lease=60)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a_child_that_ends_gives_back_what_it_forgot(client: Client, url: str, method: str) -> None:
+    process = getattr(multiprocessing.get_context(method), "Process")(target=_keep, args=(url,))
+    process.start()
+    process.join(30)
+    assert process.exitcode == 0, "it hangs or failed"
+    assert client.locks() == []
+    assert not client.claim("done", False, lease=60).created, "its thread was not waited for"
+
+
 def test_a_pool_of_processes(client: Client, url: str) -> None:
     with client.lock("parents"), multiprocessing.get_context("fork").Pool(4) as pool:
         pool.starmap(_use, [(url, None, None)] * 16)

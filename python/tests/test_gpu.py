@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import signal
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -108,6 +109,16 @@ def test_what_makes_no_sense_is_refused() -> None:
         gpu_lock(gpu="two")  # type: ignore[arg-type]
     with pytest.raises(leasehold.InvalidArgument, match="say gpus=N"):
         gpu_lock(gpu="any")(lambda: None)()
+    with pytest.raises(leasehold.InvalidArgument, match="gpus: '2' is not a number of GPUs"):
+        gpu_lock(gpu="any", gpus="2")(lambda: None)()  # type: ignore[arg-type]
+    for gpu_id in (-1, 1.5, None):
+        with pytest.raises(leasehold.InvalidArgument, match="is not the number of a GPU"):
+            gpu_lock(gpu_id=gpu_id)  # type: ignore[arg-type]
+    with pytest.raises(leasehold.InvalidArgument, match="'cuda:1' is not the number of a GPU"):
+        gpu_lock(gpu_id="device")(lambda device: device)("cuda:1")
+    with pytest.raises(leasehold.InvalidArgument, match="is not the number of a GPU"):
+        with gpu.hold(-1):
+            pass
     with pytest.raises(leasehold.InvalidArgument, match="gpu_lock.heartbeat.beat is not known"):
         gpu.configure(heartbeat={"beat": 1})
     with pytest.raises(leasehold.InvalidArgument, match="max_wait_time"):
@@ -177,6 +188,32 @@ def test_async_functions(raw: Any) -> None:
     assert not raw.exists("gpu_lock:0")
 
 
+def test_a_generator_would_work_after_the_gpu_was_given_back() -> None:
+    def frames() -> Iterator[int]:
+        yield 1
+
+    async def frames_async() -> AsyncIterator[int]:
+        yield 1
+
+    for generator in (frames, frames_async):
+        with pytest.raises(leasehold.InvalidArgument, match="frames.* is a generator"):
+            gpu_lock()(generator)
+
+
+def test_whatever_can_be_called(raw: Any) -> None:
+    class Model:
+        def __call__(self, name: str) -> tuple[str, int]:
+            return name, raw.exists("gpu_lock:0")
+
+    class AsyncModel:
+        async def __call__(self, name: str) -> tuple[str, int]:
+            return name, raw.exists("gpu_lock:0")
+
+    assert gpu_lock()(Model())("model") == ("model", 1)
+    assert gpu_lock()(functools.partial(Model(), "partial"))() == ("partial", 1)
+    assert asyncio.run(gpu_lock()(AsyncModel())("async")) == ("async", 1)
+
+
 def test_the_memory_is_freed_before_the_gpu_is(raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     said = []
     torch = types.ModuleType("torch")
@@ -190,6 +227,11 @@ def test_the_memory_is_freed_before_the_gpu_is(raw: Any, monkeypatch: pytest.Mon
     with gpu.hold(0):
         pass
     assert said == [True], "emptied while the lock was held"
+    # Not all that are called so can say whether they were used.
+    del torch.cuda.is_initialized
+    with gpu.hold(0):
+        pass
+    assert said == [True, True]
 
 
 def test_a_clean_up_that_fails_only_warns(raw: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,17 +9,20 @@ import pickle
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
-from conftest import Background, Server, run_python, start_python, until
+from conftest import SOON, Background, Server, run_python, start_python, until
 
 import leasehold
-from leasehold import Client, InvalidArgument, LockLost, LockNotAcquired, StoreUnavailable
+from leasehold import Client, InvalidArgument, LockLost, LockNotAcquired, StoreUnavailable, gpu
+from leasehold._gpu_settings import _configured
 
 
 def test_a_lock_has_a_name_a_fence_a_token_and_an_end(client: Client) -> None:
@@ -380,6 +383,23 @@ print(client.is_locked("a"))
     assert not client.is_locked("a")
 
 
+def test_daemon_threads_go_quietly(client: Client, url: str) -> None:
+    """They are at it when the process ends: nobody wants to hear of it."""
+    code = """
+import asyncio, sys, threading, leasehold
+client = leasehold.connect(sys.argv[1])
+await_in_a_loop = lambda: asyncio.run(client.lock("a").acquire_async())
+for wait in [client.lock("a").acquire, await_in_a_loop] * 4:
+    threading.Thread(target=wait, daemon=True).start()
+while len(client.info("a").waiters) == 0:
+    pass
+"""
+    with client.lock("a"), start_python(code, url) as process:
+        out, err = process.communicate(timeout=SOON)
+    assert (process.returncode, out, err) == (0, "", "")
+    until(lambda: client.info("a").waiters == ())
+
+
 WAITS = """
 import sys, leasehold
 client = leasehold.connect(sys.argv[1])
@@ -444,6 +464,11 @@ def test_errors_and_clients_come_through_a_pickle(client: Client) -> None:
         (lambda client: client.lock("a\udc80"), "is not text in UTF-8"),
         (lambda client: client.pool("p", 4), "members: 4 is not several numbers, such as range"),
         (lambda client: client.pool("p", [-1]), "members: -1 is not the number of a member"),
+        (lambda client: client.pool("p", [0]).acquire(-1), "k: -1 is not a number of members, 1 or more"),
+        (lambda client: client.pool("p", [0]).acquire("1"), "k: '1' is not a number of members, 1 or more"),
+        (lambda client: client.pool("p", [0]).acquire(owner=b"me"), "owner: b'me' is not text: decode it"),
+        (lambda client: client.once(7), "id: 7 is not text"),
+        (lambda client: client.once("a", owner=7), "owner: 7 is not text"),
         (lambda client: leasehold.connect("http://h"), "use sqlite:, sqlite:PATH, redis://HOST:PORT"),
         (lambda client: type(client)(b"memory:", *[None] * 7), "url: b'memory:' is not text: decode it"),
         (lambda client: client.lock("a").acquire().extend("1"), "ttl: '1' is neither"),
@@ -482,3 +507,52 @@ def test_the_default_store_is_the_commands(tmp_path: Path, monkeypatch: pytest.M
         assert client.store == f"sqlite:{path}"
         with leasehold.connect(namespace="leasehold") as other:
             assert not other.is_locked("a")
+
+
+class Interrupted(BaseException):
+    """What a signal's handler raises: Ctrl-C, the time limit of a task."""
+
+
+# Where a generator is being closed, Python itself swallows it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("block", ["lock", "pool", "gpu"])
+def test_a_signal_between_any_two_lines_leaves_no_lock_behind(block: str) -> None:
+    client = leasehold.connect("memory:")
+    gpu.configure(client)
+    package = str(Path(leasehold.__file__).parent)
+
+    def enter() -> Any:
+        if block == "lock":
+            return client.lock("a", wait=SOON)
+        return client.pool("a", [0]).acquire(wait=SOON) if block == "pool" else gpu.hold(0, max_wait_time=SOON)
+
+    def interrupted_at(step: int) -> bool:
+        left = step
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal left
+            if frame.f_code.co_filename.startswith(package) and event in ("call", "line"):
+                left -= 1
+                if left < 0:
+                    raise Interrupted
+            return trace
+
+        try:
+            with enter():
+                pass
+            sys.settrace(trace)
+            with enter():
+                pass
+        except Interrupted:
+            pass
+        finally:
+            sys.settrace(None)
+        return left < 0
+
+    step = 0
+    while interrupted_at(step):
+        until(lambda: client.locks() == [])
+        step += 1
+    assert step > 20, "it was interrupted where it matters"
+    client.close()
+    _configured.__init__()  # type: ignore[misc]

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from conftest import Background
+from conftest import SOON, Background
 
 import leasehold
 from leasehold import Client, InvalidArgument, LockLost, LockNotAcquired, OtherPayload
@@ -54,6 +54,26 @@ def test_never_two_on_one_member(client: Client) -> None:
     for thread in [Background(work) for _ in range(6)]:
         thread.join(30)
     assert most == 2 and client.locks() == []
+
+
+def test_one_request_for_many_threads(client: Client) -> None:
+    request = client.pool("gpu_lock", range(2)).acquire(wait=SOON)
+    inside: list[int] = []
+
+    def work(number: int) -> None:
+        with request as permit:
+            assert permit.index not in inside, "two on one"
+            inside.append(permit.index)
+            # Not in the order in which they came.
+            time.sleep(0.02 + 0.02 * (number % 3))
+            permit.raise_if_lost()
+            inside.remove(permit.index)
+
+    for thread in [Background(lambda number=number: work(number)) for number in range(10)]:  # type: ignore[misc]
+        thread.join()
+    with request as outer, request as inner:
+        assert {outer.index, inner.index} == {0, 1}
+    assert client.locks() == []
 
 
 def test_a_pool_in_asyncio(client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
 import logging
 import os
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 import redis
-from conftest import Background, Server, run_python, start_python, until
+from conftest import SOON, Background, Server, run_python, start_python, until
 
 import leasehold
 from leasehold import task_lock
@@ -99,6 +100,18 @@ def test_what_is_not_ours_is_not_touched(store: str, caplog: pytest.LogCaptureFi
         assert not acquire_task_lock(KEY)
 
 
+def test_whoever_never_held_anything_releases_nothing(store: str) -> None:
+    code = f"""
+from leasehold.task_lock import *
+configure({store!r})
+print(acquire_task_lock({KEY!r}), release_task_lock({KEY!r}), extend_task_lock({KEY!r}), release_task_lock("task_lock:free"))
+"""
+    assert acquire_task_lock(KEY)
+    assert run_python(code) == "False False False False\n"
+    assert in_thread(lambda: release_task_lock("task_lock:free")) is False
+    assert is_task_locked(KEY)
+
+
 def test_a_late_task_frees_neither_its_successor_nor_anything(store: str) -> None:
     assert acquire_task_lock(KEY, 0.1)
     until(lambda: not is_task_locked(KEY))
@@ -162,6 +175,51 @@ def test_a_block(store: str) -> None:
         with task_lock_context(KEY, raise_on_fail=False) as acquired:
             assert acquired is False
         assert is_task_locked(KEY), "a block that did not get it frees nothing"
+    assert not is_task_locked(KEY)
+
+
+def test_one_object_for_all_blocks(store: str) -> None:
+    block = task_lock_context(KEY, raise_on_fail=False)
+
+    def refused() -> bool:
+        with block as acquired:
+            return acquired
+
+    with block as acquired:
+        assert acquired and not refused() and not in_thread(refused)
+        assert is_task_locked(KEY), "a block that did not get it frees nothing"
+    assert not is_task_locked(KEY)
+    # Frameworks end a block in another context than it began in.
+    assert contextvars.copy_context().run(block.__enter__)
+    block.__exit__(None, None, None)
+    assert not is_task_locked(KEY)
+
+    waiting, inside = task_lock_context(KEY, wait=SOON), []
+
+    def work() -> None:
+        with waiting:
+            inside.append("in")
+            assert is_task_locked(KEY)
+            inside.append("out")
+
+    for thread in [Background(work) for _ in range(8)]:
+        thread.join()
+    assert inside == ["in", "out"] * 8 and not is_task_locked(KEY)
+
+
+def test_one_object_for_all_blocks_of_asyncio(store: str) -> None:
+    block = task_lock_context(KEY, raise_on_fail=False)
+
+    async def refused() -> bool:
+        async with block as acquired:
+            return acquired
+
+    async def work() -> None:
+        async with block as acquired:
+            assert acquired and not any(await asyncio.gather(refused(), refused()))
+            assert is_task_locked(KEY)
+
+    asyncio.run(work())
     assert not is_task_locked(KEY)
 
 
@@ -432,3 +490,9 @@ def test_bad_values_are_refused(store: str) -> None:
         with pytest.raises(leasehold.InvalidArgument):
             acquire_task_lock(key, timeout)
     assert not is_task_locked(KEY)
+    bad: list[Any] = ["", b"task_lock:1", 1, None]
+    for key in bad:
+        for ask in (release_task_lock, extend_task_lock, is_task_locked, get_lock_info, force_release_task_lock):
+            if key != "" or ask is not extend_task_lock:
+                with pytest.raises(leasehold.InvalidArgument):
+                    ask(key)

@@ -18,16 +18,16 @@ from .._errors import InvalidArgument, LockLost, LockNotAcquired
 from .._info import LockInfo
 from .._lock import Guard
 from .._native import Mailbox
-from .._times import Seconds, optional_seconds, seconds
+from .._times import Seconds, optional_seconds, seconds, text
 from ._errors import LockError, LockNotOwnedError
 from ._steps import Steps
 from ._store import raw_client
 
 log = logging.getLogger("leasehold.compat")
 
-#: As redis-py takes names.
-Name: TypeAlias = str | bytes | memoryview
-Token: TypeAlias = str | bytes | memoryview
+#: As redis-py takes names and tokens.
+Name: TypeAlias = str | bytes | memoryview | int | float
+Token: TypeAlias = str | bytes | memoryview | int | float
 
 #: A token that is one of ours as it is: its own, or for example the hex digits of a UUID.
 _OURS = re.compile(rb"[A-Za-z0-9_-]{32}")
@@ -68,7 +68,7 @@ class BaseLock:
     def _token(self) -> bytes | None:
         # A thread that is new to a thread-local has no such attribute.
         token = getattr(self.local, "token", None)
-        return None if token is None else _bytes(token)
+        return None if token is None else _bytes("token", token)
 
     def _guard(self, token: bytes) -> Guard | None:
         return _renewed.get((self._client, self._key, token))
@@ -80,7 +80,7 @@ class BaseLock:
         given = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         limit = optional_seconds("blocking_timeout", given) if (self.blocking if blocking is None else blocking) else 0.0
         wait = _Wait(limit, pause)
-        chosen = None if token is None else _bytes(token)
+        chosen = None if token is None else _bytes("token", token)
         if not self.timeout:
             taken = yield from self._take_renewed(wait, chosen)
         elif chosen is None:
@@ -261,20 +261,21 @@ class _Wait:
 
 
 def _text(name: Name) -> str:
-    if isinstance(name, str):
-        return name
     try:
-        return bytes(name).decode()
-    except (UnicodeDecodeError, TypeError):
+        return _bytes("name", name).decode()
+    except UnicodeDecodeError:
         raise InvalidArgument(f"name: {name!r} is not text in UTF-8") from None
 
 
-def _bytes(token: Token) -> bytes:
-    if isinstance(token, str):
-        return token.encode()
-    if isinstance(token, bytes | bytearray | memoryview):
-        return bytes(token)
-    raise InvalidArgument(f"token: a {type(token).__name__} is neither bytes nor text")
+def _bytes(what: str, given: Name | Token) -> bytes:
+    """As redis-py sends it."""
+    if isinstance(given, str):
+        return text(what, given).encode()
+    if isinstance(given, bytes | bytearray | memoryview):
+        return bytes(given)
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        return repr(given).encode()
+    raise InvalidArgument(f"{what}: a {type(given).__name__} is neither bytes, nor text, nor a number")
 
 
 def _ours(key: str, token: bytes) -> str:
