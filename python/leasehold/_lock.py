@@ -51,8 +51,10 @@ class Lost:
         self._guard = guard
 
     def is_set(self) -> bool:
-        """Whether the lease was lost."""
+        """Whether the lease was lost; the same as its truth, so ``if guard.lost:`` says what it seems to say."""
         return self._guard.loss is not None
+
+    __bool__ = is_set
 
     @property
     def reason(self) -> str | None:

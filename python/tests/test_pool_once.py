@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from conftest import SOON, Background
+from conftest import SOON, Background, until
 
 import leasehold
 from leasehold import Client, InvalidArgument, LockLost, LockNotAcquired, OtherPayload
@@ -25,7 +25,8 @@ def test_any_of_several(client: Client) -> None:
             assert busy.value.name == "gpu_lock" and len(busy.value.members) == 4
             assert busy.value.holder is not None and "tts" in str(busy.value)
             assert [member.lock.held for member in gpus.status()] == [True] * 4
-    assert client.locks() == []
+    # Whoever gave up may have been given one in that moment, and has passed it on.
+    until(lambda: client.locks() == [])
     for members in ([], [1, 1], range(65)):
         with pytest.raises(InvalidArgument), client.pool("p", members).acquire():
             pass
