@@ -81,7 +81,7 @@ async fn a_chosen_token_waits_in_line(arena: Arena) {
     for task in tasks {
         timeout(LONG, task).await.expect("in time").expect("no panic");
     }
-    let order = order.lock().expect("no panic before");
+    let order = std::mem::take(&mut *order.lock().expect("no panic before"));
     assert_eq!(order.iter().map(|(i, _)| *i).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
     assert!(order.is_sorted_by(|a, b| a.1 < b.1), "fences rise: {order:?}");
     assert!(!looker.is_locked("line").await.expect("answered"));
