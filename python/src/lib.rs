@@ -7,7 +7,8 @@
 //!
 //! | file | what it is about |
 //! |---|---|
-//! | `engine` | the thread, and how it is told from one that a fork left behind |
+//! | `engine` | what runs in the background, and how it is told from what a fork left behind |
+//! | `driving` | which thread it runs in: its own, or one that waits for it |
 //! | `call` | one question: waited for by a thread, or told to an event loop by its `Mailbox` |
 //! | `config` | what a file, the environment and the program say |
 //! | `client`, `guard`, `pool`, `once` | what Python holds |
@@ -18,6 +19,7 @@ mod answer;
 mod call;
 mod client;
 mod config;
+mod driving;
 mod engine;
 mod failure;
 mod guard;
