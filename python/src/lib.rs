@@ -1,9 +1,8 @@
 //! The native half of the Python package `leasehold`.
 //!
-//! One thread of our own runs everything that goes on in the background: connections, renewals, waiting.
-//! It never takes the interpreter's lock, so it goes on while Python code hogs it, and whatever event
-//! loop Python runs knows nothing of it. Python threads wait outside the interpreter's lock, event loops at
-//! a descriptor that becomes readable.
+//! What goes on in the background (connections, renewals, waiting) is run by one thread of our own, and by Python
+//! threads while they wait. None of it takes the interpreter's lock, so it goes on while Python code hogs that, and
+//! whatever event loop Python runs knows nothing of it: it waits at a descriptor that becomes readable.
 //!
 //! | file | what it is about |
 //! |---|---|
