@@ -1,7 +1,7 @@
 """Waiting for an answer: in a thread, in asyncio, in a greenlet.
 
-The native thread does the work in all three. It tells a thread by waking it up, and an event loop by a
-descriptor that becomes readable; it never runs Python code itself.
+Native code does the work in all three, without the interpreter's lock and without running any Python code: in the
+thread that waits, or in one of its own, which tells an event loop by a descriptor that becomes readable.
 """
 
 from __future__ import annotations

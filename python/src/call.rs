@@ -4,9 +4,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
-use std::time::Duration;
+use std::task::Poll;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -16,9 +14,6 @@ use tokio::task::AbortHandle;
 use crate::answer::Answer;
 use crate::engine::{Engine, Process};
 use crate::failure::Failure;
-
-/// A thread that waits looks this often whether Python has a signal for it.
-const LOOK_FOR_SIGNALS: Duration = Duration::from_millis(50);
 
 pub(crate) type Outcome = Result<Answer, Failure>;
 type Work = Pin<Box<dyn Future<Output = Outcome> + Send>>;
@@ -61,13 +56,15 @@ impl Call {
     /// Asks, and waits in this thread, without the interpreter's lock. Signals get through.
     fn wait(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let State::New(mut work) = self.take()? else { return Err(asked_before()) };
-        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
         loop {
-            let polled = py.detach(|| poll_for(&mut work, &waker, self.engine));
-            match polled {
-                Poll::Ready(outcome) => return outcome.map_err(|failure| failure.raise(py))?.into_python(py),
-                // A signal's exception drops the work, which takes back whatever it asked for.
-                Poll::Pending => py.check_signals()?,
+            if let Poll::Ready(outcome) = py.detach(|| self.engine.wait_for(&mut work)) {
+                return outcome.map_err(|failure| failure.raise(py))?.into_python(py);
+            }
+            if let Err(interrupted) = py.check_signals() {
+                // Whatever it asked for is taken back, in the background.
+                drop(work);
+                self.engine.is_needed();
+                return Err(interrupted);
             }
         }
     }
@@ -77,7 +74,7 @@ impl Call {
         let State::New(work) = self.take()? else { return Err(asked_before()) };
         *lock(&self.state) = State::UnderWay(None);
         let (state, tell) = (self.state.clone(), mailbox.tell.clone());
-        let task = self.engine.runtime().spawn(async move {
+        let task = self.engine.start_for_loop(async move {
             let outcome = work.await;
             let mut state = lock(&state);
             if matches!(*state, State::UnderWay(_)) {
@@ -118,28 +115,6 @@ fn asked_before() -> PyErr {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Polls until it is done, or it is time to look for signals.
-fn poll_for(work: &mut Work, waker: &Waker, engine: &Engine) -> Poll<Outcome> {
-    // Sockets and timers made on the way are the engine's.
-    let _entered = engine.runtime().enter();
-    let began = std::time::Instant::now();
-    loop {
-        if let Poll::Ready(outcome) = work.as_mut().poll(&mut Context::from_waker(waker)) {
-            return Poll::Ready(outcome);
-        }
-        let Some(left) = LOOK_FOR_SIGNALS.checked_sub(began.elapsed()) else { return Poll::Pending };
-        std::thread::park_timeout(left);
-    }
-}
-
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
 }
 
 /// Tells an event loop which of its calls were answered: its descriptor becomes readable.

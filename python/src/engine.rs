@@ -1,12 +1,14 @@
-//! The thread that does what goes on in the background, one per process.
+//! What goes on in the background of a process: connections, renewals, waiting. One thread is there for it.
 
-use std::future::pending;
 use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 
-use tokio::runtime::Handle;
+use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
 
+use crate::driving::Driving;
 use crate::log::Log;
 
 /// Forks that Python told us of. A child can get the number of a process that is long gone, but not
@@ -45,7 +47,8 @@ pub(crate) fn forked() {
 /// does not exist there and whose locks may be held for ever, and leaves it alone.
 pub(crate) struct Engine {
     process: Process,
-    runtime: Handle,
+    runtime: &'static Runtime,
+    driving: &'static Driving,
     log: Log,
     next: OnceLock<Box<Engine>>,
 }
@@ -82,13 +85,12 @@ impl Engine {
     }
 
     fn start() -> io::Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let handle = runtime.handle().clone();
-        // Its tasks run, its sockets and timers are looked at, for as long as this waits: until the process
-        // ends.
-        let work = move || runtime.block_on(pending::<()>());
-        std::thread::Builder::new().name("leasehold".into()).spawn(work)?;
-        Ok(Self { process: Process::this(), runtime: handle, log: Log::default(), next: OnceLock::new() })
+        // For ever, as the engine.
+        let runtime: &Runtime =
+            Box::leak(Box::new(tokio::runtime::Builder::new_current_thread().enable_all().build()?));
+        let driving: &Driving = Box::leak(Box::default());
+        std::thread::Builder::new().name("leasehold".into()).spawn(|| driving.run(runtime))?;
+        Ok(Self { process: Process::this(), runtime, driving, log: Log::default(), next: OnceLock::new() })
     }
 
     pub(crate) fn process(&self) -> Process {
@@ -99,7 +101,23 @@ impl Engine {
         &self.log
     }
 
-    pub(crate) fn runtime(&self) -> &Handle {
-        &self.runtime
+    /// Waits in this thread until it is done, or time to look for signals. Not to be called with the interpreter's
+    /// lock.
+    pub(crate) fn wait_for<T>(&self, work: impl Future<Output = T> + Unpin) -> Poll<T> {
+        self.driving.wait_for(self.runtime, work)
+    }
+
+    /// Does it in the background, for somebody who is told when it is done.
+    pub(crate) fn start_for_loop(&self, work: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+        let started = self.driving.started();
+        self.runtime.spawn(async move {
+            work.await;
+            drop(started);
+        })
+    }
+
+    /// Something was left to the background, which is to be done now.
+    pub(crate) fn is_needed(&self) {
+        self.driving.is_needed();
     }
 }

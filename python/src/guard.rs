@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::answer::Answer;
 use crate::call::Call;
 use crate::client::{lease, span};
-use crate::engine::Process;
+use crate::engine::{Engine, Process};
 use crate::failure::Failure;
 
 /// While somebody else's `extend` is under way a release waits for it, at most as long as for one answer.
@@ -49,8 +49,15 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
+        let Some(guard) = self.guard.take() else { return };
         if !self.process.is_this() {
-            std::mem::forget(self.guard.take());
+            std::mem::forget(guard);
+            return;
+        }
+        // It is given back in the background.
+        drop(guard);
+        if let Some(engine) = Engine::running() {
+            engine.is_needed();
         }
     }
 }

@@ -1,13 +1,13 @@
 //! The native half of the Python package `leasehold`.
 //!
-//! One thread of our own runs everything that goes on in the background: connections, renewals, waiting.
-//! It never takes the interpreter's lock, so it goes on while Python code hogs it, and whatever event
-//! loop Python runs knows nothing of it. Python threads wait outside the interpreter's lock, event loops at
-//! a descriptor that becomes readable.
+//! What goes on in the background (connections, renewals, waiting) is run by one thread of our own, and by Python
+//! threads while they wait. None of it takes the interpreter's lock, so it goes on while Python code hogs that, and
+//! whatever event loop Python runs knows nothing of it: it waits at a descriptor that becomes readable.
 //!
 //! | file | what it is about |
 //! |---|---|
-//! | `engine` | the thread, and how it is told from one that a fork left behind |
+//! | `engine` | what runs in the background, and how it is told from what a fork left behind |
+//! | `driving` | which thread it runs in: its own, or one that waits for it |
 //! | `call` | one question: waited for by a thread, or told to an event loop by its `Mailbox` |
 //! | `config` | what a file, the environment and the program say |
 //! | `client`, `guard`, `pool`, `once` | what Python holds |
@@ -18,6 +18,7 @@ mod answer;
 mod call;
 mod client;
 mod config;
+mod driving;
 mod engine;
 mod failure;
 mod guard;

@@ -163,10 +163,10 @@ class Background:
             raise self._error
 
 
-def start_python(code: str, *arguments: str) -> subprocess.Popen[str]:
+def start_python(code: str, *arguments: str, stdin: int | None = None) -> subprocess.Popen[str]:
     """Another Python, as a user would start it."""
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def run_python(code: str, *arguments: str, within: float = 60.0) -> str:

@@ -233,7 +233,8 @@ def test_a_block_whose_lock_was_released_inside(store: str, caplog: pytest.LogCa
     with caplog.at_level(logging.WARNING, "leasehold.task_lock"), task_lock_context(KEY):
         assert release_task_lock(KEY)
         assert in_thread(lambda: acquire_task_lock(KEY))
-    assert not caplog.records
+    # What the library said of other locks, in tests before this one, may come late.
+    assert KEY not in caplog.text
     assert is_task_locked(KEY), "the end of the block frees no successor's"
 
 
