@@ -3,6 +3,7 @@
 
 mod cancel;
 mod common;
+mod full_disk;
 mod holders;
 mod input;
 mod leases;

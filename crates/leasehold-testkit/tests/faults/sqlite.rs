@@ -1,19 +1,17 @@
-//! SQLite under kills, forks and a full disk.
+//! SQLite under kills and forks.
 
-use std::future::IntoFuture;
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use leasehold::store::redis::{RedisOptions, RedisStore};
 use leasehold::store::sqlite::SqliteStore;
 use leasehold::store::{Claim, Store, Try};
-use leasehold::{Error, KeySpace, LockManager, LockName, Owner, StoreErrorKind, Token, Ttl};
+use leasehold::{KeySpace, LockName, Owner, StoreErrorKind, Token, Ttl};
 use leasehold_testkit::{RedisServer, WorkerProcess, full_or, report};
 
 use crate::common::*;
 
-async fn integrity(path: &Path) -> String {
+pub(crate) async fn integrity(path: &Path) -> String {
     SqliteStore::open(path).expect("a database").integrity().await.expect("answered")
 }
 
@@ -152,110 +150,4 @@ async fn f40_a_store_in_a_forked_child_says_so() {
         "F40",
         format!("pretended forks: every verb says so, all of them within {slowest:.1?}; the parent keeps its lease"),
     );
-}
-
-/// A small filesystem in memory, unmounted when dropped.
-struct SmallDisk(tempfile::TempDir);
-
-impl SmallDisk {
-    fn mount(kib: u32) -> Option<Self> {
-        let disk = Self(tempfile::tempdir().expect("a directory"));
-        let size = format!("size={kib}k");
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "none"]).arg(disk.0.path()).status();
-        if mounted.is_ok_and(|status| status.success()) { Some(disk) } else { None }
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    /// Takes all the room there is.
-    fn fill(&self) {
-        let mut file = std::fs::File::create(self.path().join("filler")).expect("a file");
-        for size in [64 << 10, 4 << 10, 512] {
-            while std::io::Write::write_all(&mut file, &vec![0; size]).is_ok() {}
-        }
-    }
-
-    fn empty(&self) {
-        std::fs::remove_file(self.path().join("filler")).expect("removed");
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f41_a_full_disk_refuses_new_locks_and_releases_all_old_ones() {
-    let mounted = if is_root() { SmallDisk::mount(2_048) } else { None };
-    let Some(disk) = mounted else {
-        report("F41", "not run: a small filesystem can be mounted by root only".into());
-        return;
-    };
-    let path = disk.path().join("locks.db");
-    let url = format!("sqlite:{}", path.display());
-    let (rounds, held) = full_or((2, 100), (20, 200));
-    let (mut released, mut refused) = (0, 0);
-    for _ in 0..rounds {
-        let managers = [connect(&url).await, connect(&url).await];
-        let mut guards = Vec::new();
-        for i in 0..held {
-            let manager = &managers[i % 2];
-            guards.push(manager.lock(format!("held-{i}")).ttl(ms(30_000)).no_wait().await.expect("room enough"));
-        }
-        let waiters: Vec<_> = (0..5).map(|i| waiting(&managers[1 - i % 2], i)).collect();
-        for i in 0..5 {
-            wait_for_waiters(&managers[0], &format!("held-{i}"), 1).await;
-        }
-        disk.fill();
-        // Under load: others keep asking for more than there is room for.
-        let mut full = 0;
-        for i in 0..2_000 {
-            let long = format!("new-{i}-{}", "x".repeat(400));
-            match managers[i % 2].lock(long).ttl(ms(30_000)).no_wait().await {
-                // There was still a page for it: it is given back like the others.
-                Ok(guard) => guards.push(guard),
-                Err(Error::Store { source, .. }) => {
-                    assert_eq!(source.kind(), StoreErrorKind::DiskFull, "{source}");
-                    full += 1;
-                }
-                Err(other) => panic!("{other}"),
-            }
-            if full == 20 {
-                break;
-            }
-        }
-        assert_eq!(full, 20, "the disk was full");
-        refused += full;
-        for guard in guards {
-            let name = guard.name().clone();
-            assert!(guard.release().await.unwrap_or_else(|error| panic!("{name}: {error}")));
-            released += 1;
-        }
-        for waiter in waiters {
-            let guard = tokio::time::timeout(LONG, waiter).await.expect("handed on").expect("no panic");
-            assert!(guard.expect("its turn").release().await.expect("answered"));
-            released += 1;
-        }
-        disk.empty();
-        let guard = managers[0].lock("room-again").ttl(TTL).no_wait().await.expect("there is room again");
-        assert!(guard.release().await.expect("answered"));
-        assert_no_locks_left(&managers[1]).await;
-        for manager in managers {
-            manager.shutdown().await;
-        }
-        assert_eq!(integrity(&path).await, "ok");
-    }
-    report(
-        "F41",
-        format!("disk full {rounds} times: {released} of {released} released, {refused} acquires typed, integrity ok"),
-    );
-}
-
-fn waiting(manager: &LockManager, i: usize) -> tokio::task::JoinHandle<Result<leasehold::Guard, Error>> {
-    let request = manager.lock(format!("held-{i}")).ttl(ms(30_000)).wait_up_to(LONG);
-    tokio::spawn(request.into_future())
 }

@@ -179,7 +179,7 @@ impl Driver {
     fn alone<R>(&mut self, run: impl FnOnce(&mut Self) -> Result<R, Fault>) -> Result<R, Fault> {
         self.begin()?;
         let outcome = run(self).and_then(|done| {
-            self.conn.prepare_cached("COMMIT")?.execute([])?;
+            self.commit()?;
             Ok(done)
         });
         roll_back(&self.conn);

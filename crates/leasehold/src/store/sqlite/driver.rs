@@ -13,7 +13,7 @@ use super::bindings::{Changing, Creating};
 use super::ear::Watch;
 use super::fast;
 use super::forking::{Listed, Open};
-use super::room::{Room, roll_back};
+use super::room::{Need, Room, roll_back};
 use super::row::Key;
 use super::schema::{self, Patience, refused};
 use super::waits::Waits;
@@ -177,6 +177,8 @@ impl Driver {
         if batch.iter().filter(|c| plain(c)).count() < 2 || self.begin().is_err() {
             return batch;
         }
+        let asks = batch.iter().any(|c| matches!(c, Command::Try(..)));
+        let demanded = self.room.demand(&self.conn, if asks { Need::More } else { Need::Less });
         let mut done = Vec::with_capacity(batch.len());
         for command in &batch {
             match self.plain(command) {
@@ -185,7 +187,7 @@ impl Driver {
             }
         }
         let whole = done.len() == batch.len();
-        if !whole || self.conn.prepare_cached("COMMIT").and_then(|mut s| s.execute([])).is_err() {
+        if !whole || demanded.is_err() || self.commit().is_err() {
             // Each on its own, where it can be seen which one fails and why.
             roll_back(&self.conn);
             return batch;

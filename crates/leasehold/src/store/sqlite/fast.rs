@@ -23,8 +23,12 @@ const TAKE: &str = "
     WHERE (ends <= ?10 OR boot <> ?9) AND (queue_ends = 0 OR boot <> ?9) AND counter < ?11
     RETURNING fence";
 
-const RELEASE: &str = "UPDATE locks SET ends = 0, flag = 0 \
+// `~` makes a number negative and leaves it as many bytes: a row of the same length is written over in place, for
+// which there is room on a full disk as well.
+const RELEASE: &str = "UPDATE locks SET ends = ~ends \
     WHERE name = ?1 AND token = ?2 AND ends > ?3 AND boot = ?4 AND queue_ends = 0 AND (inbox = ?5 OR inbox IS NULL)";
+
+const FREE: &str = "UPDATE locks SET ends = ~ends WHERE name = ?1 AND token = ?2 AND ends > ?3 AND boot = ?4";
 
 const RENEW: &str = "UPDATE locks SET ends = max(ends, ?3 + ?4) \
     WHERE name = ?1 AND token = ?2 AND ends > ?3 AND boot = ?5 AND flag <> ?6 AND (?7 IS NULL OR fence = ?7) \
@@ -66,6 +70,12 @@ pub(super) fn take(conn: &Connection, boot: i64, name: &Key, asking: &Asking) ->
 pub(super) fn release(conn: &Connection, boot: i64, me: &InboxId, name: &Key, token: &Token) -> rusqlite::Result<bool> {
     let done =
         conn.prepare_cached(RELEASE)?.execute(params![name.as_str(), token.reveal(), sql(now_ms()), boot, &*me.0])?;
+    Ok(done == 1)
+}
+
+/// Frees a lock in place, whoever waits for it: they see it when they next look.
+pub(super) fn free(conn: &Connection, boot: i64, name: &Key, token: &Token) -> rusqlite::Result<bool> {
+    let done = conn.prepare_cached(FREE)?.execute(params![name.as_str(), token.reveal(), sql(now_ms()), boot])?;
     Ok(done == 1)
 }
 

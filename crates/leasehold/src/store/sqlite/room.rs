@@ -1,25 +1,28 @@
-//! Room on the disk: the log is kept short, free rows are cleared away, and enough is held back
-//! that a lock can be given up when the disk is full.
+//! Room on the disk: the log is kept short, free rows are cleared away, and a lock can be given up when the
+//! disk is full.
 //!
-//! A release overwrites one row in place, so all it needs is a frame in the log. Three things make
-//! sure of that one. The log is never cut short, so after a checkpoint its frames can be written
-//! over. A checkpoint never has to make the file longer: `max_page_count` stands at the pages the
-//! file really has, and it grows in steps that count only once they are on the disk. And a row of
-//! filler is kept, to be spent by a release that needs a page.
+//! A release writes over a row in place and leaves it as long as it was. So it needs no page, only a frame or two
+//! in the log, and those are there. The log is never cut short: after a checkpoint its frames are written over. A
+//! checkpoint needs no room: the file has its pages on the disk before anybody can use them, and nobody goes
+//! beyond them. Checkpoints and growth take turns, so that what one has made longer the other does not cut.
+//!
+//! To hand a lock on takes more: a message, and the row of the new holder. Whoever takes pages leaves some for
+//! that. Should there be none, the lock is freed in place, and its waiters see it when they next look.
 
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::ErrorKind;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use rusqlite::{Connection, params};
+use rusqlite::{Connection, FileControl, ffi, params};
 use rustix::fs::{FlockOperation, flock};
 
 use super::driver::{Driver, Fault};
 use super::path::{beside, unusable};
 use super::row::{now_ms, sql};
-use super::schema::{Patience, is_full, refused};
+use super::schema::{Patience, is_failed_write, is_full, refused};
 use crate::clock;
 use crate::store::StoreError;
 
@@ -37,29 +40,26 @@ const CLEAR_ROWS: u32 = 512;
 const KEEP_FREE_US: u64 = 1_000_000;
 /// A reader in the way is not waited for any longer: writers stand still meanwhile.
 const CHECKPOINT_PATIENCE: Duration = Duration::from_millis(50);
-/// Tries to start the log anew, and to be the one who makes room, when the disk is full.
-const TRIES: u32 = 500;
+/// Tries to start the log anew, and to get the turn, when the disk is full.
+const CHECKPOINT_TRIES: u32 = 20;
+const TURN_TRIES: u32 = 500;
 const TRY_EVERY: Duration = Duration::from_millis(2);
-/// Rounds of making room for what must not fail: a reader in the way of the log is gone a moment later.
-const ROUNDS: u32 = 20;
-/// Frames the log has to have beyond those of a step of growth, so that the step can be undone.
-const UNDO_FRAMES: i64 = 96;
 const PAGE_BYTES: i64 = 1_024;
 /// A page and its header in the log.
-const FRAME_BYTES: u64 = 1_024 + 24;
-/// The least the file grows by.
+const FRAME_BYTES: i64 = 1_024 + 24;
+/// The least the log has on the disk.
+const LOG_LEAST_BYTES: i64 = 128 * FRAME_BYTES;
+/// Enough frames for nearly every command.
+const LOG_FRAMES_AT_ONCE: i64 = 32;
+/// The least and the most that the file grows by, unless more is asked for.
 const GROW_PAGES: i64 = 128;
-/// Kept back for releases.
-const RESERVE_BYTES: i64 = 16 << 10;
-const RESERVE_ROW: i64 = 1;
-/// What the file is made longer by. A number of its own: the first one that SQLite would choose in an empty
-/// table is the reserve's, and growth that failed would be kept for it.
-const GROWTH_ROW: i64 = 2;
-const KEEP: &str = "INSERT OR REPLACE INTO reserve (id, filler) VALUES (?1, zeroblob(?2))";
-/// Bytes of filler on a page, so that it takes at least as many pages as meant.
-const FILL_BYTES: i64 = 1_024;
-/// Bytes of filler that fit on a page for certain.
-const SAFE_FILL_BYTES: i64 = 1_000;
+const GROW_PAGES_AT_MOST: i64 = 2_048;
+/// Whoever takes a page leaves so many.
+const LEAVE_PAGES: i64 = 16;
+/// The file's length is a multiple of this. Without a chunk SQLite would not make it longer before it writes.
+const CHUNK_BYTES: i32 = 4_096;
+const FILL: &str = "INSERT OR REPLACE INTO reserve (id, filler) VALUES (1, zeroblob(?1))";
+const EMPTY: &str = "DELETE FROM reserve";
 
 /// What a command needs when the disk is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,170 +68,134 @@ pub(super) enum Need {
     More,
     /// The same, and so many bytes of it.
     Bytes(usize),
-    /// It gives room back, or keeps what there is: it must not fail.
+    /// It gives room back, or keeps what there is, but may need a page on the way.
     Less,
+    /// It writes over what is there: it must not fail.
+    Nothing,
+}
+
+impl Need {
+    fn takes_pages(self) -> bool {
+        matches!(self, Self::More | Self::Bytes(_))
+    }
+
+    fn is_small(self) -> bool {
+        !matches!(self, Self::Bytes(_))
+    }
+
+    /// How many things are tried to make room for it.
+    fn steps(self) -> u32 {
+        match self {
+            Self::More | Self::Bytes(_) => 3,
+            Self::Less => 6,
+            // A reader in the way of the log is gone a moment later.
+            Self::Nothing => 20,
+        }
+    }
 }
 
 /// The thread's bookkeeping.
 pub(super) struct Room {
-    /// Whoever has it locked runs the checkpoint. Not a file of SQLite's: those must never be
-    /// opened or closed by anybody else in the process.
-    checkpointer: File,
+    /// Whoever has it locked runs a checkpoint, or makes the file longer. Not a file of SQLite's: those must
+    /// never be opened or closed by anybody else in the process.
+    turn: File,
     /// The names of the file and its log, to look at their sizes.
     file: PathBuf,
     log: PathBuf,
     commits: u32,
     since_clearing: u32,
     cleared_up_to: String,
-    reserve_spent: bool,
+    /// Nothing is committed that leaves fewer free pages.
+    leave: i64,
 }
 
 impl Room {
-    /// Makes sure of the reserve, as far as the disk has room for it.
+    /// Makes sure that what is going to be locked can be given up.
     pub(super) fn prepare(conn: &Connection, patience: &Patience, path: &Path) -> Result<Self, StoreError> {
         let lock = beside(path, ".ckpt");
         let mode = std::fs::metadata(path).map_or(0o600, |m| std::os::unix::fs::MetadataExt::mode(&m) & 0o666);
-        let checkpointer = OpenOptions::new()
+        let turn = OpenOptions::new()
             .create(true)
             .write(true)
             .truncate(false)
             .mode(mode)
             .open(&lock)
             .map_err(|e| unusable(&lock, &e))?;
-        let mut room = Self {
-            checkpointer,
+        let room = Self {
+            turn,
             file: path.to_owned(),
             log: beside(path, "-wal"),
             commits: 0,
             since_clearing: 0,
             cleared_up_to: String::new(),
-            reserve_spent: false,
+            leave: 0,
         };
-        // Not while another process makes the file longer: should that fail, its pages never were.
-        room.alone(|room| room.bound(conn)).map_err(|e| refused(path, &e))?;
-        let has = "SELECT ifnull(max(length(filler)), 0) FROM reserve WHERE id = ?1";
-        let reserved: i64 = conn.query_row(has, [RESERVE_ROW], |row| row.get(0)).map_err(|e| refused(path, &e))?;
-        if reserved < RESERVE_BYTES {
-            room.reserve_spent = room.alone(|room| room.grow(conn, patience, Need::More)).is_err();
-        }
+        room.set_up(conn, patience).map_err(|e| refused(path, &e))?;
         Ok(room)
     }
 
-    /// Nothing may go beyond the pages there are. Says whether there are more than we knew.
-    fn bound(&self, conn: &Connection) -> rusqlite::Result<bool> {
-        let before: i64 = conn.query_row("PRAGMA max_page_count", [], |row| row.get(0))?;
-        let pages = page_count(conn)?;
-        let now: i64 = conn.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |row| row.get(0))?;
-        Ok(now > before)
+    fn set_up(&self, conn: &Connection, patience: &Patience) -> rusqlite::Result<()> {
+        let mut chunk = CHUNK_BYTES;
+        conn.file_control(Some("main"), FileControl::ChunkSize(&mut chunk))?;
+        stay_within(conn)?;
+        if self.is_roomy(conn)? {
+            return Ok(());
+        }
+        // Somebody else may have been first.
+        let grown = self.alone(|| if self.is_roomy(conn)? { Ok(()) } else { grow(conn, patience, Need::More) });
+        // Where the disk is full already, what is held can still be given up.
+        if self.is_whole(conn)? { Ok(()) } else { grown }
     }
 
-    /// Makes the file longer, for good: pages count once they are on the disk.
-    ///
-    /// Each step can fail for want of room and leaves all as it was. That is why the log is made
-    /// long enough first: taking back what the disk had no room for needs frames, too.
-    fn grow(&mut self, conn: &Connection, patience: &Patience, need: Need) -> rusqlite::Result<()> {
-        let pages = page_count(conn)?;
-        let asked =
-            if let Need::Bytes(bytes) = need { i64::try_from(bytes).unwrap_or(i64::MAX) / FILL_BYTES * 2 } else { 0 };
-        let step = (pages / 4).max(GROW_PAGES).max(asked);
-        // Some of the new pages hold the tables of the file itself.
-        let bound = pages + step + step / 16 + 16;
-        self.lengthen_log(conn, bound - pages + UNDO_FRAMES)?;
-        self.start_log_anew(conn, patience)?;
-        conn.query_row(&format!("PRAGMA max_page_count = {bound}"), [], |_| Ok(()))?;
-        let filled = conn.execute(
-            "INSERT OR REPLACE INTO reserve (id, filler) VALUES (?1, zeroblob(?2))",
-            params![GROWTH_ROW, step * FILL_BYTES],
-        );
-        let grown = filled.and_then(|_| self.start_log_anew(conn, patience));
-        if grown.is_err() {
-            self.undo_growth(conn);
-        }
-        let emptied = conn.execute("DELETE FROM reserve WHERE id <> ?1", [RESERVE_ROW]);
-        self.bound(conn)?;
-        grown.and(emptied)?;
-        conn.execute(KEEP, params![RESERVE_ROW, RESERVE_BYTES])?;
-        self.reserve_spent = false;
+    fn is_roomy(&self, conn: &Connection) -> rusqlite::Result<bool> {
+        Ok(size_of(&self.log) >= LOG_LEAST_BYTES && self.is_whole(conn)? && free_pages(conn)? >= LEAVE_PAGES)
+    }
+
+    /// Whether the disk has every page of the file. Not when somebody died, or had no room, over making it.
+    fn is_whole(&self, conn: &Connection) -> rusqlite::Result<bool> {
+        Ok(size_of(&self.file) >= page_count(conn)? * PAGE_BYTES)
+    }
+
+    /// Whether the log can take what a command on one lock writes, without growing.
+    fn log_has_room(&self, conn: &Connection) -> bool {
+        frames(conn).is_ok_and(|frames| (frames + LOG_FRAMES_AT_ONCE) * FRAME_BYTES <= size_of(&self.log))
+    }
+
+    /// What the transaction that was begun has to leave: whoever takes none may leave as few as there are.
+    pub(super) fn demand(&mut self, conn: &Connection, need: Need) -> rusqlite::Result<()> {
+        self.leave = if need.takes_pages() { LEAVE_PAGES.min(free_pages(conn)?) } else { 0 };
         Ok(())
     }
 
-    /// Writes one frame after the other until the log has as many on the disk.
-    fn lengthen_log(&self, conn: &Connection, frames: i64) -> rusqlite::Result<()> {
-        let wanted = FRAME_BYTES * u64::try_from(frames).unwrap_or(0);
-        for _ in 0..frames {
-            // Looking at its size opens nothing.
-            if std::fs::metadata(&self.log).is_ok_and(|m| m.len() >= wanted) {
-                break;
-            }
-            // Something has to change: SQLite writes no page that stays as it is. A higher floor harms nobody.
-            conn.prepare_cached("UPDATE meta SET floor = floor + 1")?.execute([])?;
-        }
-        Ok(())
-    }
-
-    /// Cuts off pages that did not reach the disk, also those of a process that died over it. Free pages
-    /// that are on the disk stay: a release may need one.
-    ///
-    /// One transaction: a page that is free for a moment would be taken by somebody else, could not be cut off
-    /// any more, and the log would never fit into the file again.
-    fn undo_growth(&self, conn: &Connection) {
-        let undone = begin(conn).and_then(|()| {
-            conn.execute("DELETE FROM reserve WHERE id <> ?1", [RESERVE_ROW])?;
-            // Looking at its size opens nothing.
-            let on_disk = std::fs::metadata(&self.file).map_or(0, |m| i64::try_from(m.len()).unwrap_or(0) / PAGE_BYTES);
-            let beyond = page_count(conn)? - on_disk;
-            if beyond > 0 {
-                // One page a row: they have to be asked for.
-                let mut cut = conn.prepare(&format!("PRAGMA incremental_vacuum({beyond})"))?;
-                let mut rows = cut.query([])?;
-                while rows.next()?.is_some() {}
-            }
-            conn.execute_batch("COMMIT")
-        });
-        if let Err(error) = undone {
-            tracing::debug!(%error, "a file that could not be made longer is not cut yet");
-        }
-        roll_back(conn);
-    }
-
-    /// Copies the log into the file, so that the next writer starts it anew; insists.
-    fn start_log_anew(&self, conn: &Connection, patience: &Patience) -> rusqlite::Result<()> {
-        for _ in 0..TRIES {
-            if Self::restart_log(conn, patience)? {
-                return Ok(());
+    /// Waits to be the only process that makes room. One that is stopped over it is not waited for for ever.
+    fn alone<R>(&self, run: impl FnOnce() -> rusqlite::Result<R>) -> rusqlite::Result<R> {
+        for _ in 0..TURN_TRIES {
+            if let Some(_turn) = self.turn_now() {
+                return run();
             }
             thread::sleep(TRY_EVERY);
         }
-        Err(rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY), None))
+        Err(failure(ffi::SQLITE_BUSY))
     }
 
-    /// Waits to be the only process that makes room.
-    fn alone<R>(&mut self, run: impl FnOnce(&mut Self) -> R) -> R {
-        for _ in 0..TRIES {
-            if flock(&self.checkpointer, FlockOperation::NonBlockingLockExclusive).is_ok() {
-                break;
-            }
-            thread::sleep(TRY_EVERY);
-        }
-        let result = run(self);
-        let _ = flock(&self.checkpointer, FlockOperation::Unlock);
-        result
+    /// Whether there is no room for another block. A quota that is used up comes from SQLite as any failed write.
+    fn is_refused(&self) -> bool {
+        let written = self.turn.write_all_at(&[0; CHUNK_BYTES.cast_unsigned() as usize], 0);
+        let _ = self.turn.set_len(0);
+        written.is_err_and(|e| matches!(e.kind(), ErrorKind::QuotaExceeded | ErrorKind::StorageFull))
     }
 
-    /// Keeps the log short, unless another process is at it.
-    fn checkpoint(&self, conn: &Connection, patience: &Patience) {
-        if flock(&self.checkpointer, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            let _ = Self::restart_log(conn, patience);
-            let _ = flock(&self.checkpointer, FlockOperation::Unlock);
-        }
+    fn turn_now(&self) -> Option<MyTurn<'_>> {
+        let locked = flock(&self.turn, FlockOperation::NonBlockingLockExclusive);
+        locked.is_ok().then_some(MyTurn(&self.turn))
     }
+}
 
-    /// Says whether it was done; not when a reader is in the way.
-    fn restart_log(conn: &Connection, patience: &Patience) -> rusqlite::Result<bool> {
-        let busy = patience.limited(CHECKPOINT_PATIENCE, || {
-            conn.query_row("PRAGMA wal_checkpoint(RESTART)", [], |row| row.get::<_, i64>(0))
-        });
-        Ok(busy? == 0)
+struct MyTurn<'a>(&'a File);
+
+impl Drop for MyTurn<'_> {
+    fn drop(&mut self) {
+        let _ = flock(self.0, FlockOperation::Unlock);
     }
 }
 
@@ -242,88 +206,63 @@ impl Driver {
         need: Need,
         mut run: impl FnMut(&mut Self) -> Result<R, Fault>,
     ) -> Result<R, StoreError> {
-        let (mut step, mut round) = (0, 1);
+        let mut step = 0;
         loop {
-            let outcome = self.begin().map_err(Fault::from).and_then(|()| run(self));
-            match self.end_what_was_begun(outcome) {
-                Err(Fault::Sql(error)) if is_full(&error) => {
-                    if self.make_room(need, &mut step) {
-                        continue;
-                    }
-                    if need != Need::Less || round == ROUNDS {
-                        return Err(refused(&self.path, &error));
-                    }
-                    (step, round) = (0, round + 1);
-                    thread::sleep(TRY_EVERY);
-                }
+            match self.attempt_once(need, &mut run) {
+                Err(Fault::Sql(error)) if is_full(&error) && self.make_room(need, &mut step) => {}
                 outcome => return outcome.map_err(|fault| self.refuse(fault)),
             }
         }
     }
 
-    /// Commits what the command wrote, unless it has done that itself.
-    fn end_what_was_begun<R>(&self, outcome: Result<R, Fault>) -> Result<R, Fault> {
-        if self.conn.is_autocommit() {
-            return outcome;
-        }
-        let outcome = outcome.and_then(|done| {
-            self.keep_the_rest()?;
-            self.conn.prepare_cached("COMMIT")?.execute([])?;
-            Ok(done)
-        });
+    fn attempt_once<R>(&mut self, need: Need, run: &mut impl FnMut(&mut Self) -> Result<R, Fault>) -> Result<R, Fault> {
+        let begun = self.begin().and_then(|()| self.room.demand(&self.conn, need));
+        let outcome = begun.map_err(Fault::from).and_then(|()| run(self));
+        let outcome = match outcome {
+            Ok(done) if !self.conn.is_autocommit() => self.commit().map(|()| done).map_err(Fault::from),
+            outcome => outcome,
+        };
         roll_back(&self.conn);
-        outcome
+        outcome.map_err(|fault| match fault {
+            Fault::Sql(error) if is_failed_write(&error) && self.room.is_refused() => failure(ffi::SQLITE_FULL).into(),
+            fault => fault,
+        })
     }
 
-    /// A command that spent the reserve has what it needed: what is left is kept back again in the same transaction,
-    /// or the next acquire takes it and the next release has nothing to spend.
-    pub(super) fn keep_the_rest(&self) -> rusqlite::Result<()> {
-        if !self.room.reserve_spent {
-            return Ok(());
+    /// The next thing that may help; `false` when there is none left.
+    fn make_room(&self, need: Need, step: &mut u32) -> bool {
+        let (conn, patience) = (&self.conn, &self.patience);
+        while *step < need.steps() {
+            *step += 1;
+            let grows = *step % 2 == 1 && need != Need::Nothing;
+            // Whoever copies the log keeps all others from writing, releases too: not where it would help nobody.
+            let make = || match grows {
+                true => grow(conn, patience, need),
+                false if self.room.log_has_room(conn) && need.is_small() => Ok(()),
+                false => start_log_anew(conn, patience),
+            };
+            if self.room.alone(make).is_ok() {
+                return true;
+            }
         }
-        let number = |sql: &str| self.conn.prepare_cached(sql)?.query_row([], |row| row.get::<_, i64>(0));
-        let free = number("PRAGMA freelist_count")?;
-        if free > 0 && number("SELECT count(*) FROM reserve")? == 0 {
-            self.conn.execute(KEEP, params![RESERVE_ROW, RESERVE_BYTES.min(free * SAFE_FILL_BYTES)])?;
-        }
-        Ok(())
+        false
     }
 
     /// Begins a transaction with nobody else writing, or goes on with the one that was begun.
     pub(super) fn begin(&self) -> rusqlite::Result<()> {
-        if self.conn.is_autocommit() { begin(&self.conn) } else { Ok(()) }
+        if self.conn.is_autocommit() {
+            self.conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
+        }
+        Ok(())
     }
 
-    /// The next thing that may help; `false` when there is none left.
-    fn make_room(&mut self, need: Need, step: &mut u32) -> bool {
-        loop {
-            *step += 1;
-            let (step, conn, patience) = (*step, &self.conn, &self.patience);
-            let helped = self.room.alone(|room| match (step, need) {
-                (1, _) => Some(room.bound(conn)),
-                (2, _) => Some(room.start_log_anew(conn, patience).map(|()| true).or_else(|_| {
-                    room.undo_growth(conn);
-                    room.start_log_anew(conn, patience).map(|()| true)
-                })),
-                (3, Need::More | Need::Bytes(_)) | (4, Need::Less) => {
-                    Some(room.grow(conn, patience, need).map(|()| true))
-                }
-                (3, Need::Less) => {
-                    room.reserve_spent = true;
-                    // One transaction with what it is spent for, or somebody else takes it.
-                    let spent = begin(conn).and_then(|()| conn.execute("DELETE FROM reserve", [])).map(|_| true);
-                    if spent.is_err() {
-                        roll_back(conn);
-                    }
-                    Some(spent)
-                }
-                _ => None,
-            });
-            let Some(helped) = helped else { return false };
-            if helped.unwrap_or(false) {
-                return true;
-            }
+    /// Commits what was begun, if it leaves enough to others.
+    pub(super) fn commit(&self) -> rusqlite::Result<()> {
+        if self.room.leave > 0 && free_pages(&self.conn)? < self.room.leave {
+            return Err(failure(ffi::SQLITE_FULL));
         }
+        self.conn.prepare_cached("COMMIT")?.execute([])?;
+        Ok(())
     }
 
     /// Something was written.
@@ -343,10 +282,6 @@ impl Driver {
             self.room.since_clearing = 0;
             let _ = self.clear_away();
             let _ = self.clear_bindings();
-            if self.room.reserve_spent {
-                let (conn, patience) = (&self.conn, &self.patience);
-                let _ = self.room.alone(|room| room.grow(conn, patience, Need::More));
-            }
         }
     }
 
@@ -355,11 +290,12 @@ impl Driver {
         self.shorten_log(LEAVE_FRAMES);
     }
 
+    /// Keeps the log short, unless another process is at it.
     fn shorten_log(&self, frames_allowed: i64) {
-        let frames = self.conn.prepare_cached("PRAGMA wal_checkpoint(NOOP)");
-        let frames = frames.and_then(|mut s| s.query_row([], |row| row.get::<_, i64>(1)));
-        if frames.is_ok_and(|frames| frames > frames_allowed) {
-            self.room.checkpoint(&self.conn, &self.patience);
+        if frames(&self.conn).is_ok_and(|frames| frames > frames_allowed)
+            && let Some(_turn) = self.room.turn_now()
+        {
+            let _ = checkpoint(&self.conn, &self.patience);
         }
     }
 
@@ -392,25 +328,6 @@ impl Driver {
     }
 }
 
-/// Begins a transaction with nobody else writing, and with no more pages than the file has.
-///
-/// SQLite raises the bound by itself for whoever sees a longer file, and what another process adds is in the log,
-/// and seen, before it is known whether the disk has room for it.
-fn begin(conn: &Connection) -> rusqlite::Result<()> {
-    let number = |sql: &str| conn.prepare_cached(sql)?.query_row([], |row| row.get::<_, i64>(0));
-    conn.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
-    let bounded = number("PRAGMA page_count").and_then(|pages| {
-        if number("PRAGMA max_page_count")? > pages {
-            number(&format!("PRAGMA max_page_count = {pages}"))?;
-        }
-        Ok(())
-    });
-    if bounded.is_err() {
-        roll_back(conn);
-    }
-    bounded
-}
-
 /// Takes back what was not committed, if anything.
 pub(super) fn roll_back(conn: &Connection) {
     if !conn.is_autocommit() {
@@ -418,53 +335,196 @@ pub(super) fn roll_back(conn: &Connection) {
     }
 }
 
+/// Makes the file longer; for who has the turn.
+fn grow(conn: &Connection, patience: &Patience, need: Need) -> rusqlite::Result<()> {
+    // Left by somebody who died over it.
+    let left = conn.execute(EMPTY, [])?;
+    let grown = lengthen(conn, patience, need);
+    stay_within(conn)?;
+    if left > 0 { Ok(()) } else { grown }
+}
+
+/// First on the disk, where it can be refused and nobody has seen anything. Then in the file: as filler, which is
+/// written to the log and makes that long enough as well, and is taken out again.
+fn lengthen(conn: &Connection, patience: &Patience, need: Need) -> rusqlite::Result<()> {
+    let pages = page_count(conn)?;
+    let asked =
+        if let Need::Bytes(bytes) = need { i64::try_from(bytes).unwrap_or(i64::MAX) / PAGE_BYTES * 2 } else { 0 };
+    let step = (pages / 4).clamp(GROW_PAGES, GROW_PAGES_AT_MOST).max(asked);
+    // Some of the new pages hold the tables of the file itself.
+    let bound = pages + step + step / 16 + 16;
+    allocate(conn, bound)?;
+    // What is in the log would make it as long again. To copy it may cut the file.
+    checkpoint(conn, patience)?;
+    allocate(conn, bound)?;
+    conn.query_row(&format!("PRAGMA max_page_count = {bound}"), [], |_| Ok(()))?;
+    conn.execute(FILL, params![step * PAGE_BYTES])?;
+    conn.execute(EMPTY, [])?;
+    Ok(())
+}
+
+/// SQLite writes into every block, and calls it a failed write when there is none.
+fn allocate(conn: &Connection, pages: i64) -> rusqlite::Result<()> {
+    let mut bytes = pages * PAGE_BYTES;
+    let allocated = conn.file_control(Some("main"), FileControl::SizeHint(&mut bytes));
+    allocated.map_err(|_| failure(ffi::SQLITE_FULL))
+}
+
+/// Nothing may go beyond the pages there are.
+fn stay_within(conn: &Connection) -> rusqlite::Result<()> {
+    let pages = page_count(conn)?;
+    conn.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(()))
+}
+
+/// Copies the log into the file, so that the next writer starts it anew; insists.
+fn start_log_anew(conn: &Connection, patience: &Patience) -> rusqlite::Result<()> {
+    for _ in 0..CHECKPOINT_TRIES {
+        if checkpoint(conn, patience)? {
+            return Ok(());
+        }
+        thread::sleep(TRY_EVERY);
+    }
+    Err(failure(ffi::SQLITE_BUSY))
+}
+
+/// Says whether all of it was done; not when a reader is in the way.
+fn checkpoint(conn: &Connection, patience: &Patience) -> rusqlite::Result<bool> {
+    let busy = patience.limited(CHECKPOINT_PATIENCE, || {
+        conn.query_row("PRAGMA wal_checkpoint(RESTART)", [], |row| row.get::<_, i64>(0))
+    });
+    Ok(busy? == 0)
+}
+
+/// How many are in the log.
+fn frames(conn: &Connection) -> rusqlite::Result<i64> {
+    conn.prepare_cached("PRAGMA wal_checkpoint(NOOP)")?.query_row([], |row| row.get(1))
+}
+
 fn page_count(conn: &Connection) -> rusqlite::Result<i64> {
     conn.query_row("PRAGMA page_count", [], |row| row.get(0))
 }
 
+fn free_pages(conn: &Connection) -> rusqlite::Result<i64> {
+    conn.prepare_cached("PRAGMA freelist_count")?.query_row([], |row| row.get(0))
+}
+
+/// Looking at its size opens nothing.
+fn size_of(file: &Path) -> i64 {
+    std::fs::metadata(file).map_or(0, |m| i64::try_from(m.len()).unwrap_or(i64::MAX))
+}
+
+fn failure(code: i32) -> rusqlite::Error {
+    rusqlite::Error::SqliteFailure(ffi::Error::new(code), None)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::schema;
+    use super::super::row::Key;
+    use super::super::{fast, schema};
     use super::*;
+    use crate::facts::{Owner, Token};
+    use crate::machine::{Asking, InboxId};
 
-    fn size_of(log: &Path) -> u64 {
-        std::fs::metadata(log).map_or(0, |m| m.len())
-    }
+    const BOOT: i64 = 1;
 
-    fn reserved(conn: &Connection) -> i64 {
-        let size = "SELECT ifnull(sum(length(filler)), 0) FROM reserve";
-        conn.query_row(size, [], |row| row.get(0)).expect("read")
-    }
-
-    #[test]
-    fn the_log_is_as_long_as_growing_needs_it() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let path = dir.path().join("locks.db");
+    fn opened(dir: &Path) -> (Connection, Patience, Room) {
+        let path = dir.join("locks.db");
         let (conn, patience, _) = schema::open(&path).expect("opens");
         let room = Room::prepare(&conn, &patience, &path).expect("room");
-        room.start_log_anew(&conn, &patience).expect("no reader");
-        let longer = i64::try_from(size_of(&room.log) / FRAME_BYTES).expect("small") + 300;
-        room.lengthen_log(&conn, longer).expect("there is room");
-        let frames = size_of(&room.log) / FRAME_BYTES;
-        assert!(frames >= u64::try_from(longer).expect("positive"), "{frames} of {longer} frames are on the disk");
+        (conn, patience, room)
+    }
+
+    /// Takes every free page there is. A row keeps some hundred bytes to itself, and each page takes 1,020 of the rest.
+    fn use_up(conn: &Connection) {
+        let free = free_pages(conn).expect("read");
+        conn.execute("INSERT INTO reserve (filler) VALUES (zeroblob(?1))", [free * 1_020 + 480]).expect("room");
+        assert_eq!(free_pages(conn), Ok(0));
     }
 
     #[test]
-    fn a_reserve_that_was_spent_is_made_again() {
+    fn a_release_needs_no_page_and_hardly_any_log() {
         let dir = tempfile::tempdir().expect("a directory");
-        let path = dir.path().join("locks.db");
-        let (conn, patience, _) = schema::open(&path).expect("opens");
-        let mut room = Room::prepare(&conn, &patience, &path).expect("room");
-        assert_eq!(reserved(&conn), RESERVE_BYTES);
-        conn.execute("DELETE FROM reserve", []).expect("spent");
-        room.reserve_spent = true;
-        room.grow(&conn, &patience, Need::More).expect("there is room");
-        assert_eq!((reserved(&conn), room.reserve_spent), (RESERVE_BYTES, false));
-        // And for whoever opens the file after the one who spent it is gone.
-        conn.execute("DELETE FROM reserve", []).expect("spent");
+        let (conn, _, _room) = opened(dir.path());
+        let me = InboxId("me".into());
+        let mut held = Vec::new();
+        for i in 0..60_usize {
+            let (name, token) = (Key::from(format!("{i:03}{}", "x".repeat(i * 8))), Token::random());
+            let asking = Asking {
+                token: token.clone(),
+                inbox: Some(me.clone()),
+                ttl_ms: 60_000,
+                since_ms: 1,
+                owner: Owner::named("o".repeat(i * 4 + 1)).expect("valid"),
+                fenced: true,
+            };
+            assert!(fast::take(&conn, BOOT, &name, &asking).expect("room").is_some());
+            held.push((name, token));
+        }
+        use_up(&conn);
+        for (i, (name, token)) in held.iter().enumerate() {
+            let before = frames(&conn).expect("read");
+            let freed = if i % 2 == 0 {
+                fast::release(&conn, BOOT, &me, name, token)
+            } else {
+                fast::free(&conn, BOOT, name, token)
+            };
+            assert_eq!(freed, Ok(true), "{i}");
+            let written = frames(&conn).expect("read") - before;
+            assert!(written <= 2, "{i}: {written} frames");
+        }
+        let held: i64 =
+            conn.query_row("SELECT count(*) FROM locks WHERE ends > 0", [], |row| row.get(0)).expect("read");
+        assert_eq!(held, 0);
+    }
+
+    #[test]
+    fn pages_are_on_the_disk_before_they_are_used() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (conn, patience, room) = opened(dir.path());
+        assert!(room.is_roomy(&conn).expect("read"));
+        for n in 1..5 {
+            let (before, free) = (page_count(&conn).expect("read"), free_pages(&conn).expect("read"));
+            conn.execute("INSERT INTO events (ns, json) VALUES ('', zeroblob(?1))", [free * 1_000]).expect("room");
+            grow(&conn, &patience, Need::More).expect("there is room");
+            assert!(page_count(&conn).expect("read") > before && room.is_whole(&conn).expect("read"));
+            // All of it, and not a hole that takes room later.
+            let blocks = std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&room.file).expect("there"));
+            assert!(
+                blocks * 512 >= u64::try_from(page_count(&conn).expect("read") * PAGE_BYTES).expect("small"),
+                "{n}"
+            );
+            let beyond: i64 = conn.query_row("PRAGMA max_page_count", [], |row| row.get(0)).expect("read");
+            assert_eq!(beyond, page_count(&conn).expect("read"));
+        }
+        assert!(conn.query_row("PRAGMA wal_checkpoint(RESTART)", [], |row| row.get::<_, i64>(0)).expect("done") == 0);
+        assert!(room.is_whole(&conn).expect("read"), "a checkpoint cuts nothing off");
+    }
+
+    #[test]
+    fn a_log_that_is_gone_is_made_long_enough_again() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (conn, _, room) = opened(dir.path());
+        let log = room.log.clone();
         drop((conn, room));
-        let (conn, patience, _) = schema::open(&path).expect("opens");
-        let room = Room::prepare(&conn, &patience, &path).expect("room");
-        assert_eq!((reserved(&conn), room.reserve_spent), (RESERVE_BYTES, false));
+        // As another program leaves it that was the last to close the file.
+        let other = Connection::open(dir.path().join("locks.db")).expect("opens");
+        other.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).expect("done");
+        drop(other);
+        assert_eq!(size_of(&log), 0);
+        let (_conn, _, _room) = opened(dir.path());
+        assert!(size_of(&log) >= LOG_LEAST_BYTES);
+    }
+
+    #[test]
+    fn what_somebody_left_who_died_while_the_file_grew_is_room() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (conn, _, room) = opened(dir.path());
+        use_up(&conn);
+        assert!(!room.is_roomy(&conn).expect("read"));
+        drop((conn, room));
+        let (conn, _, room) = opened(dir.path());
+        assert!(room.is_roomy(&conn).expect("read"));
+        let left: i64 = conn.query_row("SELECT count(*) FROM reserve", [], |row| row.get(0)).expect("read");
+        assert_eq!(left, 0);
     }
 }

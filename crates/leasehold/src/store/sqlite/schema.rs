@@ -193,6 +193,11 @@ pub(super) fn is_full(error: &rusqlite::Error) -> bool {
         || error.sqlite_error().is_some_and(|e| e.extended_code == rusqlite::ffi::SQLITE_IOERR_SHMSIZE)
 }
 
+/// Whether the system refused to write, for whatever reason.
+pub(super) fn is_failed_write(error: &rusqlite::Error) -> bool {
+    error.sqlite_error().is_some_and(|e| e.extended_code == rusqlite::ffi::SQLITE_IOERR_WRITE)
+}
+
 /// What an error of SQLite means to whoever has to act on it.
 pub(super) fn refused(path: &Path, error: &rusqlite::Error) -> StoreError {
     use ErrorCode as C;

@@ -54,8 +54,7 @@ impl Driver {
     ) -> Result<Turned<R>, Fault> {
         self.begin()?;
         let outcome = self.turn_inside(name, me, verb).and_then(|done| {
-            self.keep_the_rest()?;
-            self.conn.prepare_cached("COMMIT")?.execute([])?;
+            self.commit()?;
             Ok(done)
         });
         roll_back(&self.conn);

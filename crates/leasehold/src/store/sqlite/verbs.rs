@@ -81,7 +81,7 @@ impl Driver {
 
     pub(super) fn release(&mut self, name: &Key, token: &Token) -> Result<Release, StoreError> {
         self.waits.remove(name, token);
-        self.attempt(Need::Less, |driver| {
+        let handed_on = self.attempt(Need::Less, |driver| {
             if fast::release(&driver.conn, driver.boot, driver.alive.id(), name, token)? {
                 driver.committed();
                 return Ok(Release::Released);
@@ -93,7 +93,14 @@ impl Driver {
                     PassReply::Again => {}
                 }
             }
-        })
+        });
+        match handed_on {
+            Err(error) if error.kind() == StoreErrorKind::DiskFull => self.attempt(Need::Nothing, |driver| {
+                let freed = fast::free(&driver.conn, driver.boot, name, token)?;
+                Ok(if freed { Release::Released } else { Release::NotOwner })
+            }),
+            answer => answer,
+        }
     }
 
     pub(super) fn renew(&mut self, renewals: &[(Key, Renewal)]) -> Vec<Renewed> {

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::driver::{Ask, Driver, Fault};
+use super::room::Need;
 use super::row::{self, Key, now_ms};
 use crate::clock::Moment;
 use crate::facts::Token;
 use crate::machine::{InboxId, Slot};
-use crate::store::{Acquire, Push};
+use crate::store::{Acquire, Push, StoreErrorKind};
 
 /// The first two in a queue watch the holder; the others are told when they come forward.
 const WATCHERS: usize = 2;
@@ -84,19 +85,24 @@ impl Driver {
     /// The holders there are where nothing is to be done.
     fn help_where_needed(&mut self) -> HashSet<InboxId> {
         let places: Vec<(Ask, u64)> = self.waits.places.values().cloned().collect();
-        let mut watched = HashSet::new();
+        let (mut watched, mut full) = (HashSet::new(), false);
         for (mut ask, ticket) in places {
             match self.look_at(&ask.name, ticket) {
                 Ok(Looked::Watch(inbox)) => watched.extend(inbox),
-                Ok(Looked::Help) => {
+                Ok(Looked::Help) if !full => {
                     ask.asked_at = floor_now();
                     ask.asking.fenced = true;
                     // An error here is met again, and told, when the waiter re-asks.
-                    if let Ok(Acquire::Granted(grant)) = self.acquire_slowly(&ask, &mut Some(ticket)) {
-                        let _ = self.pushes.send(Push::Granted { token: ask.asking.token.clone(), grant });
+                    match self.attempt(Need::More, |driver| driver.acquire_slowly(&ask, &mut Some(ticket))) {
+                        Ok(Acquire::Granted(grant)) => {
+                            let _ = self.pushes.send(Push::Granted { token: ask.asking.token.clone(), grant });
+                        }
+                        // The others would take as long to find that out.
+                        Err(error) => full = error.kind() == StoreErrorKind::DiskFull,
+                        Ok(_) => {}
                     }
                 }
-                Err(_) => {}
+                Ok(Looked::Help) | Err(_) => {}
             }
         }
         watched
