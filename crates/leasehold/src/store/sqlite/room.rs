@@ -280,23 +280,31 @@ impl Driver {
         self.shorten_log(LOG_FRAMES);
         if self.room.since_clearing >= CLEAR_EVERY {
             self.room.since_clearing = 0;
-            let _ = self.clear_away();
-            let _ = self.clear_bindings();
+            self.clear();
         }
     }
 
-    /// The last thing a process does here.
+    /// The last thing a process does here. Of many that come and go, and write little each, one in some dozens finds
+    /// the log long, and clears away for all.
     pub(super) fn tidy_on_leaving(&mut self) {
-        self.shorten_log(LEAVE_FRAMES);
+        if self.shorten_log(LEAVE_FRAMES) {
+            self.clear();
+        }
     }
 
-    /// Keeps the log short, unless another process is at it.
-    fn shorten_log(&self, frames_allowed: i64) {
-        if frames(&self.conn).is_ok_and(|frames| frames > frames_allowed)
-            && let Some(_turn) = self.room.turn_now()
-        {
+    fn clear(&mut self) {
+        let _ = self.clear_away();
+        let _ = self.clear_bindings();
+    }
+
+    /// Keeps the log short, unless another process is at it. Whether it was long.
+    fn shorten_log(&self, frames_allowed: i64) -> bool {
+        let is_long = frames(&self.conn).is_ok_and(|frames| frames > frames_allowed);
+        let turn = if is_long { self.room.turn_now() } else { None };
+        if turn.is_some() {
             let _ = checkpoint(&self.conn, &self.patience);
         }
+        turn.is_some()
     }
 
     /// Removes rows that have been free for a while, some at a time. Their highest number becomes
@@ -420,10 +428,11 @@ fn failure(code: i32) -> rusqlite::Error {
 #[cfg(test)]
 mod tests {
     use super::super::row::Key;
-    use super::super::{fast, schema};
+    use super::super::{SqliteStore, fast, schema};
     use super::*;
-    use crate::facts::{Owner, Token};
+    use crate::facts::{LockName, Owner, Token, Ttl};
     use crate::machine::{Asking, InboxId};
+    use crate::store::{Claim, Release, Store, Try};
 
     const BOOT: i64 = 1;
 
@@ -439,6 +448,43 @@ mod tests {
         let free = free_pages(conn).expect("read");
         conn.execute("INSERT INTO reserve (filler) VALUES (zeroblob(?1))", [free * 1_020 + 480]).expect("room");
         assert_eq!(free_pages(conn), Ok(0));
+    }
+
+    #[tokio::test]
+    async fn those_who_come_and_go_clear_away_what_was_left() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("locks.db");
+        let come_and_go = async |numbers: std::ops::Range<u32>| {
+            for number in numbers {
+                let store = SqliteStore::open(&path).expect("opens");
+                let claim = Claim {
+                    name: LockName::new(format!("order:{number}")).expect("a name"),
+                    token: Token::random(),
+                    ttl: Ttl::default(),
+                    owner: Owner::default(),
+                    fenced: true,
+                    listens: true,
+                    since_ms: 1,
+                };
+                assert!(matches!(store.try_acquire(&claim).await, Ok(Try::Granted(_))));
+                assert_eq!(store.release(&claim.name, &claim.token).await, Ok(Release::Released));
+                store.close().await;
+            }
+        };
+        let count = |sql: &str| {
+            let file = Connection::open(&path).expect("opens");
+            file.query_row(sql, [], |row| row.get::<_, u32>(0)).expect("read")
+        };
+        come_and_go(0..100).await;
+        // As if that had been a while ago.
+        Connection::open(&path)
+            .expect("opens")
+            .execute("UPDATE locks SET counter = counter - 2000000", [])
+            .expect("set");
+        come_and_go(100..200).await;
+        let left = count("SELECT count(*) FROM locks");
+        assert!(left <= 100, "{left} rows of 200 names");
+        assert_eq!(count("SELECT count(*) FROM locks WHERE name LIKE '%:order:5_'"), 0, "nothing of the first");
     }
 
     #[test]
