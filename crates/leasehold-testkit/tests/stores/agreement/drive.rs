@@ -6,7 +6,8 @@
 //!   ends them there.
 //! - On Redis the fence of a plain try is not in the value until a renewal writes it. Sent again, the
 //!   try gets a fresh one, and gives way to whoever has come meanwhile; a renewal that carried another
-//!   attempt's fence would be believed. No client sends either: [`Drive::leave_out`].
+//!   attempt's fence would be believed; handed on without its fence, it would never have one. No client
+//!   sends any of these: [`Drive::leave_out`].
 //! - An unfenced try on Redis does not see the queue. It may overtake it, and its release serves nobody
 //!   until the head of the queue has asked again: here, it does so at once.
 
@@ -199,11 +200,18 @@ impl<'a> Drive<'a> {
             }
             Request::Renew { what, .. } => {
                 let strange = |one: &RenewOne| {
+                    // A hand-on that is sent again carries the fence that the first one has written.
+                    if one.hand_to.is_some_and(|to| to != one.attempt && self.unwritten(to).is_some()) {
+                        return true;
+                    }
                     let Some(world) = self.unwritten(one.attempt) else { return false };
                     let granted = self.memories[world].granted(one.attempt);
-                    self.fence(world, one).is_some_and(|fence| granted.is_some_and(|own| own != fence))
+                    match self.fence(world, one) {
+                        Some(fence) => granted.is_some_and(|own| own != fence),
+                        None => one.hand_to.is_some(),
+                    }
                 };
-                what.iter().any(strange).then_some("it was granted anew since with a try")
+                what.iter().any(strange).then_some("it was granted anew since with a try, or is handed on unfenced")
             }
             _ => None,
         }
