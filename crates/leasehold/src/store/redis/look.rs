@@ -14,11 +14,13 @@ use crate::facts::{LockName, Owner};
 use crate::store::{Cursor, Finding, Holder, Inspect, Page, StoreError, StoreErrorKind, Ticket, Waiter};
 
 /// Keys the server looks at in one SCAN call.
-const SCAN_COUNT: usize = 500;
+const SCAN_COUNT: usize = 200;
 /// SCAN calls for one page: a page may come back empty, but it comes back.
-const SCANS_PER_PAGE: usize = 20;
+const SCANS_PER_PAGE: usize = 50;
 /// Locks looked at in one write.
 const CHUNK: usize = 500;
+/// Entries of an index read at once: each costs the server some microseconds, and nobody else is served meanwhile.
+const INDEX_COUNT: usize = 100;
 
 #[async_trait]
 impl Inspect for RedisStore {
@@ -85,7 +87,7 @@ impl Inspect for RedisStore {
         if cursor == 0 {
             self.forget(&conn, indices[which], conn.server_ms()).await?;
         }
-        let indexed = self.indexed(&conn, indices[which], cursor, limit.clamp(10, CHUNK)).await?;
+        let indexed = self.indexed(&conn, indices[which], cursor, limit.clamp(10, INDEX_COUNT)).await?;
         let mut seen = HashSet::new();
         let keyed = indexed.entries.iter().filter(|(name, _)| seen.insert(name)).filter_map(|(name, _)| {
             // What is raw elsewhere need not be raw here.
