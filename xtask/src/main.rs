@@ -45,7 +45,7 @@ const ENTRIES: &[Entry] = &[
         name: "load",
         arguments: "",
         summary: "200 requests a second next to 500 event streams for a minute, without and with a restart of Redis",
-        run: server::load,
+        run: load,
     },
     Entry { name: "bench", arguments: "[--quick]", summary: "measure our speed against the peers'", run: bench },
     Entry {
@@ -216,8 +216,9 @@ fn board(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
 
     let file = workspace.target.join("board.txt");
     board::start_afresh(&file)?;
-    // The programs `test` built: what the board bounds does not hang on the optimiser, and building them
-    // anew would take longer than running them.
+    // The command as it is installed: optimised. The tests, which ask it, need not be.
+    let program = ["build", "--release", "--package", "leasehold-cli"];
+    steps::run_one(workspace, workspace.cargo(&program))?;
     let mut command = workspace.cargo(&["test", "--workspace", "--all-features", "--no-fail-fast"]);
     for name in [workspace.tests_of("leasehold-testkit")?, workspace.tests_of("leasehold-cli")?].concat() {
         command.args(["--test", &name]);
@@ -225,6 +226,7 @@ fn board(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     command.args(["--", "--nocapture", "--test-threads=1"]);
     command.args(rows.iter().map(|row| board::test_filter(row)));
     command.env("LEASEHOLD_BOARD", "full").env("LEASEHOLD_BOARD_FILE", &file);
+    command.env("LEASEHOLD_TEST_PROGRAM", workspace.target.join("release/leasehold"));
     if let Ok(python) = tools.python() {
         command.env("LEASEHOLD_TEST_PYTHON", python);
     }
@@ -236,6 +238,12 @@ fn board(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
         return Ok(());
     }
     Err(Failure::Failed(format!("no figure was printed for {}", missing.join(", "))))
+}
+
+/// The board's rows of the server under load.
+fn load(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    none(arguments)?;
+    board(workspace, &["L01", "L02"].map(String::from))
 }
 
 fn bench(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {

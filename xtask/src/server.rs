@@ -1,4 +1,4 @@
-//! The server under the eyes of others: driven by its own document, and under load.
+//! The server driven by its own document.
 
 use std::process::Command;
 
@@ -39,18 +39,4 @@ fn fuzz_command(workspace: &Workspace, tools: &Tools<'_>, cases: u32) -> Result<
     let mut command = workspace.command(&tools.python_with_schemathesis()?);
     command.arg("xtask/api_fuzz.py").arg(workspace.target.join("debug/leasehold")).arg(cases.to_string());
     Ok(command)
-}
-
-/// `cargo xtask load`
-pub(crate) fn load(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
-    crate::none(arguments)?;
-    let tools = Tools::new(workspace);
-    tools.c_compiler()?;
-    tools.redis_server()?;
-    // As it is installed: optimised. Those who ask need not be.
-    steps::run_one(workspace, workspace.cargo(&["build", "--release", "--package", "leasehold-cli"]))?;
-    let mut command = workspace.cargo(&["test", "--workspace", "--all-features", "--test", "command"]);
-    command.args(["--", "--nocapture", "--test-threads=1", "l01_", "l02_"]);
-    command.env("LEASEHOLD_BOARD", "full").env("LEASEHOLD_TEST_PROGRAM", workspace.target.join("release/leasehold"));
-    steps::run_one(workspace, command)
 }
