@@ -284,8 +284,9 @@ pub(crate) enum OnLost {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  export LEASEHOLD_TOKEN=$(leasehold acquire deploy --ttl 10m | head -n 1)
-  leasehold renew deploy
+  taken=$(leasehold acquire deploy --ttl 10m) || exit      75: somebody else holds it
+  export LEASEHOLD_TOKEN=\"${taken%%[!A-Za-z0-9_-]*}\"       its first line
+  leasehold renew deploy || exit                           76: lost, so stop
   leasehold release deploy
 
 Prints the token on the first line and the fence on the second. Keep the token secret: it alone can

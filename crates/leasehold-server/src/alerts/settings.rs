@@ -148,7 +148,7 @@ impl<T: Setting> Setting for OrNone<T> {
     }
 
     fn show(&self) -> String {
-        self.0.as_ref().map_or_else(|| "none".into(), T::show)
+        self.0.as_ref().map_or_else(|| "(none)".into(), T::show)
     }
 
     fn read(written: &Written) -> Result<Self, String> {

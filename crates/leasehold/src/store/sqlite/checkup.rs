@@ -53,9 +53,12 @@ impl Driver {
         };
         let text = format!("{} free", mega(free));
         if free < NO_SPACE_BYTES {
-            Finding::bad("space", format!("{text}: nothing new can be locked; held locks can be given back"))
+            Finding::bad(
+                "space",
+                format!("{text}: new locks are refused when the file is full; held ones can be given back"),
+            )
         } else if free < LITTLE_SPACE_BYTES {
-            Finding::warn("space", format!("{text}: when it is used up nothing new can be locked"))
+            Finding::warn("space", format!("{text}: when it is used up new locks are refused"))
         } else {
             Finding::ok("space", text)
         }
