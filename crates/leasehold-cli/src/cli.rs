@@ -653,9 +653,12 @@ fn refusal(error: &clap::Error) -> String {
         Some(ContextValue::String(argument)) => argument.as_str(),
         _ => "",
     };
+    let text = error.render().to_string();
     match (error.kind(), error.source()) {
         (ErrorKind::ValueValidation, Some(source)) => format!("{argument}: {source}"),
-        (ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand, _) => "no command was given; see leasehold --help".into(),
+        (ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand, _) => {
+            format!("no command was given; see {} --help", refused_command(&text))
+        }
         // What is meant for CMD stands behind `--`, so anything unknown before it may be CMD itself.
         (ErrorKind::UnknownArgument, _) if !argument.starts_with('-') && without_dashes("run") => {
             format!("write -- before the command: leasehold run NAME -- {argument} …")
@@ -664,16 +667,22 @@ fn refusal(error: &clap::Error) -> String {
             format!("write -- before the command: leasehold once ID -- {argument} …")
         }
         _ => {
-            let text = error.render().to_string();
             let usage = |part: &&str| !part.starts_with("Usage:") && !part.starts_with("For more");
             let said = text.split("\n\n").take_while(usage).map(|part| match part.trim_start().strip_prefix("tip: ") {
                 Some(tips) => one_line(tips.lines().next().unwrap_or(tips)),
                 None => one_line(part),
             });
             let said = said.collect::<Vec<_>>().join("; ");
-            format!("{}; see leasehold --help", said.strip_prefix("error: ").unwrap_or(&said))
+            format!("{}; see {} --help", said.strip_prefix("error: ").unwrap_or(&said), refused_command(&text))
         }
     }
+}
+
+/// The command whose usage clap shows below its message: `leasehold keys create`.
+fn refused_command(text: &str) -> String {
+    let usage = text.lines().find_map(|line| line.strip_prefix("Usage: ")).unwrap_or("leasehold");
+    let names = usage.split(' ').take_while(|word| word.starts_with(|c: char| c.is_ascii_lowercase()));
+    names.collect::<Vec<_>>().join(" ")
 }
 
 fn one_line(text: &str) -> String {

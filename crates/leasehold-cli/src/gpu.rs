@@ -81,7 +81,15 @@ fn no_devices(error: &DevicesError) -> Failure {
         DevicesError::Count { .. } => Exit::Usage,
         _ => Exit::Config,
     };
-    Failure::new(exit, error.to_string())
+    Failure::new(exit, told(error))
+}
+
+/// The error, and what can be done about it here.
+fn told(error: &DevicesError) -> String {
+    match error {
+        DevicesError::NoDriver(_) | DevicesError::Hidden => format!("{error}, or say how many there are with --gpus N"),
+        _ => error.to_string(),
+    }
 }
 
 /// One GPU in JSON.
@@ -127,13 +135,13 @@ pub(crate) async fn gpus(args: GpusArgs, store: &Choice, json: bool) -> Result<E
         let gpus = rows.into_iter().map(|(device, info)| GpuView { device, lock: info.view() }).collect();
         let (source, problem) = match found {
             Ok(found) => (Some(found.source), None),
-            Err(error) => (None, Some(error.to_string())),
+            Err(error) => (None, Some(told(&error))),
         };
         say::json(&GpusView { source, problem, gpus })?;
         return Ok(Exit::Done);
     }
     if let Err(error) = found {
-        say::talk(&format!("leasehold: {error}"));
+        say::talk(&format!("leasehold: {}", told(&error)));
         let which = if rows.is_empty() { "no GPU lock is held" } else { "these GPU locks are held" };
         say::talk(&format!("  {which} in {shown}"));
         if rows.is_empty() {

@@ -28,7 +28,7 @@ pub(crate) fn man(out: Option<&Path>) -> Result<Exit, Failure> {
     let mut pages = vec![command.clone()];
     while let Some(command) = pages.pop() {
         let name = command.get_display_name().unwrap_or(command.get_name()).to_owned();
-        pages.extend(command.get_subcommands().filter(|sub| sub.get_name() != "help").cloned());
+        pages.extend(command.get_subcommands().filter(|sub| !sub.is_hide_set() && sub.get_name() != "help").cloned());
         let path = dir.join(format!("{name}.1"));
         let text = page(command)?;
         fs::write(&path, text).map_err(|error| Failure::new(Exit::Output, format!("{}: {error}", path.display())))?;

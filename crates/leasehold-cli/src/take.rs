@@ -9,6 +9,7 @@ use leasehold::{AcquiredView, Error, LockManager, LockName, Owner, ReleasedView,
 use crate::cli::{AcquireArgs, ReleaseArgs, RenewArgs, TokenArgs};
 use crate::duration;
 use crate::exit::{Exit, Failure};
+use crate::run::{first_to_end, suffer};
 use crate::say;
 use crate::store::Choice;
 
@@ -16,15 +17,28 @@ use crate::store::Choice;
 pub(crate) async fn acquire(args: AcquireArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
     let mut options = store.options()?;
     options.owner = owner(args.owner)?;
+    let signalled = first_to_end().map_err(|e| Failure::new(Exit::Unreachable, format!("no signals: {e}")))?;
     let locks = store.connect_with(options).await?;
     let request = locks.lock(&args.name).ttl(args.ttl.duration());
     let request = match args.wait {
         Some(wait) => request.wait_up_to(wait),
         None => request.no_wait(),
     };
-    let guard = request.await?;
-    let fence = guard.fence();
-    let token = guard.into_token().await?;
+    let taken = async {
+        let guard = request.await?;
+        let fence = guard.fence();
+        guard.into_token().await.map(|token| (token, fence))
+    };
+    let (token, fence) = tokio::select! {
+        biased;
+        taken = taken => taken?,
+        Ok(signal) = signalled => {
+            // Its place in line is given up before it is gone.
+            locks.shutdown().await;
+            suffer(signal);
+            unreachable!("{signal} has ended this process");
+        }
+    };
     let told = if json {
         let mut view = locks.info(&args.name).await?.view();
         view.fence = fence.map(leasehold::Fence::get);

@@ -54,6 +54,8 @@ mod tee;
 mod tree;
 mod waiting;
 
+pub(crate) use signals::{first_to_end, suffer};
+
 use std::ffi::{OsStr, OsString};
 
 use rustix::fs::{Mode, OFlags, open};

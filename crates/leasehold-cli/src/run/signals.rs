@@ -8,6 +8,7 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use tokio::signal::unix::SignalKind;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::oneshot;
 
 /// Whatever somebody may send to a job on purpose. Not among them: those that cannot be caught, those
 /// that say that this very program is broken, and SIGCHLD and SIGPIPE, which are each process's own.
@@ -121,8 +122,27 @@ impl Caught {
     }
 }
 
+/// Tells of the first signal that ends this process, which is then to be suffered; a second one does not wait for that.
+/// To be called before there is any other thread.
+pub(crate) fn first_to_end() -> io::Result<oneshot::Receiver<Signal>> {
+    let all = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
+    let awaited = set(all.into_iter().filter(|signal| !is_ignored(*signal)));
+    awaited.thread_block()?;
+    let (tell, told) = oneshot::channel();
+    std::thread::Builder::new().name("signals".into()).spawn(move || {
+        if let Ok(signal) = awaited.wait() {
+            let _ = tell.send(signal);
+        }
+        let _ = awaited.thread_unblock();
+        loop {
+            std::thread::park();
+        }
+    })?;
+    Ok(told)
+}
+
 /// Does to this process what the signal does by default: stops it, or ends it.
-pub(super) fn suffer(signal: Signal) {
+pub(crate) fn suffer(signal: Signal) {
     let _ = raise(signal);
     if signal != Signal::SIGSTOP {
         let only = set([signal]);

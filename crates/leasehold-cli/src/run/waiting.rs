@@ -50,7 +50,8 @@ impl Line {
     fn draw(&mut self, text: &str) {
         // In the background the terminal is somebody else's.
         if tcgetpgrp(io::stderr()).is_ok_and(|group| group == getpgrp()) {
-            let width = tcgetwinsize(io::stderr()).map_or(80, |size| usize::from(size.ws_col).max(20));
+            let width = tcgetwinsize(io::stderr())
+                .map_or(80, |size| if size.ws_col == 0 { 80 } else { usize::from(size.ws_col).max(20) });
             let text: String = text.chars().take(width - 1).collect();
             let _ = io::stderr().write_all(format!("{CLEAR_LINE}{text}").as_bytes());
             self.drawn = true;

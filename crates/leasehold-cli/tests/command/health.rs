@@ -123,6 +123,7 @@ fn completions_and_manual_pages_name_every_command() {
     for page in ["leasehold.1", "leasehold-run.1", "leasehold-journal-settle.1"] {
         assert!(dir.path().join(page).exists(), "{page}");
     }
+    assert!(!dir.path().join("leasehold-demo-worker.1").exists(), "hidden");
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! `acquire`, `renew`, `release`: what a script does with a token.
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::{Place, ran};
 
@@ -99,6 +102,26 @@ async fn acquire_waits_as_long_as_it_is_told() {
         let waiting = waiter.wait_with_output().expect("it ends");
         assert!(waiting.status.success(), "{waiting:?}");
         assert_eq!(waiting.stdout.iter().filter(|byte| **byte == b'\n').count(), 2, "token and fence");
+    }
+}
+
+#[tokio::test]
+async fn acquire_that_is_interrupted_leaves_the_line_and_dies_of_it() {
+    for place in Place::each().await {
+        let locks = place.manager().await;
+        let guard = locks.lock("busy").await.expect("ours");
+        for signal in [Signal::INT, Signal::TERM] {
+            let mut waiter = place.command(&["acquire", "busy", "--ttl", "1m", "--wait", "20s"]);
+            let mut waiter = waiter.stdout(Stdio::null()).spawn().expect("it starts");
+            while locks.info("busy").await.expect("answered").waiters.is_empty() {
+                assert!(waiter.try_wait().expect("it runs").is_none(), "it does not wait");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            kill_process(Pid::from_child(&waiter), signal).expect("it lives");
+            assert_eq!(waiter.wait().expect("it ends").signal(), Some(signal.as_raw()));
+            assert!(locks.info("busy").await.expect("answered").waiters.is_empty(), "nobody waits any more");
+        }
+        assert!(guard.release().await.expect("answered"));
     }
 }
 

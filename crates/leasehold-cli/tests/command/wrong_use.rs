@@ -22,7 +22,7 @@ fn a_command_line_that_makes_no_sense_ends_with_64() {
     let cases: &[(&[&str], &str)] = &[
         (&[], "no command was given"),
         (&["frobnicate"], "frobnicate"),
-        (&["journal"], "no command was given"),
+        (&["journal"], "no command was given; see leasehold journal --help"),
         (&["run"], "<NAME>"),
         (&["run", "x"], "<CMD>"),
         (&["run", "x", "sleep", "5"], "write -- before the command"),
@@ -51,7 +51,7 @@ fn a_command_line_that_makes_no_sense_ends_with_64() {
         (&["claim", "two\nlines", "v", "--lease", "1m"], "control characters"),
         (&["claim", &long, "v", "--lease", "1m"], "longer than 512 bytes"),
         (&["acquire"], "<NAME>"),
-        (&["acquire", "x"], "--ttl"),
+        (&["acquire", "x"], "--ttl <D>; see leasehold acquire --help"),
         (&["acquire", "x", "--ttl", "0s"], "shorter than 50 ms"),
         (&["acquire", "x", "--ttl", "25h"], "longer than 24 h"),
         (&["acquire", "x", "--ttl", "10"], "10 what?"),

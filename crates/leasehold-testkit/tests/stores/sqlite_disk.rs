@@ -166,4 +166,5 @@ fn a_full_or_read_only_disk_is_told_apart_when_opening() {
     disk.remount("ro");
     let refusal = SqliteStore::open(&disk.0.join("other.db")).err().expect("refused");
     assert_eq!(refusal.kind(), StoreErrorKind::File, "{refusal}");
+    assert!(refusal.to_string().contains("Read-only file system"), "{refusal}");
 }

@@ -80,15 +80,14 @@ pub enum Source {
 pub enum DevicesError {
     /// Neither a driver nor anybody says so.
     #[error(
-        "no GPU is known here: there is no NVIDIA driver ({0}), and CUDA_VISIBLE_DEVICES is not set; say how many there are, with \
-         --gpus N"
+        "no GPU is known here: there is no NVIDIA driver ({0}); name the GPUs in CUDA_VISIBLE_DEVICES, such as 0,1"
     )]
     NoDriver(String),
     /// The driver is there and has none.
     #[error("the NVIDIA driver {0} has no GPU")]
     NoDevice(String),
     /// The variable shows none.
-    #[error("CUDA_VISIBLE_DEVICES shows no GPU: unset it, or say how many there are, with --gpus N")]
+    #[error("CUDA_VISIBLE_DEVICES shows no GPU: name some in it, or unset it")]
     Hidden,
     /// The variable names something that is not there, or that cannot be numbered.
     #[error("CUDA_VISIBLE_DEVICES names `{given}`, {problem}")]
@@ -262,7 +261,7 @@ mod tests {
         let counted = without(None, Some(2)).expect("two");
         assert_eq!((ids(&counted), counted.source), (vec![0, 1], Source::Count));
         let error = without(None, None).expect_err("nobody says").to_string();
-        assert!(error.contains("no library") && error.contains("--gpus N"), "{error}");
+        assert!(error.contains("no library") && error.contains("CUDA_VISIBLE_DEVICES"), "{error}");
     }
 
     #[test]

@@ -97,7 +97,10 @@ impl Driver {
 
     fn check_others(&self) -> Finding {
         let others = self.alive.others();
-        let text = format!("{} other processes have it open", others.alive);
+        let text = match others.alive {
+            1 => "1 other process has it open".into(),
+            n => format!("{n} other processes have it open"),
+        };
         if others.unknown == 0 {
             return Finding::ok("processes", text);
         }

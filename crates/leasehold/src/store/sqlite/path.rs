@@ -83,6 +83,12 @@ pub(super) fn filesystem(dir: &Path) -> Result<String, StoreError> {
     Ok(known.map_or_else(|| format!("a filesystem of type {magic:#x}"), |(_, kind)| (*kind).to_owned()))
 }
 
+/// Why nobody can write there, if the system says so. SQLite only knows that it could not.
+pub(super) fn not_writable(path: &Path) -> Option<StoreError> {
+    let place = if path.exists() { path } else { directory(path) };
+    access(place, Access::WRITE_OK).err().map(|error| unusable(place, &error))
+}
+
 /// The directory a file is in.
 pub(super) fn directory(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
-use super::path::unusable;
+use super::path::{not_writable, unusable};
 use crate::clock::Moment;
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -212,7 +212,7 @@ pub(super) fn refused(path: &Path, error: &rusqlite::Error) -> StoreError {
             | C::ReadOnly
             | C::SystemIoFailure
             | C::AuthorizationForStatementDenied,
-        ) => return unusable(path, error),
+        ) => return not_writable(path).unwrap_or_else(|| unusable(path, error)),
         Some(C::OutOfMemory) => StoreErrorKind::OutOfMemory,
         _ => StoreErrorKind::Other,
     };
