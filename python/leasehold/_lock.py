@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from . import _native
-from ._blocks import Blocks, held_here
+from ._blocks import Block, Blocks, held_here, leaves
 from ._ending import at_the_end, process_ends, stay_where_the_process_ends
 from ._errors import InvalidArgument, LeaseholdError, LockLost
 from ._times import Seconds, optional_seconds, optional_text, seconds, text
@@ -319,30 +319,42 @@ class Lock:
         return Guard(await wait_async(self._call()), self._on_lost)
 
     def __enter__(self) -> Guard:
+        block = self._blocks.begin()
         entered = _Entered(self.acquire(), None)
         try:
-            self._blocks.enter(entered)
+            self._blocks.enter(block, entered)
             return entered.guard
         except BaseException:
             self._blocks.forget(entered)
             raise
 
+    @leaves
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        block: Block[_Entered] | None,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        guard, _ = self._blocks.leave()
+        guard, _ = self._blocks.leave(block)
         if guard._native.is_held:
             guard._left(_released(self._name, wait, guard._native), error)
 
     async def __aenter__(self) -> Guard:
+        block = self._blocks.begin()
         guard = await self.acquire_async()
-        self._blocks.enter(_Entered(guard, Watch(guard) if self._on_lost == "cancel" else None))
+        self._blocks.enter(block, _Entered(guard, Watch(guard) if self._on_lost == "cancel" else None))
         return guard
 
+    @leaves
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        block: Block[_Entered] | None,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        guard, watch = self._blocks.leave()
+        guard, watch = self._blocks.leave(block)
         cancelled_by_loss = watch is not None and watch.stop()
         was_ours = not guard._native.is_held or await guard._release_on_exit()
         if cancelled_by_loss and (error is None or isinstance(error, asyncio.CancelledError)):
@@ -380,7 +392,7 @@ class Watch:
         self._is_cause = False
         self._letters = Letters.of(asyncio.get_running_loop())
         self._call = guard._native.lost()
-        self._ticket = self._letters.ask(self._call, self._told)
+        self._ticket = self._letters.ask(self._call, _weakly(self._told))
 
     def _told(self) -> None:
         if self._call.result() is not None:
@@ -409,6 +421,18 @@ async def work_under(guard: Guard, work: Callable[[], Awaitable[T]]) -> T:
         raise
     finally:
         watch.stop()
+
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """Calls a method as long as there is its object: that of a block, which no event loop is to keep."""
+    known = weakref.WeakMethod(method)
+
+    def call() -> None:
+        there = known()
+        if there is not None:
+            there()
+
+    return call
 
 
 def _cancelling(task: asyncio.Task[Any]) -> int:

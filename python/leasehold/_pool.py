@@ -7,9 +7,10 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
+from typing import NamedTuple
 
 from . import _native
-from ._blocks import Blocks
+from ._blocks import Block, Blocks, leaves
 from ._errors import InvalidArgument, LockLost
 from ._info import LockInfo
 from ._lock import Guard, Watch, _released
@@ -101,7 +102,7 @@ class PoolRequest:
             optional_seconds("max_hold", max_hold),
             optional_text("owner", owner),
         )
-        self._blocks: Blocks[tuple[Permit, list[Watch]]] = Blocks()
+        self._blocks: Blocks[_Entered] = Blocks()
 
     def permit(self) -> Permit:
         """Waits, as long as was said, and takes them, to be released by hand.
@@ -115,29 +116,41 @@ class PoolRequest:
         return Permit(await wait_async(self._call()))
 
     def __enter__(self) -> Permit:
-        entered: tuple[Permit, list[Watch]] = (self.permit(), [])
+        block = self._blocks.begin()
+        entered = _Entered(self.permit(), [])
         try:
-            self._blocks.enter(entered)
-            return entered[0]
+            self._blocks.enter(block, entered)
+            return entered.permit
         except BaseException:
             self._blocks.forget(entered)
             raise
 
+    @leaves
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        block: Block[_Entered] | None,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        permit, _ = self._blocks.leave()
+        permit, _ = self._blocks.leave(block)
         permit.__exit__(kind, error, trace)
 
     async def __aenter__(self) -> Permit:
+        block = self._blocks.begin()
         permit = await self.permit_async()
-        self._blocks.enter((permit, [Watch(guard) for guard in permit.guards]))
+        self._blocks.enter(block, _Entered(permit, [Watch(guard) for guard in permit.guards]))
         return permit
 
+    @leaves
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        block: Block[_Entered] | None,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        permit, watches = self._blocks.leave()
+        permit, watches = self._blocks.leave(block)
         # All of them are stopped, whichever was the cause.
         if any([watch.stop() for watch in watches]) and isinstance(error, asyncio.CancelledError):
             try:
@@ -206,6 +219,11 @@ class Permit:
 
     def __repr__(self) -> str:
         return f"<leasehold.Permit {self.indices}>"
+
+
+class _Entered(NamedTuple):
+    permit: Permit
+    watches: list[Watch]
 
 
 def _members(text: str) -> list[PoolMember]:
