@@ -3,6 +3,7 @@
 from typing import Any, final
 
 __all__ = [
+    "__version__",
     "Call",
     "Client",
     "Config",
@@ -22,6 +23,8 @@ __all__ = [
     "once_result",
     "pool_status",
 ]
+
+__version__: str
 
 @final
 class Call:

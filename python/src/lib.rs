@@ -46,6 +46,11 @@ mod _native {
     #[pymodule_export]
     use super::pool::{acquire_any, pool_status};
 
+    /// The package's.
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "Python's name for it")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+
     #[pymodule_init]
     fn begin() {
         super::log::begin();
