@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
 from . import _native
 from ._blocks import Block, Blocks, held_here, leaves
 from ._ending import at_the_end, process_ends, stay_where_the_process_ends
-from ._errors import InvalidArgument, LeaseholdError, LockLost
-from ._times import Seconds, optional_seconds, optional_text, seconds, text
+from ._errors import LeaseholdError, LockLost
+from ._times import Seconds, flag, lease, one_of, optional_lease, optional_seconds, optional_text, text
 from ._waiting import Letters, wait, wait_async
 
 OnLost: TypeAlias = Literal["cancel", "continue"]
@@ -160,11 +160,11 @@ class Guard:
         :raises LockLost: when the lease is over.
         :raises StoreUnavailable: when there was no answer; the lease is as valid as before.
         """
-        wait(self._native.extend(seconds("ttl", ttl)))
+        wait(self._native.extend(lease("ttl", ttl)))
 
     async def extend_async(self, ttl: Seconds) -> None:
         """As :meth:`extend`."""
-        await wait_async(self._native.extend(seconds("ttl", ttl)))
+        await wait_async(self._native.extend(lease("ttl", ttl)))
 
     def release(self) -> bool:
         """Gives the lock back. ``True``: it was ours until now. ``False``: it was not ours any more, and
@@ -287,15 +287,16 @@ class Lock:
         on_lost: OnLost = "cancel",
         on_unavailable: OnUnavailable | None = None,
     ) -> None:
-        if on_lost not in ("cancel", "continue"):
-            raise InvalidArgument(f'on_lost: {on_lost!r} is neither "cancel" nor "continue"')
+        one_of("on_lost", on_lost, "cancel", "continue")
+        if on_unavailable is not None:
+            one_of("on_unavailable", on_unavailable, "closed", "open")
         self._client = client
         self._name = text("name", name)
-        self._ttl = optional_seconds("ttl", ttl)
+        self._ttl = optional_lease("ttl", ttl)
         self._wait = optional_seconds("wait", wait)
-        self._renew = renew
+        self._renew = flag("renew", renew)
         self._max_hold = optional_seconds("max_hold", max_hold)
-        self._fenced = fenced
+        self._fenced = flag("fenced", fenced)
         self._owner = optional_text("owner", owner)
         self._on_lost: OnLost = on_lost
         self._on_unavailable = on_unavailable

@@ -14,7 +14,7 @@ from ._blocks import Block, Blocks, leaves
 from ._errors import InvalidArgument, LockLost
 from ._info import LockInfo
 from ._lock import Guard, Watch, _released
-from ._times import Seconds, optional_seconds, optional_text, text
+from ._times import Seconds, flag, optional_lease, optional_seconds, optional_text, text
 from ._waiting import wait, wait_async
 
 
@@ -36,12 +36,12 @@ class Pool:
         self._client = client
         #: What its members' names begin with.
         self.name = text("name", name)
-        if not isinstance(members, Iterable):
+        if not isinstance(members, Iterable) or isinstance(members, str | bytes):
             raise InvalidArgument(f"members: {members!r} is not several numbers, such as range(4)")
         #: The numbers of its members.
         self.members = tuple(members)
         for member in self.members:
-            if not (isinstance(member, int) and 0 <= member < 2**32):
+            if not _is_number(member) or not 0 <= member < 2**32:
                 raise InvalidArgument(f"members: {member!r} is not the number of a member, 0 or more")
 
     def acquire(
@@ -91,14 +91,14 @@ class PoolRequest:
         max_hold: Seconds | None,
         owner: str | None,
     ) -> None:
-        if not isinstance(k, int) or k < 1:
+        if not _is_number(k) or not 1 <= k < 2**32:
             raise InvalidArgument(f"k: {k!r} is not a number of members, 1 or more")
         self._pool = pool
         self._terms = (
             k,
-            optional_seconds("ttl", ttl),
+            optional_lease("ttl", ttl),
             optional_seconds("wait", wait),
-            renew,
+            flag("renew", renew),
             optional_seconds("max_hold", max_hold),
             optional_text("owner", owner),
         )
@@ -219,6 +219,10 @@ class Permit:
 
     def __repr__(self) -> str:
         return f"<leasehold.Permit {self.indices}>"
+
+
+def _is_number(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)
 
 
 class _Entered(NamedTuple):

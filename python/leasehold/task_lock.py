@@ -41,7 +41,7 @@ from ._config import Path, load
 from ._errors import InvalidArgument, LeaseholdError, LockLost, LockNotAcquired, NotEvicted, StoreUnavailable
 from ._info import LockInfo
 from ._lock import Guard, OnUnavailable
-from ._times import Seconds, seconds, text
+from ._times import Seconds, flag, lease, one_of, optional_text, seconds, text
 from ._waiting import wait as _wait
 from ._waiting import wait_async
 
@@ -143,6 +143,10 @@ def configure(
     >>> configure("memory:", on_unavailable="closed")
     """
     global _settings
+    if on_unavailable is not None:
+        one_of("on_unavailable", on_unavailable, "closed", "open")
+    if client is not None and not isinstance(client, Client):
+        raise InvalidArgument(f"client: {client!r} is not a leasehold.Client; a URL is named by url")
     policy = on_unavailable or cast("OnUnavailable", load(config).said("on_unavailable") or "open")
     if client is None:
         client = connect(url, namespace=namespace, owner=owner, on_unavailable=policy, config=config, lazy=True)
@@ -213,12 +217,12 @@ def extend_task_lock(key: str, timeout: Seconds = DEFAULT_TIMEOUT) -> bool:
     >>> acquire_task_lock("task_lock:2", 300), extend_task_lock("task_lock:2", 600), get_lock_ttl("task_lock:2")
     (True, True, 600)
     """
-    guard = _find(text("key", key))
+    guard, ttl = _find(text("key", key)), lease("timeout", timeout)
     if guard is None:
         log.warning("%s is not extended: this process does not hold it", key)
         return False
     try:
-        guard.extend(timeout)
+        guard.extend(ttl)
     except LockLost as lost:
         log.warning("%s is not extended: %s", key, lost)
         return False
@@ -300,7 +304,8 @@ def check_stale_locks(over: Seconds = STALE_AFTER) -> list[TaskLockInfo]:
     >>> [lock["key"] for lock in check_stale_locks()]
     ['task_lock:5']
     """
-    stale = [lock for lock in list_all_task_locks() if lock["ttl"] > seconds("over", over) or lock["ttl"] == -1]
+    most = seconds("over", over)
+    stale = [lock for lock in list_all_task_locks() if lock["ttl"] > most or lock["ttl"] == -1]
     for lock in stale:
         ends = "has no end" if lock["ttl"] == -1 else f"ends only in {lock['ttl']} s"
         log.warning("%s may be stuck: it is held by %s and %s", lock["key"], lock["holder"], ends)
@@ -331,7 +336,7 @@ class task_lock_context:  # noqa: N801: used like a function
         owner: str | None = None,
     ) -> None:
         self._key = key
-        self._raise_on_fail = raise_on_fail
+        self._raise_on_fail = flag("raise_on_fail", raise_on_fail)
         self._terms = (timeout, wait, renew, owner)
         self._blocks: Blocks[Guard | None] = Blocks()
 
@@ -529,7 +534,14 @@ def _native_client() -> _native.Client:
 def _acquire(key: str, timeout: Seconds, wait: Seconds, renew: bool, owner: str | None) -> _native.Call:
     settings = _configured()
     return settings.client._native.acquire(
-        text("key", key), seconds("timeout", timeout), seconds("wait", wait), renew, None, True, owner, settings.on_unavailable
+        text("key", key),
+        lease("timeout", timeout),
+        seconds("wait", wait),
+        flag("renew", renew),
+        None,
+        True,
+        optional_text("owner", owner),
+        settings.on_unavailable,
     )
 
 

@@ -462,11 +462,12 @@ impl Wish {
 
 /// Seconds as Python counts them.
 pub(crate) fn span(what: &str, seconds: f64) -> Result<Duration, Failure> {
-    let refused = || Failure::Argument(format!("{what}: {seconds} is not a number of seconds, 0 or more"));
-    if seconds == f64::INFINITY {
-        return Ok(Duration::MAX);
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(span) => Ok(span),
+        // Longer than anybody counts.
+        Err(_) if seconds > 0.0 => Ok(Duration::MAX),
+        Err(_) => Err(Failure::Argument(format!("{what}: {seconds} is not a number of seconds, 0 or more"))),
     }
-    Duration::try_from_secs_f64(seconds).map_err(|_| refused())
 }
 
 /// The same of a lease.
@@ -487,7 +488,19 @@ fn whole_millis(what: &str, seconds: f64, bounds: RangeInclusive<Duration>) -> R
         return Ok(given);
     }
     let (least, most) = (bounds.start().as_secs_f64(), bounds.end().as_secs());
-    Err(Failure::Argument(format!("{what}: {seconds} is not between {least} and {most} seconds")))
+    Err(Failure::Argument(format!("{what}: {seconds:?} is not between {least} and {most} seconds")))
+}
+
+/// Refuses what is no lease, by the name that it has where it was said.
+#[pyfunction]
+pub(crate) fn check_lease(py: Python<'_>, what: &str, seconds: f64) -> PyResult<()> {
+    lease(what, seconds).map(drop).map_err(|failure| failure.raise(py))
+}
+
+/// The same of how long something is kept.
+#[pyfunction]
+pub(crate) fn check_kept(py: Python<'_>, what: &str, seconds: f64) -> PyResult<()> {
+    kept(what, seconds).map(drop).map_err(|failure| failure.raise(py))
 }
 
 fn policy(text: &str) -> Result<OnUnavailable, Failure> {

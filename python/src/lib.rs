@@ -34,7 +34,9 @@ mod _native {
     #[pymodule_export]
     use super::call::{Call, Mailbox};
     #[pymodule_export]
-    use super::client::{Client, after_fork_in_child, after_fork_in_parent, before_fork, close_all, new_token};
+    use super::client::{
+        Client, after_fork_in_child, after_fork_in_parent, before_fork, check_kept, check_lease, close_all, new_token,
+    };
     #[pymodule_export]
     use super::config::Config;
     #[pymodule_export]
