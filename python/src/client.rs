@@ -9,8 +9,8 @@ use futures_util::future::join_all;
 use leasehold::config::{Setting, StoreUrl};
 use leasehold::store::sqlite::Forking;
 use leasehold::{
-    EvictMode, Evicted, EvictedView, Fence, HolderId, Keep, KeySpace, LockInfo, LockManager, LockName, LockRequest, LockView,
-    Namespace, OnUnavailable, Once, Options, Owner, Permits, PoolRequest, Token, Ttl,
+    EvictMode, Evicted, EvictedView, Fence, HolderId, Keep, KeySpace, LockInfo, LockManager, LockName, LockRequest,
+    LockView, Namespace, OnUnavailable, Once, Options, Owner, Permits, PoolRequest, Token, Ttl,
 };
 use pyo3::prelude::*;
 use tokio::sync::OnceCell;
