@@ -16,7 +16,8 @@ finds it makes a connection of its own. Renewals and waiting are the work of a n
 code can hold up.
 
 ``leasehold.gpu`` is for GPUs, ``leasehold.celery`` for Celery tasks, ``leasehold.task_lock`` for modules that guard tasks
-by key, ``leasehold.compat`` for programs with redis-py's locks. :func:`configure` names the configuration file.
+by key, ``leasehold.compat`` for programs with redis-py's locks. :func:`configure` names the configuration file,
+``leasehold.__version__`` says which version this is.
 """
 
 from ._client import Client, connect, connect_async
@@ -33,7 +34,7 @@ from ._errors import (
 )
 from ._info import Evicted, LockInfo, Statistics, Waiter
 from ._lock import Guard, Lock, Lost, current_fence
-from ._native import new_token
+from ._native import __version__, new_token
 from ._once import Claim, Once, Outcome
 from ._pool import Permit, Pool, PoolMember, PoolRequest
 
@@ -61,6 +62,7 @@ __all__ = [
     "Statistics",
     "StoreUnavailable",
     "Waiter",
+    "__version__",
     "configure",
     "connect",
     "connect_async",

@@ -16,7 +16,7 @@ from ._info import Evicted, LockInfo, Statistics
 from ._lock import Guard, Lock, OnLost, OnUnavailable
 from ._once import Claim, Once
 from ._pool import Pool
-from ._times import Seconds, optional_seconds, optional_text, seconds, text
+from ._times import Seconds, as_json, flag, kept, one_of, optional_lease, optional_seconds, optional_text, text
 from ._waiting import wait as _wait
 from ._waiting import wait_async
 
@@ -107,13 +107,15 @@ class Client:
         gpu: bool = False,
         said: tuple[tuple[str, str], ...] = (),
     ) -> None:
+        if on_unavailable is not None:
+            one_of("on_unavailable", on_unavailable, "closed", "open")
         read = load(config, said)
         #: What another process needs to make the same.
         self._terms = (
             optional_text("url", url),
             optional_text("namespace", namespace),
             text("owner", owner) if owner is not None else read.said("owner") or _this_program(),
-            optional_seconds("ttl", ttl),
+            optional_lease("ttl", ttl),
             on_unavailable,
             optional_seconds("answer_within", answer_within),
             optional_seconds("patience", patience),
@@ -236,8 +238,7 @@ class Client:
         >>> client.release_token("deploy", token)
         True
         """
-        times = optional_seconds("ttl", ttl), optional_seconds("wait", wait)
-        fence: int | None = _wait(self._native.acquire_token(name, token, *times, fenced, owner))
+        fence: int | None = _wait(self._acquire_token(name, token, ttl, wait, fenced, owner))
         return fence
 
     async def acquire_token_async(
@@ -251,29 +252,40 @@ class Client:
         owner: str | None = None,
     ) -> int | None:
         """As :meth:`acquire_token`."""
-        times = optional_seconds("ttl", ttl), optional_seconds("wait", wait)
-        fence: int | None = await wait_async(self._native.acquire_token(name, token, *times, fenced, owner))
+        fence: int | None = await wait_async(self._acquire_token(name, token, ttl, wait, fenced, owner))
         return fence
+
+    def _acquire_token(
+        self, name: str, token: str, ttl: Seconds | None, wait: Seconds | None, fenced: bool, owner: str | None
+    ) -> _native.Call:
+        return self._native.acquire_token(
+            text("name", name),
+            text("token", token),
+            optional_lease("ttl", ttl),
+            optional_seconds("wait", wait),
+            flag("fenced", fenced),
+            optional_text("owner", owner),
+        )
 
     def renew_token(self, name: str, token: str, ttl: Seconds | None = None) -> None:
         """Renews a lease by its token: to another ttl, which becomes its own, or to the one it was taken with.
 
         :raises LockLost: when it is not that token's (any more).
         """
-        _wait(self._native.renew_token(name, token, optional_seconds("ttl", ttl)))
+        _wait(self._native.renew_token(text("name", name), text("token", token), optional_lease("ttl", ttl)))
 
     async def renew_token_async(self, name: str, token: str, ttl: Seconds | None = None) -> None:
         """As :meth:`renew_token`."""
-        await wait_async(self._native.renew_token(name, token, optional_seconds("ttl", ttl)))
+        await wait_async(self._native.renew_token(text("name", name), text("token", token), optional_lease("ttl", ttl)))
 
     def release_token(self, name: str, token: str) -> bool:
         """Releases a lock by its token, wherever it was taken. ``False``: it is not that token's (any more), and
         nothing was touched."""
-        return bool(_wait(self._native.release_token(name, token)))
+        return bool(_wait(self._native.release_token(text("name", name), text("token", token))))
 
     async def release_token_async(self, name: str, token: str) -> bool:
         """As :meth:`release_token`."""
-        return bool(await wait_async(self._native.release_token(name, token)))
+        return bool(await wait_async(self._native.release_token(text("name", name), text("token", token))))
 
     def release_value(self, name: str, value: str, *, reason: str = "normal") -> bool:
         """Gives back a lock that another kind of client wrote into Redis as a plain value, such as
@@ -282,35 +294,35 @@ class Client:
 
         For services that share a lock with older ones during a migration; its name is the key where the namespace is
         ``""`` or the name begins with ``gpu_lock:`` or ``task_lock:``."""
-        return bool(_wait(self._native.release_value(name, value, reason)))
+        return bool(_wait(self._native.release_value(*_texts(name=name, value=value, reason=reason))))
 
     async def release_value_async(self, name: str, value: str, *, reason: str = "normal") -> bool:
         """As :meth:`release_value`."""
-        return bool(await wait_async(self._native.release_value(name, value, reason)))
+        return bool(await wait_async(self._native.release_value(*_texts(name=name, value=value, reason=reason))))
 
     def info(self, name: str) -> LockInfo:
         """Who holds a lock and who waits for it."""
-        return LockInfo.from_json(_wait(self._native.info(name)))
+        return LockInfo.from_json(_wait(self._native.info(text("name", name))))
 
     async def info_async(self, name: str) -> LockInfo:
         """As :meth:`info`."""
-        return LockInfo.from_json(await wait_async(self._native.info(name)))
+        return LockInfo.from_json(await wait_async(self._native.info(text("name", name))))
 
     def locks(self, prefix: str = "") -> list[LockInfo]:
         """All locks that are held and whose names begin with `prefix`, by name."""
-        return _infos(_wait(self._native.locks(prefix)))
+        return _infos(_wait(self._native.locks(text("prefix", prefix))))
 
     async def locks_async(self, prefix: str = "") -> list[LockInfo]:
         """As :meth:`locks`."""
-        return _infos(await wait_async(self._native.locks(prefix)))
+        return _infos(await wait_async(self._native.locks(text("prefix", prefix))))
 
     def holder(self, name: str) -> LockInfo | None:
         """Who holds a lock; ``None`` when it is free. Cheaper than :meth:`info`: who waits is not looked at."""
-        return _info(_wait(self._native.holder(name)))
+        return _info(_wait(self._native.holder(text("name", name))))
 
     async def holder_async(self, name: str) -> LockInfo | None:
         """As :meth:`holder`."""
-        return _info(await wait_async(self._native.holder(name)))
+        return _info(await wait_async(self._native.holder(text("name", name))))
 
     def is_locked(self, name: str) -> bool:
         """Whether anybody holds a lock."""
@@ -344,7 +356,7 @@ class Client:
         holder_id = _holder_id(holder if holder is not None else self.holder(name))
         if holder_id is None:
             return Evicted(name, "free", False)
-        return Evicted(**json.loads(_wait(self._native.evict(name, holder_id, force, reason))))
+        return Evicted(**json.loads(_wait(self._evict(name, holder_id, force, reason))))
 
     async def evict_async(
         self, name: str, holder: LockInfo | str | None = None, *, force: bool = False, reason: str = ""
@@ -353,17 +365,20 @@ class Client:
         holder_id = _holder_id(holder if holder is not None else await self.holder_async(name))
         if holder_id is None:
             return Evicted(name, "free", False)
-        return Evicted(**json.loads(await wait_async(self._native.evict(name, holder_id, force, reason))))
+        return Evicted(**json.loads(await wait_async(self._evict(name, holder_id, force, reason))))
+
+    def _evict(self, name: str, holder_id: str, force: bool, reason: str) -> _native.Call:
+        return self._native.evict(text("name", name), text("holder", holder_id), flag("force", force), text("reason", reason))
 
     def ask_to_finish(self, name: str, holder: LockInfo | str | None = None, *, reason: str = "") -> bool:
         """Asks a lock's holder to come to an end soon; it keeps the lock until it does. Whether it was told."""
         holder_id = _holder_id(holder if holder is not None else self.holder(name))
-        return holder_id is not None and bool(_wait(self._native.ask_to_finish(name, holder_id, reason)))
+        return holder_id is not None and bool(_wait(self._native.ask_to_finish(*_texts(name=name, holder=holder_id, reason=reason))))
 
     async def ask_to_finish_async(self, name: str, holder: LockInfo | str | None = None, *, reason: str = "") -> bool:
         """As :meth:`ask_to_finish`."""
         holder_id = _holder_id(holder if holder is not None else await self.holder_async(name))
-        return holder_id is not None and bool(await wait_async(self._native.ask_to_finish(name, holder_id, reason)))
+        return holder_id is not None and bool(await wait_async(self._native.ask_to_finish(*_texts(name=name, holder=holder_id, reason=reason))))
 
     def pool(self, name: str, members: Iterable[int]) -> Pool:
         """The locks ``<name>:<member>``, of which any are good: ``pool("gpu_lock", range(4))``.
@@ -412,11 +427,14 @@ class Client:
         >>> client.claim("req-1", "job-b", lease=60)
         Claim(created=False, value='job-a')
         """
-        return Claim(**json.loads(_wait(_native.claim(self._native, id, json.dumps(value), seconds("lease", lease)))))
+        return Claim(**json.loads(_wait(self._claim(id, value, lease))))
 
     async def claim_async(self, id: str, value: Any, *, lease: Seconds) -> Claim:
         """As :meth:`claim`."""
-        return Claim(**json.loads(await wait_async(_native.claim(self._native, id, json.dumps(value), seconds("lease", lease)))))
+        return Claim(**json.loads(await wait_async(self._claim(id, value, lease))))
+
+    def _claim(self, id: str, value: Any, lease: Seconds) -> _native.Call:
+        return _native.claim(self._native, text("id", id), as_json("value", value), kept("lease", lease))
 
     def statistics(self) -> Statistics:
         """What this process counted with this client."""
@@ -465,6 +483,10 @@ def _infos(text: str) -> list[LockInfo]:
 
 def _holder_id(holder: LockInfo | str | None) -> str | None:
     return holder.holder_id if isinstance(holder, LockInfo) else holder
+
+
+def _texts(**given: str) -> list[str]:
+    return [text(what, one) for what, one in given.items()]
 
 
 def _this_program() -> str:

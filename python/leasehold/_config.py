@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from . import _native
+from ._errors import InvalidArgument
+from ._times import text
 
 Path: TypeAlias = str | os.PathLike[str]
 
@@ -40,7 +42,11 @@ def load(file: Path | None = None, said: Iterable[tuple[str, str]] = ()) -> _nat
 
 
 def absolute(file: Path | None) -> str | None:
-    return None if file is None else os.path.abspath(os.fspath(file))
+    if file is None:
+        return None
+    if not isinstance(file, str | os.PathLike):
+        raise InvalidArgument(f"configuration file: {file!r} is not a path")
+    return text("configuration file", os.path.abspath(os.fspath(file)))
 
 
 def this_file(file: Path | None = None) -> str | None:

@@ -19,7 +19,7 @@ from ._gpu_held import inside
 from ._gpu_settings import client_of, settings
 from ._info import LockInfo
 from ._lock import Guard
-from ._times import Seconds
+from ._times import Seconds, seconds
 
 log = logging.getLogger("leasehold")
 
@@ -91,7 +91,7 @@ class SmartGpuLockManager:
         lock = self.client.lock(
             lock_key,
             ttl=now.ttl,
-            wait=now.max_wait_time if max_wait_time is None else max_wait_time,
+            wait=now.max_wait_time if max_wait_time is None else seconds("max_wait_time", max_wait_time),
             renew=now.heartbeat.enabled,
             owner=task_name,
         )

@@ -14,7 +14,7 @@ from . import _native
 from ._client import Client
 from ._config import Path, load, this_file, when_configured
 from ._errors import InvalidArgument
-from ._times import Seconds, seconds
+from ._times import Seconds, lease, seconds
 
 Scope: TypeAlias = Literal["shared", "host"]
 
@@ -85,7 +85,7 @@ class Settings:
 def gpu_number(given: Any) -> int:
     """A GPU as callers name it: by its number, of which a message may have made a text."""
     number = int(given) if isinstance(given, str) and given.isdecimal() else given
-    if isinstance(number, Integral) and int(number) >= 0:
+    if isinstance(number, Integral) and not isinstance(number, bool) and int(number) >= 0:
         return int(number)
     raise InvalidArgument(f"gpu_id: {given!r} is not the number of a GPU, 0 or more")
 
@@ -161,7 +161,7 @@ def configure(
     if max_wait_time is not None:
         said.append(("gpu_lock.max_wait_time", repr(seconds("max_wait_time", max_wait_time))))
     if lock_timeout is not None:
-        said.append(("gpu_lock.lock_timeout", repr(seconds("lock_timeout", lock_timeout))))
+        said.append(("gpu_lock.lock_timeout", repr(lease("lock_timeout", lock_timeout))))
     if heartbeat is not None:
         given = {"enabled": heartbeat} if isinstance(heartbeat, bool) else heartbeat
         said.extend((f"gpu_lock.heartbeat.{key}", _written(value)) for key, value in given.items())

@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from . import _native
-from ._blocks import Blocks, held_here
+from ._blocks import Block, Blocks, held_here, leaves
 from ._ending import at_the_end, process_ends, stay_where_the_process_ends
-from ._errors import InvalidArgument, LeaseholdError, LockLost
-from ._times import Seconds, optional_seconds, optional_text, seconds, text
+from ._errors import LeaseholdError, LockLost
+from ._times import Seconds, flag, lease, one_of, optional_lease, optional_seconds, optional_text, text
 from ._waiting import Letters, wait, wait_async
 
 OnLost: TypeAlias = Literal["cancel", "continue"]
@@ -160,11 +160,11 @@ class Guard:
         :raises LockLost: when the lease is over.
         :raises StoreUnavailable: when there was no answer; the lease is as valid as before.
         """
-        wait(self._native.extend(seconds("ttl", ttl)))
+        wait(self._native.extend(lease("ttl", ttl)))
 
     async def extend_async(self, ttl: Seconds) -> None:
         """As :meth:`extend`."""
-        await wait_async(self._native.extend(seconds("ttl", ttl)))
+        await wait_async(self._native.extend(lease("ttl", ttl)))
 
     def release(self) -> bool:
         """Gives the lock back. ``True``: it was ours until now. ``False``: it was not ours any more, and
@@ -287,15 +287,16 @@ class Lock:
         on_lost: OnLost = "cancel",
         on_unavailable: OnUnavailable | None = None,
     ) -> None:
-        if on_lost not in ("cancel", "continue"):
-            raise InvalidArgument(f'on_lost: {on_lost!r} is neither "cancel" nor "continue"')
+        one_of("on_lost", on_lost, "cancel", "continue")
+        if on_unavailable is not None:
+            one_of("on_unavailable", on_unavailable, "closed", "open")
         self._client = client
         self._name = text("name", name)
-        self._ttl = optional_seconds("ttl", ttl)
+        self._ttl = optional_lease("ttl", ttl)
         self._wait = optional_seconds("wait", wait)
-        self._renew = renew
+        self._renew = flag("renew", renew)
         self._max_hold = optional_seconds("max_hold", max_hold)
-        self._fenced = fenced
+        self._fenced = flag("fenced", fenced)
         self._owner = optional_text("owner", owner)
         self._on_lost: OnLost = on_lost
         self._on_unavailable = on_unavailable
@@ -319,30 +320,42 @@ class Lock:
         return Guard(await wait_async(self._call()), self._on_lost)
 
     def __enter__(self) -> Guard:
+        block = self._blocks.begin()
         entered = _Entered(self.acquire(), None)
         try:
-            self._blocks.enter(entered)
+            self._blocks.enter(block, entered)
             return entered.guard
         except BaseException:
             self._blocks.forget(entered)
             raise
 
+    @leaves
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        block: Block[_Entered] | None,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        guard, _ = self._blocks.leave()
+        guard, _ = self._blocks.leave(block)
         if guard._native.is_held:
             guard._left(_released(self._name, wait, guard._native), error)
 
     async def __aenter__(self) -> Guard:
+        block = self._blocks.begin()
         guard = await self.acquire_async()
-        self._blocks.enter(_Entered(guard, Watch(guard) if self._on_lost == "cancel" else None))
+        self._blocks.enter(block, _Entered(guard, Watch(guard) if self._on_lost == "cancel" else None))
         return guard
 
+    @leaves
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        block: Block[_Entered] | None,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        guard, watch = self._blocks.leave()
+        guard, watch = self._blocks.leave(block)
         cancelled_by_loss = watch is not None and watch.stop()
         was_ours = not guard._native.is_held or await guard._release_on_exit()
         if cancelled_by_loss and (error is None or isinstance(error, asyncio.CancelledError)):
@@ -380,7 +393,7 @@ class Watch:
         self._is_cause = False
         self._letters = Letters.of(asyncio.get_running_loop())
         self._call = guard._native.lost()
-        self._ticket = self._letters.ask(self._call, self._told)
+        self._ticket = self._letters.ask(self._call, _weakly(self._told))
 
     def _told(self) -> None:
         if self._call.result() is not None:
@@ -409,6 +422,18 @@ async def work_under(guard: Guard, work: Callable[[], Awaitable[T]]) -> T:
         raise
     finally:
         watch.stop()
+
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """Calls a method as long as there is its object: that of a block, which no event loop is to keep."""
+    known = weakref.WeakMethod(method)
+
+    def call() -> None:
+        there = known()
+        if there is not None:
+            there()
+
+    return call
 
 
 def _cancelling(task: asyncio.Task[Any]) -> int:

@@ -3,6 +3,7 @@
 from typing import Any, final
 
 __all__ = [
+    "__version__",
     "Call",
     "Client",
     "Config",
@@ -13,6 +14,8 @@ __all__ = [
     "after_fork_in_child",
     "after_fork_in_parent",
     "before_fork",
+    "check_kept",
+    "check_lease",
     "claim",
     "close_all",
     "end_log",
@@ -22,6 +25,8 @@ __all__ = [
     "once_result",
     "pool_status",
 ]
+
+__version__: str
 
 @final
 class Call:
@@ -181,6 +186,8 @@ def once_forget(client: Client, id: str) -> Call: ...
 def claim(client: Client, id: str, value: str, keep: float) -> Call: ...
 def new_token() -> str: ...
 def end_log() -> None: ...
+def check_kept(what: str, seconds: float) -> None: ...
+def check_lease(what: str, seconds: float) -> None: ...
 def close_all(within: float) -> Call: ...
 def before_fork() -> None: ...
 def after_fork_in_parent() -> None: ...

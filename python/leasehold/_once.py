@@ -9,7 +9,7 @@ from typing import Any
 
 from . import _native
 from ._lock import Guard, work_under
-from ._times import Seconds, optional_seconds, optional_text, text
+from ._times import Seconds, as_json, kept, optional_lease, optional_seconds, optional_text, text
 from ._waiting import wait, wait_async
 
 
@@ -59,11 +59,11 @@ class Once:
         self._client = client
         self.id = text("id", id)
         # Sorted: the same payload must come out the same each time.
-        asked_with = None if payload is None else json.dumps(payload, sort_keys=True).encode()
+        asked_with = None if payload is None else as_json("payload", payload, sort_keys=True).encode()
         self._terms = (
-            optional_seconds("keep", keep),
+            None if keep is None else kept("keep", keep),
             asked_with,
-            optional_seconds("ttl", ttl),
+            optional_lease("ttl", ttl),
             optional_seconds("wait", wait),
             optional_text("owner", owner),
         )

@@ -7,13 +7,14 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from types import TracebackType
+from typing import NamedTuple
 
 from . import _native
-from ._blocks import Blocks
+from ._blocks import Block, Blocks, leaves
 from ._errors import InvalidArgument, LockLost
 from ._info import LockInfo
 from ._lock import Guard, Watch, _released
-from ._times import Seconds, optional_seconds, optional_text, text
+from ._times import Seconds, flag, optional_lease, optional_seconds, optional_text, text
 from ._waiting import wait, wait_async
 
 
@@ -35,12 +36,12 @@ class Pool:
         self._client = client
         #: What its members' names begin with.
         self.name = text("name", name)
-        if not isinstance(members, Iterable):
+        if not isinstance(members, Iterable) or isinstance(members, str | bytes):
             raise InvalidArgument(f"members: {members!r} is not several numbers, such as range(4)")
         #: The numbers of its members.
         self.members = tuple(members)
         for member in self.members:
-            if not (isinstance(member, int) and 0 <= member < 2**32):
+            if not _is_number(member) or not 0 <= member < 2**32:
                 raise InvalidArgument(f"members: {member!r} is not the number of a member, 0 or more")
 
     def acquire(
@@ -90,18 +91,18 @@ class PoolRequest:
         max_hold: Seconds | None,
         owner: str | None,
     ) -> None:
-        if not isinstance(k, int) or k < 1:
+        if not _is_number(k) or not 1 <= k < 2**32:
             raise InvalidArgument(f"k: {k!r} is not a number of members, 1 or more")
         self._pool = pool
         self._terms = (
             k,
-            optional_seconds("ttl", ttl),
+            optional_lease("ttl", ttl),
             optional_seconds("wait", wait),
-            renew,
+            flag("renew", renew),
             optional_seconds("max_hold", max_hold),
             optional_text("owner", owner),
         )
-        self._blocks: Blocks[tuple[Permit, list[Watch]]] = Blocks()
+        self._blocks: Blocks[_Entered] = Blocks()
 
     def permit(self) -> Permit:
         """Waits, as long as was said, and takes them, to be released by hand.
@@ -115,29 +116,41 @@ class PoolRequest:
         return Permit(await wait_async(self._call()))
 
     def __enter__(self) -> Permit:
-        entered: tuple[Permit, list[Watch]] = (self.permit(), [])
+        block = self._blocks.begin()
+        entered = _Entered(self.permit(), [])
         try:
-            self._blocks.enter(entered)
-            return entered[0]
+            self._blocks.enter(block, entered)
+            return entered.permit
         except BaseException:
             self._blocks.forget(entered)
             raise
 
+    @leaves
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        block: Block[_Entered] | None,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        permit, _ = self._blocks.leave()
+        permit, _ = self._blocks.leave(block)
         permit.__exit__(kind, error, trace)
 
     async def __aenter__(self) -> Permit:
+        block = self._blocks.begin()
         permit = await self.permit_async()
-        self._blocks.enter((permit, [Watch(guard) for guard in permit.guards]))
+        self._blocks.enter(block, _Entered(permit, [Watch(guard) for guard in permit.guards]))
         return permit
 
+    @leaves
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        block: Block[_Entered] | None,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        permit, watches = self._blocks.leave()
+        permit, watches = self._blocks.leave(block)
         # All of them are stopped, whichever was the cause.
         if any([watch.stop() for watch in watches]) and isinstance(error, asyncio.CancelledError):
             try:
@@ -206,6 +219,15 @@ class Permit:
 
     def __repr__(self) -> str:
         return f"<leasehold.Permit {self.indices}>"
+
+
+def _is_number(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)
+
+
+class _Entered(NamedTuple):
+    permit: Permit
+    watches: list[Watch]
 
 
 def _members(text: str) -> list[PoolMember]:

@@ -1,11 +1,13 @@
-"""Times and texts as Python says them: what cannot be meant is refused, and the error names the argument."""
+"""Times, texts and choices as Python says them: what cannot be meant is refused, and the error names the argument."""
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from numbers import Real
 from typing import Any, TypeAlias
 
+from . import _native
 from ._errors import InvalidArgument
 
 #: A number of seconds, or a ``timedelta``.
@@ -15,16 +17,43 @@ Seconds: TypeAlias = float | timedelta
 def seconds(what: str, time: Seconds) -> float:
     """As a number."""
     if isinstance(time, timedelta):
-        return time.total_seconds()
-    given: Any = time
-    if isinstance(given, Real) and not isinstance(given, bool):
-        return float(given)
-    raise InvalidArgument(f"{what}: {given!r} is neither a number of seconds nor a timedelta")
+        number = time.total_seconds()
+    else:
+        given: Any = time
+        if not isinstance(given, Real) or isinstance(given, bool):
+            raise InvalidArgument(f"{what}: {given!r} is neither a number of seconds nor a timedelta")
+        try:
+            number = float(given)
+        except OverflowError:
+            raise InvalidArgument(f"{what}: so many seconds cannot be counted") from None
+    # Not less than 0: NaN is neither.
+    if not number >= 0:
+        raise InvalidArgument(f"{what}: {time!r} is not a number of seconds, 0 or more")
+    return number
 
 
 def optional_seconds(what: str, time: Seconds | None) -> float | None:
     """The same of a time that may be left out."""
     return None if time is None else seconds(what, time)
+
+
+def lease(what: str, time: Seconds) -> float:
+    """The same of how long a store keeps a lease that nobody renews."""
+    number = seconds(what, time)
+    _native.check_lease(what, number)
+    return number
+
+
+def optional_lease(what: str, time: Seconds | None) -> float | None:
+    """The same of one that may be left out."""
+    return None if time is None else lease(what, time)
+
+
+def kept(what: str, time: Seconds) -> float:
+    """The same of how long a store keeps a result or a value."""
+    number = seconds(what, time)
+    _native.check_kept(what, number)
+    return number
 
 
 def text(what: str, given: str) -> str:
@@ -42,3 +71,24 @@ def text(what: str, given: str) -> str:
 def optional_text(what: str, given: str | None) -> str | None:
     """The same of a text that may be left out."""
     return None if given is None else text(what, given)
+
+
+def flag(what: str, given: bool) -> bool:
+    """Yes or no, and nothing that may be meant as one of them."""
+    if isinstance(given, bool):
+        return given
+    raise InvalidArgument(f"{what}: {given!r} is neither True nor False")
+
+
+def one_of(what: str, given: Any, first: str, second: str) -> None:
+    """One of two words."""
+    if not isinstance(given, str) or given not in (first, second):
+        raise InvalidArgument(f'{what}: {given!r} is neither "{first}" nor "{second}"')
+
+
+def as_json(what: str, given: Any, *, sort_keys: bool = False) -> str:
+    """Whatever JSON can say."""
+    try:
+        return json.dumps(given, sort_keys=sort_keys)
+    except (TypeError, ValueError, RecursionError) as problem:
+        raise InvalidArgument(f"{what}: it cannot be written as JSON: {problem}") from None

@@ -47,7 +47,7 @@ from ._errors import InvalidArgument, LockNotAcquired, NotEvicted, StoreUnavaila
 from ._gpu_manager import SmartGpuLockManager
 from ._gpu_settings import client_of, gpu_number, this_host
 from ._lock import Guard, OnLost, OnUnavailable, _give_everything_back
-from ._times import Seconds, optional_seconds, seconds
+from ._times import Seconds, flag, optional_lease, optional_seconds, seconds, text
 
 __all__ = ["GpuTask", "LockedTask", "locked_task"]
 
@@ -91,8 +91,11 @@ class LockedTask(Task):  # type: ignore[misc]
         cls._check("when_held", "skip", "wait", "retry")
         cls._check("lock_on_lost", "cancel", "continue")
         cls._check("lock_on_unavailable", "closed", "open")
-        for time in ("lock_wait", "lock_countdown", "lock_ttl"):
+        for time in ("lock_wait", "lock_countdown"):
             optional_seconds(f"{cls.name}: {time}", getattr(cls, time))
+        optional_lease(f"{cls.name}: lock_ttl", cls.lock_ttl)
+        flag(f"{cls.name}: lock_renew", cls.lock_renew)
+        text(f"{cls.name}: lock_key", cls.lock_key)
         parameters = inspect.signature(cls.run).parameters
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         for field in _fields(cls.lock_key):

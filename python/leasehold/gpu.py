@@ -30,7 +30,7 @@ from ._gpu_manager import SmartGpuLockManager
 from ._gpu_settings import Heartbeat, Settings, client_of, configure, gpu_number, settings, visible_devices
 from ._lock import Guard
 from ._pool import Permit
-from ._times import Seconds, seconds
+from ._times import Seconds, lease, optional_lease, optional_seconds, seconds
 
 __all__ = [
     "Gpu",
@@ -98,8 +98,8 @@ def gpu_lock(
         raise InvalidArgument(f'gpu: {gpu!r} is not "any"; a certain one is named by gpu_id')
     if not isinstance(gpu_id, str):
         gpu_number(gpu_id)
-    wait = None if max_wait_time is None else seconds("max_wait_time", max_wait_time)
-    ttl = None if lock_timeout is None else seconds("lock_timeout", lock_timeout)
+    wait = optional_seconds("max_wait_time", max_wait_time)
+    ttl = optional_lease("lock_timeout", lock_timeout)
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
@@ -218,8 +218,8 @@ class _Request:
     ) -> None:
         now = settings()
         self._gpu_id = gpu_id
-        wait = now.max_wait_time if max_wait_time is None else max_wait_time
-        ttl = now.ttl if lock_timeout is None else lock_timeout
+        wait = now.max_wait_time if max_wait_time is None else seconds("max_wait_time", max_wait_time)
+        ttl = now.ttl if lock_timeout is None else lease("lock_timeout", lock_timeout)
         if gpu_id is None:
             pool = client_of().pool(now.pool_name, now.members(gpus))
             self._asked: Any = pool.acquire(wait=wait, ttl=ttl, renew=now.heartbeat.enabled, owner=task_name)

@@ -28,19 +28,20 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, TypeAlias, TypedDict, cast
 
 from . import _native
-from ._blocks import Blocks
+from ._blocks import Block, Blocks, leaves
 from ._client import Client, connect
 from ._config import Path, load
 from ._errors import InvalidArgument, LeaseholdError, LockLost, LockNotAcquired, NotEvicted, StoreUnavailable
 from ._info import LockInfo
 from ._lock import Guard, OnUnavailable
-from ._times import Seconds, seconds, text
+from ._times import Seconds, flag, lease, one_of, optional_text, seconds, text
 from ._waiting import wait as _wait
 from ._waiting import wait_async
 
@@ -112,10 +113,12 @@ class _Settings:
 
 
 _settings: _Settings | None = None
+#: A lock's guard, as long as there is one: that of a :class:`task_lock_context` is its block's alone.
+_Known: TypeAlias = Callable[[], Guard | None]
 #: What this process holds.
-_held: dict[str, Guard] = {}
+_held: dict[str, _Known] = {}
 #: What the running thread, task or greenlet has acquired itself.
-_mine: ContextVar[dict[str, Guard]] = ContextVar("leasehold_task_locks")
+_mine: ContextVar[dict[str, _Known]] = ContextVar("leasehold_task_locks")
 
 
 def configure(
@@ -140,6 +143,10 @@ def configure(
     >>> configure("memory:", on_unavailable="closed")
     """
     global _settings
+    if on_unavailable is not None:
+        one_of("on_unavailable", on_unavailable, "closed", "open")
+    if client is not None and not isinstance(client, Client):
+        raise InvalidArgument(f"client: {client!r} is not a leasehold.Client; a URL is named by url")
     policy = on_unavailable or cast("OnUnavailable", load(config).said("on_unavailable") or "open")
     if client is None:
         client = connect(url, namespace=namespace, owner=owner, on_unavailable=policy, config=config, lazy=True)
@@ -171,9 +178,10 @@ def acquire_task_lock(
     True
     """
     try:
-        _remember(Guard(_wait(_acquire(key, timeout, wait, renew, owner)), "continue"))
+        guard = Guard(_wait(_acquire(key, timeout, wait, renew, owner)), "continue")
     except LockNotAcquired:
         return False
+    _remember(guard, lambda: guard)
     return True
 
 
@@ -209,12 +217,12 @@ def extend_task_lock(key: str, timeout: Seconds = DEFAULT_TIMEOUT) -> bool:
     >>> acquire_task_lock("task_lock:2", 300), extend_task_lock("task_lock:2", 600), get_lock_ttl("task_lock:2")
     (True, True, 600)
     """
-    guard = _find(text("key", key))
+    guard, ttl = _find(text("key", key)), lease("timeout", timeout)
     if guard is None:
         log.warning("%s is not extended: this process does not hold it", key)
         return False
     try:
-        guard.extend(timeout)
+        guard.extend(ttl)
     except LockLost as lost:
         log.warning("%s is not extended: %s", key, lost)
         return False
@@ -296,7 +304,8 @@ def check_stale_locks(over: Seconds = STALE_AFTER) -> list[TaskLockInfo]:
     >>> [lock["key"] for lock in check_stale_locks()]
     ['task_lock:5']
     """
-    stale = [lock for lock in list_all_task_locks() if lock["ttl"] > seconds("over", over) or lock["ttl"] == -1]
+    most = seconds("over", over)
+    stale = [lock for lock in list_all_task_locks() if lock["ttl"] > most or lock["ttl"] == -1]
     for lock in stale:
         ends = "has no end" if lock["ttl"] == -1 else f"ends only in {lock['ttl']} s"
         log.warning("%s may be stuck: it is held by %s and %s", lock["key"], lock["holder"], ends)
@@ -327,21 +336,27 @@ class task_lock_context:  # noqa: N801: used like a function
         owner: str | None = None,
     ) -> None:
         self._key = key
-        self._raise_on_fail = raise_on_fail
+        self._raise_on_fail = flag("raise_on_fail", raise_on_fail)
         self._terms = (timeout, wait, renew, owner)
         self._blocks: Blocks[Guard | None] = Blocks()
 
     def __enter__(self) -> bool:
+        block = self._blocks.begin()
         try:
             guard = Guard(_wait(_acquire(self._key, *self._terms)), "continue")
         except LockNotAcquired as held:
-            return self._not_entered(held)
-        return self._entered(guard)
+            return self._not_entered(block, held)
+        return self._entered(block, guard)
 
+    @leaves
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        block: Block[Guard | None] | None,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        guard = self._leave()
+        guard = self._leave(block)
         if guard is not None:
             try:
                 _released(self._key, guard.release())
@@ -349,40 +364,46 @@ class task_lock_context:  # noqa: N801: used like a function
                 _released_later(self._key, problem)
 
     async def __aenter__(self) -> bool:
+        block = self._blocks.begin()
         try:
             guard = Guard(await wait_async(_acquire(self._key, *self._terms)), "continue")
         except LockNotAcquired as held:
-            return self._not_entered(held)
-        return self._entered(guard)
+            return self._not_entered(block, held)
+        return self._entered(block, guard)
 
+    @leaves
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        block: Block[Guard | None] | None,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        guard = self._leave()
+        guard = self._leave(block)
         if guard is not None:
             try:
                 _released(self._key, await guard.release_async())
             except LeaseholdError as problem:
                 _released_later(self._key, problem)
 
-    def _entered(self, guard: Guard) -> bool:
+    def _entered(self, block: Block[Guard | None] | None, guard: Guard) -> bool:
         try:
-            self._blocks.enter(guard)
-            _remember(guard)
+            self._blocks.enter(block, guard)
+            _remember(guard, weakref.ref(guard))
             return True
         except BaseException:
             self._blocks.forget(guard)
             _forget(self._key, guard)
             raise
 
-    def _not_entered(self, held: LockNotAcquired) -> bool:
+    def _not_entered(self, block: Block[Guard | None] | None, held: LockNotAcquired) -> bool:
         if self._raise_on_fail:
             raise _running(held) from None
-        self._blocks.enter(None)
+        self._blocks.enter(block, None)
         return False
 
-    def _leave(self) -> Guard | None:
-        guard = self._blocks.leave()
+    def _leave(self, block: Block[Guard | None] | None) -> Guard | None:
+        guard = self._blocks.leave(block)
         if guard is None or not guard._native.is_held:
             # Not entered, or released inside, or this is a forked child.
             return None
@@ -513,32 +534,45 @@ def _native_client() -> _native.Client:
 def _acquire(key: str, timeout: Seconds, wait: Seconds, renew: bool, owner: str | None) -> _native.Call:
     settings = _configured()
     return settings.client._native.acquire(
-        text("key", key), seconds("timeout", timeout), seconds("wait", wait), renew, None, True, owner, settings.on_unavailable
+        text("key", key),
+        lease("timeout", timeout),
+        seconds("wait", wait),
+        flag("renew", renew),
+        None,
+        True,
+        optional_text("owner", owner),
+        settings.on_unavailable,
     )
 
 
-def _remember(guard: Guard) -> None:
+def _remember(guard: Guard, known: _Known) -> None:
     if not guard.is_protected:
         log.warning("%s goes on WITHOUT its lock: the store is down", guard.name)
-    for known in [known for known, old in list(_held.items()) if old.lost.is_set()]:
-        _held.pop(known, None)
-    _held[guard.name] = guard
-    mine = {known: old for known, old in _mine.get({}).items() if old._native.is_held}
-    _mine.set({**mine, guard.name: guard})
+    for key, other in list(_held.items()):
+        old = other()
+        if old is None or old.lost:
+            _held.pop(key, None)
+    _held[guard.name] = known
+    mine = {key: other for key, other in _mine.get({}).items() if (old := other()) is not None and old._native.is_held}
+    _mine.set({**mine, guard.name: known})
 
 
 def _find(key: str) -> Guard | None:
     """What the caller has acquired itself; else what its process has."""
-    return _mine.get({}).get(key) or _held.get(key)
+    return _mine.get({}).get(key, _nobody)() or _held.get(key, _nobody)()
+
+
+def _nobody() -> None:
+    return None
 
 
 def _forget(key: str, guard: Guard | None = None) -> Guard | None:
     guard = guard or _find(key)
     if guard is None:
         return None
-    if _held.get(key) is guard:
+    if _held.get(key, _nobody)() is guard:
         _held.pop(key, None)
-    if _mine.get({}).get(key) is guard:
+    if _mine.get({}).get(key, _nobody)() is guard:
         _mine.set({known: held for known, held in _mine.get().items() if known != key})
     return guard
 

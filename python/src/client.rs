@@ -1,6 +1,7 @@
 //! A client: which store, and this process's connection to it.
 
 use std::cell::RefCell;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -8,8 +9,8 @@ use futures_util::future::join_all;
 use leasehold::config::{Setting, StoreUrl};
 use leasehold::store::sqlite::Forking;
 use leasehold::{
-    EvictMode, Evicted, EvictedView, Fence, HolderId, KeySpace, LockInfo, LockManager, LockName, LockRequest, LockView,
-    Namespace, OnUnavailable, Once, Options, Owner, Permits, PoolRequest, Token, Ttl,
+    EvictMode, Evicted, EvictedView, Fence, HolderId, Keep, KeySpace, LockInfo, LockManager, LockName, LockRequest,
+    LockView, Namespace, OnUnavailable, Once, Options, Owner, Permits, PoolRequest, Token, Ttl,
 };
 use pyo3::prelude::*;
 use tokio::sync::OnceCell;
@@ -461,17 +462,45 @@ impl Wish {
 
 /// Seconds as Python counts them.
 pub(crate) fn span(what: &str, seconds: f64) -> Result<Duration, Failure> {
-    let refused = || Failure::Argument(format!("{what}: {seconds} is not a number of seconds, 0 or more"));
-    if seconds == f64::INFINITY {
-        return Ok(Duration::MAX);
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(span) => Ok(span),
+        // Longer than anybody counts.
+        Err(_) if seconds > 0.0 => Ok(Duration::MAX),
+        Err(_) => Err(Failure::Argument(format!("{what}: {seconds} is not a number of seconds, 0 or more"))),
     }
-    Duration::try_from_secs_f64(seconds).map_err(|_| refused())
 }
 
-/// The same, in whole milliseconds, as stores count leases.
+/// The same of a lease.
 pub(crate) fn lease(what: &str, seconds: f64) -> Result<Duration, Failure> {
+    whole_millis(what, seconds, Ttl::MIN..=Ttl::MAX)
+}
+
+/// The same of how long something is kept.
+pub(crate) fn kept(what: &str, seconds: f64) -> Result<Duration, Failure> {
+    whole_millis(what, seconds, Keep::MIN..=Keep::MAX)
+}
+
+/// As stores count.
+fn whole_millis(what: &str, seconds: f64, bounds: RangeInclusive<Duration>) -> Result<Duration, Failure> {
     let exact = span(what, seconds)?.saturating_add(Duration::from_micros(500));
-    Ok(Duration::from_millis(u64::try_from(exact.as_millis()).unwrap_or(u64::MAX)))
+    let given = Duration::from_millis(u64::try_from(exact.as_millis()).unwrap_or(u64::MAX));
+    if bounds.contains(&given) {
+        return Ok(given);
+    }
+    let (least, most) = (bounds.start().as_secs_f64(), bounds.end().as_secs());
+    Err(Failure::Argument(format!("{what}: {seconds:?} is not between {least} and {most} seconds")))
+}
+
+/// Refuses what is no lease, by the name that it has where it was said.
+#[pyfunction]
+pub(crate) fn check_lease(py: Python<'_>, what: &str, seconds: f64) -> PyResult<()> {
+    lease(what, seconds).map(drop).map_err(|failure| failure.raise(py))
+}
+
+/// The same of how long something is kept.
+#[pyfunction]
+pub(crate) fn check_kept(py: Python<'_>, what: &str, seconds: f64) -> PyResult<()> {
+    kept(what, seconds).map(drop).map_err(|failure| failure.raise(py))
 }
 
 fn policy(text: &str) -> Result<OnUnavailable, Failure> {

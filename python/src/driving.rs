@@ -11,14 +11,14 @@
 use std::pin::Pin;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 
-/// No Python thread has waited for so long: the engine's own drives again, after twice that at the latest. Leases
-/// are renewed after a third of their time, so even the shortest are in time; and what a program does between two
-/// locks that it takes in a loop is usually less.
+/// No Python thread has waited for so long: the engine's own drives again. Leases are renewed after a third of their
+/// time, so even the shortest are in time; and what a program does between two locks that it takes in a loop is
+/// usually less.
 const STANDS_BY: Duration = Duration::from_millis(10);
 
 /// A thread that waits looks this often whether Python has a signal for it.
@@ -40,9 +40,9 @@ pub(crate) struct Driving {
 #[derive(Default)]
 struct State {
     thread: OwnThread,
-    /// Python threads that wait, and how many have begun to, ever.
+    /// Python threads that wait, and when the last one has begun or ended.
     waiting: usize,
-    begun: u64,
+    last: Option<Instant>,
     /// What event loops have asked for and not been told yet.
     started: usize,
     /// Something else came up that nobody may have done.
@@ -116,7 +116,7 @@ impl Driving {
     fn waiting(&self) -> Waiting<'_> {
         let mut state = self.state();
         state.waiting += 1;
-        state.begun += 1;
+        state.last = Some(Instant::now());
         let has_to_stand_by = state.thread == OwnThread::Drives && state.started == 0;
         let ticks = std::mem::replace(&mut state.ticks, true);
         drop(state);
@@ -144,9 +144,9 @@ impl Driving {
     fn until_nobody_does(&self) {
         let mut state = self.state();
         loop {
-            let begun = state.begun;
-            state = self.drive.wait_timeout(state, STANDS_BY).unwrap_or_else(PoisonError::into_inner).0;
-            let nobody_came = state.begun == begun;
+            let left = STANDS_BY.saturating_sub(state.idle());
+            state = self.drive.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            let nobody_came = state.idle() >= STANDS_BY;
             if nobody_came && state.waiting > 0 {
                 state.thread = OwnThread::Sleeps;
                 state = self.drive.wait_while(state, |state| state.waiting > 0).unwrap_or_else(PoisonError::into_inner);
@@ -184,10 +184,18 @@ impl Driving {
     }
 }
 
+impl State {
+    /// For how long nobody has begun or ended to wait.
+    fn idle(&self) -> Duration {
+        self.last.map_or(Duration::MAX, |last| last.elapsed())
+    }
+}
+
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state();
         state.waiting -= 1;
+        state.last = Some(Instant::now());
         let is_to_look = state.thread == OwnThread::Sleeps || state.is_needed || state.started > 0;
         if state.waiting == 0 && is_to_look {
             self.0.drive.notify_one();

@@ -34,7 +34,9 @@ mod _native {
     #[pymodule_export]
     use super::call::{Call, Mailbox};
     #[pymodule_export]
-    use super::client::{Client, after_fork_in_child, after_fork_in_parent, before_fork, close_all, new_token};
+    use super::client::{
+        Client, after_fork_in_child, after_fork_in_parent, before_fork, check_kept, check_lease, close_all, new_token,
+    };
     #[pymodule_export]
     use super::config::Config;
     #[pymodule_export]
@@ -45,6 +47,11 @@ mod _native {
     use super::once::{Running, claim, once, once_forget, once_result};
     #[pymodule_export]
     use super::pool::{acquire_any, pool_status};
+
+    /// The package's.
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "Python's name for it")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
 
     #[pymodule_init]
     fn begin() {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::answer::Answer;
 use crate::call::{Call, Outcome};
-use crate::client::{Client, Wish, lease};
+use crate::client::{Client, Wish, kept};
 use crate::engine::Process;
 use crate::failure::Failure;
 use crate::guard::{Guard, Held};
@@ -27,7 +27,7 @@ pub(crate) fn once(
     wait: Option<f64>,
     owner: Option<String>,
 ) -> PyResult<Call> {
-    let keep = keep.map(|keep| lease("keep", keep)).transpose().map_err(|failure| failure.raise(py))?;
+    let keep = keep.map(|keep| kept("keep", keep)).transpose().map_err(|failure| failure.raise(py))?;
     let wish = Wish::new(ttl, wait, true, None, owner).map_err(|failure| failure.raise(py))?;
     client.call(py, async move |locks| {
         let mut once = wish.say_of_once(locks.once(id));
@@ -68,7 +68,7 @@ pub(crate) fn once_forget(py: Python<'_>, client: &Client, id: String) -> PyResu
 /// A call that binds a value to an id unless one is bound already; in JSON, whichever it is now.
 #[pyfunction]
 pub(crate) fn claim(py: Python<'_>, client: &Client, id: String, value: String, keep: f64) -> PyResult<Call> {
-    let keep = lease("lease", keep).map_err(|failure| failure.raise(py))?;
+    let keep = kept("lease", keep).map_err(|failure| failure.raise(py))?;
     let read = serde_json::from_str(&value).map_err(|error| Failure::Argument(format!("value: {error}")));
     let value: Value = read.map_err(|failure| failure.raise(py))?;
     client.call(py, async move |locks| {

@@ -8,7 +8,6 @@ import time
 
 from conftest import Background, run_python, start_python, until
 
-import leasehold
 from leasehold import Client
 
 
@@ -44,17 +43,37 @@ for _ in range(100):
 
 
 def test_those_who_wait_go_on_when_the_one_that_drives_is_done(client: Client, url: str) -> None:
+    """The holder is another process: here nobody calls anything but those who wait."""
+    code = """
+import sys, time, leasehold
+client = leasehold.connect(sys.argv[1])
+guards = {name: client.lock(name).acquire() for name in sys.argv[2:]}
+print("held", flush=True)
+for line in sys.stdin:
+    what, name = line.split()
+    if what == "release":
+        guards[name].release()
+    else:
+        while not client.info(name).waiters:
+            time.sleep(0.005)
+    print("done", flush=True)
+"""
     names = [f"a{i}" for i in range(8)]
-    with leasehold.connect(url) as other:
-        for order in (names, names[::-1]):
-            guards = {name: other.lock(name).acquire() for name in names}
+    for order in (names, names[::-1]):
+        with start_python(code, url, *names, stdin=subprocess.PIPE) as holder:
+            assert holder.stdin is not None and holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
             waiters = {}
             for name in names:
                 waiters[name] = Background(lambda name=name: client.lock(name).acquire().release())  # type: ignore[misc]
-                until(lambda name=name: len(other.info(name).waiters) == 1)  # type: ignore[misc]
+                holder.stdin.write(f"await {name}\n")
+                holder.stdin.flush()
+                assert holder.stdout.readline() == "done\n"
             for name in order:
-                guards[name].release()
+                holder.stdin.write(f"release {name}\n")
+                holder.stdin.flush()
                 waiters[name].join()
+            holder.stdin.close()
     assert client.locks() == []
 
 

@@ -18,7 +18,7 @@ from .._errors import InvalidArgument, LockLost, LockNotAcquired
 from .._info import LockInfo
 from .._lock import Guard
 from .._native import Mailbox
-from .._times import Seconds, optional_seconds, seconds, text
+from .._times import Seconds, lease, optional_seconds, seconds, text
 from ._errors import LockError, LockNotOwnedError
 from ._steps import Steps
 from ._store import raw_client
@@ -78,15 +78,18 @@ class BaseLock:
     ) -> Steps[bool]:
         pause = seconds("sleep", self.sleep if sleep is None else sleep)
         given = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        if isinstance(given, int | float) and given < 0:
+            # As redis-py takes it: the time is over already.
+            given = 0
         limit = optional_seconds("blocking_timeout", given) if (self.blocking if blocking is None else blocking) else 0.0
         wait = _Wait(limit, pause)
         chosen = None if token is None else _bytes("token", token)
         if not self.timeout:
             taken = yield from self._take_renewed(wait, chosen)
         elif chosen is None:
-            taken = yield from self._take(wait, seconds("timeout", self.timeout))
+            taken = yield from self._take(wait, lease("timeout", self.timeout))
         else:
-            taken = yield from self._take_by(wait, seconds("timeout", self.timeout), chosen)
+            taken = yield from self._take_by(wait, lease("timeout", self.timeout), chosen)
         if taken is None:
             return False
         self.local.token = taken
@@ -203,7 +206,7 @@ class BaseLock:
     def _reacquire(self) -> Steps[bool]:
         token = self._timed("reacquire")
         assert self.timeout is not None
-        yield from self._renew(token, seconds("timeout", self.timeout), "reacquired")
+        yield from self._renew(token, lease("timeout", self.timeout), "reacquired")
         return True
 
     def _timed(self, verb: str) -> bytes:
