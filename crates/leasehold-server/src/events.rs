@@ -172,6 +172,7 @@ impl Events {
                                 continue;
                             }
                             app.picture.happened(&event);
+                            app.repeated.happened(&event);
                             app.events.tell(What::Happened(Box::new(event)));
                         }
                     }
