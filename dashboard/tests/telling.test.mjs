@@ -140,7 +140,8 @@ describe("what the page tells", { concurrency: 3 }, () => {
   });
 
   test("on a phone nothing is cut off: not the empty page, not the eviction of whoever has the longest name", async (t) => {
-    const place = await Place.start(t);
+    const redis = await Redis.start(t);
+    const place = await Place.start(t, { store: redis.url });
     const page = await openPage(chrome, place.url, { viewport: { width: 360, height: 740 }, deviceScaleFactor: 2, hasTouch: true, isMobile: true });
     /** How far anything sticks out of the screen. */
     const beyond = (inside) => page.locator(inside).evaluate((top) => {
@@ -150,6 +151,14 @@ describe("what the page tells", { concurrency: 3 }, () => {
     });
     await page.getByText("leasehold demo").waitFor();
     assert.deepEqual(await beyond(".empty"), []);
+    // The store goes away: the reason is longer than the room for it.
+    await redis.stop();
+    const pill = page.locator(".pill.unhealthy");
+    await pill.waitFor();
+    const [bad, theme] = [await pill.boundingBox(), await page.getByRole("button", { name: "Dark theme" }).boundingBox()];
+    assert.ok(bad.x + bad.width <= theme.x && bad.y < theme.y + theme.height && theme.y < bad.y + bad.height, `in one line: ${JSON.stringify([bad, theme])}`);
+    await redis.again();
+    await pill.waitFor({ state: "detached" });
 
     const name = "n".repeat(512);
     await place.post(`/api/v1/locks/${name}/acquire`, { ttl_ms: 600_000, owner: "o".repeat(200) });
