@@ -34,7 +34,7 @@ function Command({ text }: { text: string }) {
   };
   return (
     <div class="command">
-      <code>{text}</code>
+      <code>{text.split(" ").map((word, n) => [n > 0 && " ", <span key={n}>{word}</span>])}</code>
       <button type="button" class="button small" onClick={copy} aria-label={`Copy ${text}`}>Copy</button>
     </div>
   );

@@ -86,7 +86,7 @@ function Counters() {
   );
 }
 
-const MARKS: Record<string, string> = { granted: "→", released: "←", lost: "✕", revoked: "⊘", forced: "⚑" };
+const MARKS: Record<string, string> = { granted: "→", released: "←", lost: "✕", revoked: "⊘", forced: "⚑", asked_to_finish: "?" };
 
 function Feed() {
   return (
@@ -112,7 +112,7 @@ function Line({ event }: { event: Happened }) {
       <span class="what">
         <span class="kind">{event.kind.replaceAll("_", " ")}</span>{" "}
         {event.name && <button type="button" class="link mono" onClick={() => open(event.name ?? "")}>{shown(event.name)}</button>}
-        {event.owner && <span class="by"><Dot owner={event.owner} /> {short(event.owner)}</span>}
+        {event.owner && <span class="by" title={shown(event.owner)}><Dot owner={event.owner} /> {short(event.owner)}</span>}
         {!usual && <span class="reason">{shown(event.reason)}</span>}
       </span>
     </li>

@@ -474,7 +474,7 @@ def test_errors_and_clients_come_through_a_pickle(client: Client) -> None:
         (lambda client: client.pool("p", [0]).acquire(owner=b"me"), "owner: b'me' is not text: decode it"),
         (lambda client: client.once(7), "id: 7 is not text"),
         (lambda client: client.once("a", owner=7), "owner: 7 is not text"),
-        (lambda client: leasehold.connect("http://h"), "use sqlite:, sqlite:PATH, redis://HOST:PORT"),
+        (lambda client: leasehold.connect("http://h"), "write sqlite, sqlite:PATH, redis://HOST:PORT"),
         (lambda client: type(client)(b"memory:", *[None] * 7), "url: b'memory:' is not text: decode it"),
         (lambda client: client.lock("a").acquire().extend("1"), "ttl: '1' is neither"),
     ],

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode, header};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use leasehold::LockName;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::answer::Problem;
 
@@ -75,13 +75,32 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Sent<T> {
             return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_json", text));
         }
         let bytes = read(request.into_body()).await?;
-        match serde_json::from_slice(&bytes) {
-            Ok(sent) => Ok(Self(sent)),
-            Err(error) => {
-                Err(Problem::bad_request("invalid_body", format!("the body is not what is asked for: {error}")))
-            }
-        }
+        Ok(Self(parse(&bytes).map_err(|text| Problem::bad_request("invalid_body", text))?))
     }
+}
+
+/// An object, or what is wrong with which of its fields.
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+    // A list of values would do for a struct, but fields have no order here.
+    if !bytes.trim_ascii_start().starts_with(b"{") {
+        return Err("the body must be a JSON object, such as {}".into());
+    }
+    if let Err(error) = serde_json::from_slice::<IgnoredAny>(bytes) {
+        return Err(format!("the body is not JSON: {error}"));
+    }
+    let sent = serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_slice(bytes));
+    sent.map_err(|error| {
+        let (field, wrong) = (error.path().to_string(), in_plain_words(error.inner()));
+        // Those that are missing, unknown or given twice are named already.
+        let named = field == "." || wrong.contains(&format!("`{field}`"));
+        let what = if named { "the body" } else { field.as_str() };
+        format!("{what} is not what is asked for: {wrong}")
+    })
+}
+
+/// Callers need not know how our numbers are called.
+fn in_plain_words(error: &serde_json::Error) -> String {
+    error.to_string().replace("expected u64 at", "expected a whole number at")
 }
 
 fn is_json(headers: &HeaderMap) -> bool {
@@ -90,13 +109,18 @@ fn is_json(headers: &HeaderMap) -> bool {
 }
 
 async fn read(body: Body) -> Result<axum::body::Bytes, Problem> {
+    let too_large = || {
+        let text = format!("the body is longer than {BODY_BYTES} bytes");
+        Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", text)
+    };
+    // Told before it is sent, where the client asks first.
+    if body.size_hint().lower() > BODY_BYTES as u64 {
+        return Err(too_large());
+    }
     let whole = tokio::time::timeout(BODY_WITHIN, Limited::new(body, BODY_BYTES).collect());
     match whole.await {
         Ok(Ok(whole)) => Ok(whole.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            let text = format!("the body is longer than {BODY_BYTES} bytes");
-            Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", text))
-        }
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
         Ok(Err(_)) => Err(Problem::bad_request("invalid_body", "the body broke off")),
         Err(_) => {
             let text = format!("the body did not come within {BODY_WITHIN:?}");

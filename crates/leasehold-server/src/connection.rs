@@ -2,18 +2,22 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
-use hyper::body::Incoming;
+use axum::body::{Body, Bytes};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::{Body as _, Frame, Incoming, SizeHint};
+use hyper::header::EXPECT;
 use hyper::server::conn::http1;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -27,6 +31,9 @@ const CONNECTIONS: usize = 4_096;
 const HEAD_WITHIN: Duration = Duration::from_secs(15);
 /// The longest head of a request: a name of 512 bytes, percent-encoded, fits ten times.
 const HEAD_BYTES: usize = 16 * 1024;
+/// What nobody wants of a request's body is read up to here, and for so long.
+const UNREAD_BYTES: usize = 64 * 1024 * 1024;
+const UNREAD_WITHIN: Duration = Duration::from_secs(5);
 /// How long a connection may take to come to its end when the server stops.
 const END_WITHIN: Duration = Duration::from_secs(10);
 /// When no connection can be accepted (no file descriptor left), the pause before the next try.
@@ -139,7 +146,47 @@ async fn answer(
     peer: SocketAddr,
     mut routes: Router,
 ) -> Result<Response<Body>, Infallible> {
-    let mut request = request.map(Body::new);
+    // Whoever asks whether to send its body sends none when it is refused.
+    let unasked = !request.headers().contains_key(EXPECT);
+    let mut request = request.map(|body| Body::new(Sent { body: Some(body), comes: unasked }));
     request.extensions_mut().insert(Peer(peer));
     routes.call(request).await
+}
+
+/// The body of a request. What is left of it when it is answered is read and thrown away: a connection that is closed
+/// before is reset, and a client that reads only after it has written everything would not see its answer.
+struct Sent {
+    body: Option<Incoming>,
+    /// Whether the client sends it, as far as is known.
+    comes: bool,
+}
+
+impl hyper::body::Body for Sent {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        self.comes = true;
+        let body = self.body.as_mut().expect("taken when dropped");
+        Pin::new(body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(Incoming::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.as_ref().map(Incoming::size_hint).unwrap_or_default()
+    }
+}
+
+impl Drop for Sent {
+    fn drop(&mut self) {
+        let left = self.body.take().filter(|body| self.comes && !body.is_end_stream());
+        if let (Some(left), Ok(runtime)) = (left, Handle::try_current()) {
+            let mut left = Limited::new(left, UNREAD_BYTES);
+            let throw_away = async move { while let Some(Ok(_)) = left.frame().await {} };
+            runtime.spawn(async move { tokio::time::timeout(UNREAD_WITHIN, throw_away).await });
+        }
+    }
 }

@@ -78,7 +78,7 @@ pub(crate) struct From {
 /// What happens to all locks, as it happens
 ///
 /// A stream of server-sent events: `granted` (once a lease has lasted half a second), `released`, `lost`, `revoked`,
-/// `forced`, each with `kind`, `name`, `owner`, `holder_id`, `fence`, `at_ms` and `reason`; and `alert`, with `state` (`firing` or
+/// `forced` and `asked_to_finish`, each with `kind`, `name`, `owner`, `holder_id`, `fence`, `at_ms` and `reason`; and `alert`, with `state` (`firing` or
 /// `resolved`) and the fields of the alert. It goes on after the event named by `Last-Event-ID`; an event `gap` says that
 /// some may be missing before it. Ends when the server does, or the key is revoked.
 #[utoipa::path(get, path = "/api/v1/events", tag = "events", params(From),
@@ -172,6 +172,7 @@ impl Events {
                                 continue;
                             }
                             app.picture.happened(&event);
+                            app.repeated.happened(&event);
                             app.events.tell(What::Happened(Box::new(event)));
                         }
                     }

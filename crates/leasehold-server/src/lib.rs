@@ -11,7 +11,7 @@
 //! | `audit` | who took which lock away, and why |
 //! | `routes` | every route in one list, which is also the OpenAPI document |
 //! | `locks` | looking at locks |
-//! | `taking` | a lock service: acquire, renew, release |
+//! | `taking`, `repeated` | a lock service: acquire, renew, release; the same request twice |
 //! | `evict` | taking a lock away from the holder that was looked at |
 //! | `tasks` | task locks by the id of their task |
 //! | `alerts` | what is the matter, and who is told |
@@ -49,6 +49,7 @@ mod metrics;
 mod monitor;
 mod page;
 mod picture;
+mod repeated;
 mod routes;
 mod taking;
 mod tasks;
@@ -75,6 +76,7 @@ pub use keys::{KeyEntry, KeyError, KeyFile, Role};
 use metrics::Metrics;
 use monitor::Monitor;
 use picture::Picture;
+use repeated::Repeated;
 use tls::Tls;
 pub use tls::TlsError;
 
@@ -175,6 +177,7 @@ struct Shared {
     monitor: Monitor,
     metrics: Metrics,
     picture: Picture,
+    repeated: Repeated,
     /// Set when the server is to end: whoever waits is told.
     stopping: CancellationToken,
 }
@@ -193,6 +196,7 @@ impl App {
             alerts,
             monitor: Monitor::default(),
             picture: Picture::new(),
+            repeated: Repeated::default(),
             metrics,
             audit: settings.audit.as_deref().map(open_audit).transpose()?,
             locks,

@@ -3,6 +3,7 @@
 //! Such a lease belongs to no process: only its ttl counts, and its token is all that can renew or
 //! release it.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use axum::Extension;
@@ -31,13 +32,12 @@ const NOBODY: &str = "api";
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Acquire {
-    /// How long the lease lasts when nobody renews it: 50 to 86,400,000.
+    /// How long the lease lasts when nobody renews it: 50 to 86,400,000; by default 30,000.
     #[schema(example = 30_000, minimum = 50, maximum = 86_400_000)]
-    ttl_ms: u64,
+    ttl_ms: Option<u64>,
     /// How long to wait for it; 0, the default: not at all. At most 600,000.
-    #[serde(default)]
     #[schema(maximum = 600_000)]
-    wait_ms: u64,
+    wait_ms: Option<u64>,
     /// What people read who ask for the holder.
     #[schema(min_length = 1, max_length = 256)]
     owner: Option<String>,
@@ -82,25 +82,38 @@ pub(crate) async fn acquire(
     Name(name): Name,
     Sent(asked): Sent<Acquire>,
 ) -> Result<Json<AcquiredView>, Problem> {
-    let ttl = Ttl::new(Duration::from_millis(asked.ttl_ms))?;
-    let wait = Duration::from_millis(asked.wait_ms);
+    let ttl = lasting(asked.ttl_ms)?.unwrap_or_default();
+    let wait = Duration::from_millis(asked.wait_ms.unwrap_or(0));
     if wait > LONGEST_WAIT {
-        let text = format!("wait_ms is {}; it must be at most {}", asked.wait_ms, LONGEST_WAIT.as_millis());
+        let text = format!("wait_ms is {}; it must be at most {}", wait.as_millis(), LONGEST_WAIT.as_millis());
         return Err(Problem::bad_request("invalid_wait", text));
     }
     let owner = Owner::elsewhere(
         asked.owner.as_deref().or(caller.key.as_ref().map(|key| key.name.as_str())).unwrap_or(NOBODY),
     )?;
     let token = asked.request_id.as_deref().map(|id| token_of(&caller, &name, id)).transpose()?;
-    let request = app.locks.lock(&name).ttl(ttl.duration()).owned_by(owner);
-    let request = if wait.is_zero() { request.no_wait() } else { request.wait_up_to(wait) };
+    let request = || app.locks.lock(&name).ttl(ttl.duration()).owned_by(owner.clone());
+    let in_time = || if wait.is_zero() { request().no_wait() } else { request().wait_up_to(wait) };
     let taking = async {
         match &token {
             // Asked again after an answer was lost, it finds its own lease. So nothing is undone here.
-            Some(token) => Ok((request.under_token(token).await?, token.clone())),
+            Some(token) => {
+                let mut granted = app.repeated.watch(token.holder_id());
+                let mut taking = pin!(in_time().under_token(token));
+                loop {
+                    tokio::select! {
+                        biased;
+                        fence = &mut taking => return Ok((fence?, token.clone())),
+                        // To the same request, sent twice: this one has it too.
+                        () = granted.told() => if let Ok(fence) = request().no_wait().under_token(token).await {
+                            return Ok((fence, token.clone()));
+                        },
+                    }
+                }
+            }
             // Nobody could ask for it again: a client that is gone keeps no lock.
             None => {
-                let guard = request.await?;
+                let guard = in_time().await?;
                 if !wait.is_zero() {
                     // A client that hung up while it waited may not have been noticed yet. A timer ends no sooner
                     // than the sockets have been looked at, and then this call is dropped, with its guard.
@@ -141,7 +154,7 @@ pub(crate) async fn renew(
     Sent(asked): Sent<Renew>,
 ) -> Result<Json<LockView>, Problem> {
     let token = Token::parse(&asked.token)?;
-    let ttl = asked.ttl_ms.map(|ms| Ttl::new(Duration::from_millis(ms))).transpose()?;
+    let ttl = lasting(asked.ttl_ms)?;
     app.locks.renew_token(&name, &token, ttl).await?;
     Ok(Json(app.locks.info(&name).await?.view()))
 }
@@ -161,6 +174,10 @@ pub(crate) async fn release(
         return Err(Error::Lost { name, why: LossReason::Gone }.into());
     }
     Ok(Json(ReleasedView { name: name.to_string(), released: true }))
+}
+
+fn lasting(ttl_ms: Option<u64>) -> Result<Option<Ttl>, Problem> {
+    Ok(ttl_ms.map(|ms| Ttl::new(Duration::from_millis(ms))).transpose()?)
 }
 
 /// The token of a repeatable request: the same on every server, without anything kept. Where keys are needed,

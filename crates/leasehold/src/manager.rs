@@ -73,10 +73,7 @@ impl LockManager {
                     RedisOptions::default().response_timeout(answer_within).connect_later(options.connect_later);
                 Arc::new(RedisStore::connect(url, options.keys.clone(), redis).await.map_err(connect)?)
             }
-            _ => {
-                let known = "use sqlite:, sqlite:PATH, redis://HOST:PORT, rediss://HOST:PORT or memory:";
-                return Err(connect(StoreError::new(StoreErrorKind::Refused, known)));
-            }
+            unknown => return Err(connect(not_a_store(unknown))),
         };
         Ok(Self::with_store(store, options))
     }
@@ -355,6 +352,31 @@ impl std::fmt::Debug for LockManager {
     }
 }
 
+/// What is wrong with the URL of a store, as far as can be told without opening it.
+#[cfg(feature = "config")]
+pub(crate) fn check_url(url: &str) -> Result<(), StoreError> {
+    match url.split_once(':').map_or(url, |(scheme, _)| scheme) {
+        "memory" | "sqlite" => Ok(()),
+        "redis" | "rediss" => crate::store::redis::check_url(url),
+        unknown => Err(not_a_store(unknown)),
+    }
+}
+
+/// Why there is no store of this scheme. Nothing of it is repeated: what has no scheme begins with anything.
+fn not_a_store(scheme: &str) -> StoreError {
+    let why = match scheme {
+        "valkey" | "valkeys" => "Valkey is reached as Redis is: write redis://HOST:PORT, or rediss://HOST:PORT for TLS",
+        "unix" | "redis+unix" | "redis+socket" => {
+            "a Redis server is reached over TCP, not by a Unix socket: write redis://HOST:PORT"
+        }
+        _ if scheme.contains("sentinel") || scheme.contains("cluster") => {
+            "one server is named, by redis://HOST:PORT: neither clusters nor sentinels are supported"
+        }
+        _ => "not the URL of a store: write sqlite, sqlite:PATH, redis://HOST:PORT, rediss://HOST:PORT or memory",
+    };
+    StoreError::new(StoreErrorKind::Refused, why)
+}
+
 /// A URL as it may be shown: without user and password, and without query.
 pub(crate) fn without_secrets(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
@@ -362,8 +384,11 @@ pub(crate) fn without_secrets(url: &str) -> String {
         let scheme = url.split_once(':').map_or(url, |(scheme, _)| scheme);
         return if matches!(scheme, "sqlite" | "memory") { url.to_owned() } else { format!("{scheme}:…") };
     };
+    let rest = rest.rsplit_once('@').map_or(rest, |(login, host)| {
+        // Which of the two belongs to a password, nobody knows.
+        if login.contains('?') { "…" } else { host }
+    });
     let rest = rest.split_once('?').map_or(rest, |(path, _)| path);
-    let rest = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
     format!("{scheme}://{rest}")
 }
 
@@ -374,7 +399,9 @@ mod tests {
     #[test]
     fn a_url_is_shown_without_its_secrets() {
         assert_eq!(without_secrets("redis://u:p@ss@h:1/0?password=x"), "redis://h:1/0");
-        assert_eq!(without_secrets("redis://h:1?password=a@b"), "redis://h:1");
+        assert_eq!(without_secrets("redis://h:1?password=a"), "redis://h:1");
+        assert_eq!(without_secrets("redis://h:1?password=a@b"), "redis://…");
+        assert_eq!(without_secrets("redis://u:pa?ss@h"), "redis://…");
         assert_eq!(without_secrets("redis:u:secret@h"), "redis:…");
         assert_eq!(without_secrets("sqlite:a/b.db"), "sqlite:a/b.db");
     }

@@ -2,10 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use crate::support::Place;
+use crate::support::{Place, quiet};
 use futures_util::future::join_all;
+use leasehold::LockManager;
+use leasehold_server::Settings;
 use leasehold_testkit::http::{Answer, receive};
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
 
 const A: &str = "/api/v1/locks/deploy";
 
@@ -59,6 +63,63 @@ async fn a_client_of_any_language_takes_keeps_and_gives_back() {
         release(&place, &again["token"]).await.ok();
         place.end().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_has_to_be_said_to_take_a_lock() {
+    let place = Place::memory().await;
+    let nothing = json!({ "ttl_ms": null, "wait_ms": null, "owner": null, "request_id": null });
+    for body in [json!({}), nothing] {
+        let taken = acquire(&place, body).await.ok();
+        assert_eq!((&taken["ttl_ms"], &taken["owner"]), (&json!(30_000), &json!("api")));
+        assert_eq!(acquire(&place, json!({})).await.code(), (409, "held".into()), "it does not wait");
+        release(&place, &taken["token"]).await.ok();
+    }
+    let required = |name: &str| {
+        let document = place.get("/openapi.json");
+        let path = format!("/components/schemas/{name}/required");
+        async move { document.await.ok().pointer(&path).cloned() }
+    };
+    assert_eq!(required("Acquire").await, None);
+    assert_eq!(required("Renew").await, Some(json!(["token"])));
+    place.end().await;
+}
+
+/// The same request through two servers, before the first of them is answered.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_asks_twice_is_answered_twice_at_once() {
+    let place = Place::redis().await;
+    let url = place.redis.as_ref().expect("a server").url();
+    let open = || async { LockManager::connect_with(&url, quiet()).await.expect("a store") };
+    let second = Place::over("redis", open().await, open().await, Settings::default()).await;
+    let mut late = Vec::new();
+    for round in 0..5 {
+        let guard = place.locks.lock("deploy").await.expect("free");
+        let before = tries(&place).await;
+        let body = json!({ "wait_ms": 20_000, "request_id": id(round) });
+        let path = format!("{A}/acquire");
+        let waiting = join_all([&place, &place, &second].map(|server| server.begin(&path, &body))).await;
+        while tries(&place).await < before + 3 {
+            tokio::task::yield_now().await;
+        }
+        guard.release().await.expect("answered");
+        let answered = join_all(waiting.into_iter().map(async |stream| {
+            let answer = receive(stream).await.expect("an answer").ok();
+            (Instant::now(), answer)
+        }));
+        let answered = answered.await;
+        let (first, taken) = answered.iter().min_by_key(|(at, _)| *at).expect("three");
+        for (_, answer) in &answered {
+            assert_eq!((&answer["token"], &answer["fence"]), (&taken["token"], &taken["fence"]));
+        }
+        late.push(answered.iter().map(|(at, _)| *at - *first).max().expect("three"));
+        release(&place, &taken["token"]).await.ok();
+    }
+    // Whoever is not told looks three quarters of a second later at the soonest. Once is enough: a busy machine may
+    // hold up the others.
+    assert!(late.iter().any(|late| *late < Duration::from_millis(400)), "{late:?}");
+    second.end().await;
+    place.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -195,16 +256,72 @@ async fn a_lease_that_was_revoked_is_told_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn every_wrong_field_is_named() {
+    let place = Place::memory().await;
+    let wrong = [json!(true), json!(-1), json!(1.5), json!({}), json!([1]), json!("x")];
+    let bodies = [
+        ("locks/deploy/acquire", json!({}), vec!["ttl_ms", "wait_ms", "owner", "request_id"]),
+        ("locks/deploy/renew", json!({ "token": "t" }), vec!["token", "ttl_ms"]),
+        ("locks/deploy/release", json!({ "token": "t" }), vec!["token"]),
+        ("locks/deploy/evict", json!({ "holder_id": "h", "reason": "r" }), vec!["holder_id", "mode", "reason"]),
+        ("journal/e/settle", json!({ "reason": "r" }), vec!["reason"]),
+    ];
+    for (route, whole, fields) in bodies {
+        let refused = async |body: &Value, field: &str| {
+            let answer = place.post(&format!("/api/v1/{route}"), body).await;
+            assert_eq!(answer.code(), (400, "invalid_body".into()), "{route} {body}");
+            let text = answer.json()["message"].as_str().expect("a text").to_owned();
+            assert!(text.contains(field) && !text.contains("u64"), "{route} {body}: {text}");
+        };
+        for field in fields {
+            let text = !field.ends_with("_ms");
+            for value in wrong.iter().filter(|value| !value.is_string() || !text || field == "mode") {
+                let mut body = whole.clone();
+                body[field] = value.clone();
+                refused(&body, field).await;
+            }
+            if !whole[field].is_null() {
+                let mut body = whole.clone();
+                body.as_object_mut().expect("an object").remove(field);
+                refused(&body, field).await;
+            }
+        }
+        let mut unknown = whole.clone();
+        unknown["wait"] = json!(5);
+        refused(&unknown, "wait").await;
+    }
+    assert_eq!(place.get(A).await.ok()["held"], false, "nothing was done");
+    place.end().await;
+}
+
+/// A client that writes everything before it reads anything.
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_sends_too_much_is_told_so_and_not_cut_off() {
+    let place = Place::memory().await;
+    let long = "x".repeat(16 * 1024 * 1024);
+    let chunked = "Transfer-Encoding: chunked\r\n";
+    for (length, wanted) in [
+        (format!("Content-Length: {}\r\nContent-Type: application/json\r\n", long.len()), (413, "too_large")),
+        (format!("Content-Length: {}\r\n", long.len()), (415, "not_json")),
+        (format!("{chunked}Content-Type: application/json\r\n"), (413, "too_large")),
+    ] {
+        let mut stream = TcpStream::connect(place.at).await.expect("listening");
+        let head = format!("POST {A}/acquire HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n{length}\r\n", place.at);
+        let body =
+            if length.contains("chunked") { format!("{:x}\r\n{long}\r\n0\r\n\r\n", long.len()) } else { long.clone() };
+        stream.write_all((head + &body).as_bytes()).await.expect("taken to the end");
+        let answer = receive(stream).await.expect("an answer");
+        assert_eq!(answer.code(), (wanted.0, wanted.1.to_owned()), "{length}");
+    }
+    place.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn bad_bodies_are_told_what_is_wrong() {
     let place = Place::memory().await;
     let token = leasehold::Token::random().reveal().to_owned();
     let long = "x".repeat(70_000);
     let acquire = [
-        (json!({}), "invalid_body"),
-        (json!([]), "invalid_body"),
-        (json!({ "ttl_ms": "soon" }), "invalid_body"),
-        (json!({ "ttl_ms": -1 }), "invalid_body"),
-        (json!({ "ttl_ms": 1_000, "wait": 5 }), "invalid_body"),
         (json!({ "ttl_ms": 0 }), "invalid_ttl"),
         (json!({ "ttl_ms": 86_400_001 }), "invalid_ttl"),
         (json!({ "ttl_ms": u64::MAX }), "invalid_ttl"),
@@ -217,14 +334,11 @@ async fn bad_bodies_are_told_what_is_wrong() {
     let others = [
         ("renew", json!({ "token": "short" }), "invalid_id"),
         ("renew", json!({ "token": token, "ttl_ms": 1 }), "invalid_ttl"),
-        ("release", json!({ "token": 7 }), "invalid_body"),
         ("release", json!({ "token": " ".repeat(32) }), "invalid_id"),
         ("evict", json!({ "holder_id": "XYZ", "reason": "why" }), "invalid_id"),
         ("evict", json!({ "holder_id": "7f3a91c2b04d", "reason": " " }), "invalid_reason"),
         ("evict", json!({ "holder_id": "7f3a91c2b04d", "reason": "a\nb" }), "invalid_reason"),
         ("evict", json!({ "holder_id": "7f3a91c2b04d", "reason": "x".repeat(501) }), "invalid_reason"),
-        ("evict", json!({ "holder_id": "7f3a91c2b04d", "mode": "kill", "reason": "why" }), "invalid_body"),
-        ("evict", json!({ "holder_id": "7f3a91c2b04d" }), "invalid_body"),
     ];
     let acquire = acquire.into_iter().map(|(body, code)| ("acquire", body, code));
     for (verb, body, code) in acquire.chain(others) {
@@ -235,6 +349,8 @@ async fn bad_bodies_are_told_what_is_wrong() {
     for (headers, body, status, code) in [
         (json_type, "{", 400, "invalid_body"),
         (json_type, "", 400, "invalid_body"),
+        (json_type, "[]", 400, "invalid_body"),
+        (json_type, "{} {}", 400, "invalid_body"),
         (json_type, long.as_str(), 413, "too_large"),
         ("", "{\"ttl_ms\":1000}", 415, "not_json"),
         ("Content-Type: text/plain\r\n", "{\"ttl_ms\":1000}", 415, "not_json"),

@@ -188,7 +188,7 @@ fn each_wrong_value_gives_one_clear_line() {
         ),
         (
             "store: somewhere",
-            "locks.yaml:1:8: store: is not the URL of a store: write sqlite, sqlite:PATH, redis://HOST:PORT or memory",
+            "locks.yaml:1:8: store: not the URL of a store: write sqlite, sqlite:PATH, redis://HOST:PORT, rediss://HOST:PORT or memory",
         ),
         (
             "raw_names: ['*']",

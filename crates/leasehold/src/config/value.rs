@@ -266,15 +266,9 @@ impl StoreUrl {
 
 impl Setting for StoreUrl {
     fn parse(text: &str) -> Result<Self, String> {
-        // What exactly can be opened is the store's to say; this catches what cannot be meant.
-        let scheme = text.split(':').next().unwrap_or_default();
-        let names_one =
-            text.contains(':') && !scheme.is_empty() && scheme.chars().all(|c| c.is_ascii_lowercase() || c == '+');
         // The colon at an end would need quotes in YAML; without it the meaning is just as plain.
-        if names_one || matches!(text, "sqlite" | "memory") {
-            return Ok(Self(text.to_owned()));
-        }
-        Err("is not the URL of a store: write sqlite, sqlite:PATH, redis://HOST:PORT or memory".into())
+        crate::manager::check_url(text).map_err(|error| error.detail().to_owned())?;
+        Ok(Self(text.to_owned()))
     }
 
     fn show(&self) -> String {
@@ -330,7 +324,30 @@ mod tests {
     fn a_store_is_shown_without_its_password() {
         let store = StoreUrl::parse("redis://u:hunter2@h:1").expect("a URL");
         assert!(!format!("{store:?} {}", store.show()).contains("hunter2"));
-        let refused = StoreUrl::parse("hunter2@h").expect_err("no URL");
-        assert!(!refused.contains("hunter2"));
+    }
+
+    #[test]
+    fn an_address_that_cannot_work_says_why_and_repeats_nothing() {
+        for (url, why) in [
+            ("hunter2@h", "not the URL of a store"),
+            ("redi://:hunter2@h", "not the URL of a store"),
+            ("redis", "begins with redis://"),
+            ("redis://:hunter2@", "no host"),
+            ("redis://:hunter2@h:x", "the port"),
+            ("redis://:hunter2@h/x", "a database"),
+            ("redis://:hunter2@a:1,,b:2", "not a list"),
+            ("unix:///hunter2.sock", "Unix socket"),
+            ("redis+unix:///hunter2.sock", "Unix socket"),
+            ("redis+sentinel://:hunter2@h:26379", "neither clusters nor sentinels"),
+            ("redis-cluster://:hunter2@h", "neither clusters nor sentinels"),
+            ("valkey://:hunter2@h", "Valkey is reached as Redis is"),
+        ] {
+            let refused = StoreUrl::parse(url).expect_err(url);
+            assert!(refused.contains(why) && !refused.contains("hunter2"), "{url}: {refused}");
+        }
+        for works in ["sqlite", "sqlite:", "sqlite:/a/b.db", "memory", "memory:", "redis://h", "redis://u:p@[::1]:1/3"]
+        {
+            assert!(StoreUrl::parse(works).is_ok(), "{works}");
+        }
     }
 }

@@ -28,6 +28,12 @@ impl StoreError {
         self.kind
     }
 
+    /// What there is to say besides its kind.
+    #[cfg(feature = "config")]
+    pub(crate) fn detail(&self) -> &str {
+        &self.detail
+    }
+
     /// Whether asking again later can help.
     pub fn is_passing(&self) -> bool {
         use StoreErrorKind as K;

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::Duration;
 
 use leasehold::{EvictMode, Level, LockManager, Options};
 use leasehold_testkit::RedisServer;
 use redis::Value as Reply;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::{Place, quiet};
 
@@ -79,6 +79,33 @@ async fn every_figure_that_is_drawn_or_watched_exists() {
     // And nothing that is served is drawn nowhere.
     let unused: Vec<_> = known.difference(&used).collect();
     assert_eq!(unused, Vec::<&String>::new());
+    place.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prometheus_finds_nothing_wrong() {
+    if Command::new("promtool").arg("--version").output().is_err() {
+        println!("promtool is not installed: rules and figures were not checked");
+        return;
+    }
+    let said = |output: &Output| {
+        let texts = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned());
+        texts.concat()
+    };
+    let (cases, _) = deploy("prometheus/rules_test.yml");
+    let tested = Command::new("promtool").args(["test", "rules"]).arg(&cases).output().expect("it runs");
+    assert!(tested.status.success(), "{}", said(&tested));
+
+    let place = Place::memory().await;
+    let taken = place.post("/api/v1/locks/a/acquire", &json!({})).await.ok();
+    place.post("/api/v1/locks/a/acquire", &json!({})).await;
+    place.post("/api/v1/locks/a/release", &json!({ "token": taken["token"] })).await.ok();
+    let served = place.get("/metrics").await.body;
+    let text = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(text.path(), &served).expect("written");
+    let read = std::fs::File::open(text.path()).expect("there");
+    let checked = Command::new("promtool").args(["check", "metrics"]).stdin(read).output().expect("it runs");
+    assert!(checked.status.success() && said(&checked).is_empty(), "{}", said(&checked));
     place.end().await;
 }
 

@@ -1,6 +1,7 @@
 //! Where a server is, read from a URL, and how it is called in front of people.
 
 use std::fmt;
+use std::net::Ipv6Addr;
 use std::path::PathBuf;
 
 use crate::store::{StoreError, StoreErrorKind};
@@ -36,48 +37,45 @@ impl Address {
         let (rest, encrypted) = match (url.strip_prefix("redis://"), url.strip_prefix("rediss://")) {
             (Some(rest), _) => (rest, false),
             (_, Some(rest)) => (rest, true),
-            _ => return Err(refused("the URL of a Redis store begins with redis:// or rediss://")),
+            _ => return Err(refused("the address of a Redis store begins with redis:// or rediss://")),
         };
         if encrypted && !cfg!(feature = "tls") {
             return Err(refused("rediss:// needs TLS: build leasehold with its feature `tls`"));
         }
-        let malformed = || refused("not a URL such as redis://user:password@host:6379/0");
+        let not_decoded = || refused("a `%` stands before two hex digits; write the sign itself as %25");
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        if query.contains('@') {
+            return Err(refused("a `?` in a user or password is written %3F"));
+        }
         let mut trust = Trust::Machine;
         for option in query.split('&').filter(|option| !option.is_empty()) {
             match option.split_once('=') {
                 // Said by other clients' URLs; we speak nothing else.
                 Some(("protocol", "resp3" | "3")) => {}
                 Some(("ca", file)) if encrypted && !file.is_empty() => {
-                    trust = Trust::File(decoded(file).ok_or_else(malformed)?.into());
+                    trust = Trust::File(decoded(file).ok_or_else(not_decoded)?.into());
                 }
                 Some(("ca", _)) => return Err(refused("`?ca=FILE` goes with rediss://, and names a file")),
                 _ => return Err(refused("a Redis URL takes no options after `?`, rediss:// only `ca=FILE`")),
             }
         }
         let (place, database) = rest.split_once('/').unwrap_or((rest, ""));
+        if database.contains('@') {
+            return Err(refused("a `/` in a user or password is written %2F"));
+        }
         let (login, place) = match place.rsplit_once('@') {
             Some((login, place)) => (Some(login), place),
             None => (None, place),
         };
-        let (host, port) = match place.strip_prefix('[') {
-            Some(v6) => {
-                let (host, port) = v6.split_once(']').ok_or_else(malformed)?;
-                (host, if port.is_empty() { None } else { Some(port.strip_prefix(':').ok_or_else(malformed)?) })
-            }
-            None => place.split_once(':').map_or((place, None), |(host, port)| (host, Some(port))),
-        };
-        if host.is_empty() || host.contains(|c: char| c.is_whitespace() || c.is_control()) {
-            return Err(malformed());
-        }
-        let port = port.map_or(Some(DEFAULT_PORT), |port| number(port)?.try_into().ok()).ok_or_else(malformed)?;
-        let database = if database.is_empty() { Some(0) } else { number(database) }.ok_or_else(malformed)?;
+        let (host, port) = host_and_port(place).map_err(refused)?;
+        let database = if database.is_empty() { Some(0) } else { number(database) };
+        let database = database.ok_or_else(|| refused("what follows the host and `/` is the number of a database"))?;
         let login = match login.filter(|login| !login.is_empty()) {
             None => None,
             Some(login) => {
                 let (user, password) = login.split_once(':').unwrap_or((login, ""));
                 let user = if user.is_empty() { "default" } else { user };
-                let decode = |text: &str| decoded(text).ok_or_else(malformed);
+                let decode = |text: &str| decoded(text).ok_or_else(not_decoded);
                 Some((decode(user)?, decode(password)?))
             }
         };
@@ -107,6 +105,39 @@ impl fmt::Debug for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
+}
+
+/// Of one server.
+fn host_and_port(place: &str) -> Result<(&str, u16), &'static str> {
+    if place.contains(',') {
+        return Err("one server is named, not a list: neither clusters nor sentinels are supported");
+    }
+    let (host, port) = match place.strip_prefix('[') {
+        Some(v6) => {
+            let (host, port) = v6.split_once(']').unwrap_or(("", ""));
+            if host.split('%').next().is_none_or(|address| address.parse::<Ipv6Addr>().is_err()) {
+                return Err("what stands in brackets is an IPv6 address, such as redis://[::1]:6379");
+            }
+            (host, port)
+        }
+        None if place.matches(':').count() > 1 => {
+            return Err(
+                "host and port are one name and one number; an IPv6 address stands in brackets: redis://[::1]:6379",
+            );
+        }
+        None => place.split_at(place.find(':').unwrap_or(place.len())),
+    };
+    if host.is_empty() {
+        return Err("no host is named: write redis://HOST:PORT");
+    }
+    if host.contains(|c: char| c.is_whitespace() || c.is_control()) {
+        return Err("a host is a name or an address, without spaces");
+    }
+    let port = match port {
+        "" => Some(DEFAULT_PORT),
+        port => port.strip_prefix(':').and_then(number).and_then(|port| port.try_into().ok()),
+    };
+    Ok((host, port.filter(|port| *port != 0).ok_or("the port after the host is a number from 1 to 65535")?))
 }
 
 /// Digits only: `parse` alone would take a sign.
@@ -182,25 +213,39 @@ mod tests {
 
     #[test]
     fn urls_that_cannot_be_used_are_refused_without_repeating_them() {
-        for url in [
-            "",
-            "hunter2",
-            "http://hunter2",
-            "redis://",
-            "redis://:hunter2@:x",
-            "redis://:hunter2@h:+1",
-            "redis://:hunter2@h:70000",
-            "redis://h/hunter2",
-            "redis://:hunter2%zz@h",
-            "redis://h?password=hunter2",
-            "redis://[::1hunter2",
-            "redis://a hunter2",
-            "rediss://:hunter2@:x",
-            "rediss://h?verify=hunter2",
-            "redis://h?ca=/hunter2",
+        for (url, why) in [
+            ("", "begins with"),
+            ("hunter2", "begins with"),
+            ("http://hunter2", "begins with"),
+            ("redis:hunter2", "begins with"),
+            ("redis://", "no host"),
+            ("redis://:hunter2@", "no host"),
+            ("redis://:hunter2@/2", "no host"),
+            ("rediss://:hunter2@:6379", "no host"),
+            ("redis://:hunter2@h:", "the port"),
+            ("redis://:hunter2@h:+1", "the port"),
+            ("redis://:hunter2@h:0", "the port"),
+            ("redis://:hunter2@h:70000", "the port"),
+            ("redis://:hunter2@[::1]x", "the port"),
+            ("redis://h/hunter2", "a database"),
+            ("redis://h/-1", "a database"),
+            ("redis://h/1/hunter2", "a database"),
+            ("redis://:hun/ter2@h", "%2F"),
+            ("redis://:hun?ter2@h", "%3F"),
+            ("redis://:hunter2%zz@h", "%25"),
+            ("redis://h?password=hunter2", "no options"),
+            ("rediss://h?verify=hunter2", "no options"),
+            ("redis://h?ca=/hunter2", "rediss://"),
+            ("redis://[::1hunter2", "brackets"),
+            ("redis://[hunter2]:1", "brackets"),
+            ("redis://::1:6379", "brackets"),
+            ("redis://a hunter2", "without spaces"),
+            ("redis://:hunter2@a:7000,b:7001", "not a list"),
+            ("redis://:hunter2@a,,b", "not a list"),
         ] {
             let error = Address::parse(url).expect_err(url);
             assert_eq!(error.kind(), StoreErrorKind::Refused, "{url}");
+            assert!(error.to_string().contains(why), "{url}: {error}");
             assert!(!error.to_string().contains("hunter2"), "{error}");
         }
     }

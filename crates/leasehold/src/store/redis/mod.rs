@@ -119,6 +119,12 @@ pub struct RedisStore {
     pushes: Mutex<Option<mpsc::UnboundedReceiver<Push>>>,
 }
 
+/// What is wrong with an address, as far as can be told without a connection.
+#[cfg(feature = "config")]
+pub(crate) fn check_url(url: &str) -> Result<(), StoreError> {
+    Address::parse(url).map(drop)
+}
+
 impl RedisStore {
     /// Connects to `redis://[user:password@]host[:port][/database]`.
     ///
