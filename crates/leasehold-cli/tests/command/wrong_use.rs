@@ -95,12 +95,12 @@ fn a_store_that_cannot_be_used_ends_with_78() {
     fs::write(place.home.path().join("text"), "not a database, but long enough to be mistaken for one".repeat(99))
         .expect("written");
     let cases = [
-        ("foo://u:hunter2@host".to_owned(), "use sqlite:"),
-        ("redis".to_owned(), ""),
+        ("foo://u:hunter2@host".to_owned(), "write sqlite, sqlite:PATH"),
+        ("redis".to_owned(), "begins with redis://"),
         (format!("sqlite:{dir}"), "is not a file"),
         (format!("sqlite:{dir}/text"), "not a database"),
         ("sqlite:/proc/nope/locks.db".to_owned(), "/proc/nope"),
-        ("redis://:hunter2@".to_owned(), ""),
+        ("redis://:hunter2@".to_owned(), "`redis://`: no host is named"),
     ];
     for (store, says) in cases {
         for args in
@@ -121,7 +121,7 @@ fn settings_of_the_environment_that_make_no_sense_end_with_78() {
     refused("namespace", &ran(command), 78, "namespace");
     let mut command = place.command(&["ls"]);
     command.env("LEASEHOLD_STORE", "nonsense");
-    refused("store", &ran(command), 78, "use sqlite:");
+    refused("store", &ran(command), 78, "write sqlite, sqlite:PATH");
 }
 
 #[test]

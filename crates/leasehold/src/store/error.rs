@@ -4,13 +4,22 @@ use crate::facts::Invalid;
 
 /// The store did not do what was asked, or did not say whether it did.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{kind}{}{detail}", if detail.is_empty() { "" } else { ": " })]
+#[error("{}", told(*kind, detail))]
 pub struct StoreError {
     kind: StoreErrorKind,
     /// For people; never a secret.
     detail: Cow<'static, str>,
     /// Nothing was sent: the store cannot have done anything.
     unsent: bool,
+}
+
+/// Who made the mistake knows that it was one: the detail says which.
+fn told(kind: StoreErrorKind, detail: &str) -> String {
+    match kind {
+        _ if detail.is_empty() => kind.to_string(),
+        StoreErrorKind::Refused => detail.to_owned(),
+        _ => format!("{kind}: {detail}"),
+    }
 }
 
 impl StoreError {
