@@ -46,7 +46,7 @@ class Blocks(Generic[T]):
 
     def begin(self) -> Block[T] | None:
         """The block of the ``with`` that is about to be entered, if it is by one: the first thing that ``__enter__`` does."""
-        block, _about.block = _about.block(), _nobody
+        block, _about.block = _about.block(), nobody
         return block if block is not None and block.of is self else None
 
     def enter(self, block: Block[T] | None, held: T) -> None:
@@ -100,7 +100,8 @@ class _Leaves:
         return partial(self._leave, instance, block)
 
 
-def _nobody() -> None:
+def nobody() -> None:
+    """What a weak reference to nothing answers."""
     return None
 
 
@@ -108,7 +109,7 @@ class _About(threading.local):
     """The block that the running thread is about to enter."""
 
     def __init__(self) -> None:
-        self.block: Callable[[], Block[Any] | None] = _nobody
+        self.block: Callable[[], Block[Any] | None] = nobody
 
 
 _about = _About()

@@ -35,7 +35,7 @@ from types import TracebackType
 from typing import Any, Literal, TypeAlias, TypedDict, cast
 
 from . import _native
-from ._blocks import Block, Blocks, leaves
+from ._blocks import Block, Blocks, leaves, nobody
 from ._client import Client, connect
 from ._config import Path, load
 from ._errors import InvalidArgument, LeaseholdError, LockLost, LockNotAcquired, NotEvicted, StoreUnavailable
@@ -559,20 +559,16 @@ def _remember(guard: Guard, known: _Known) -> None:
 
 def _find(key: str) -> Guard | None:
     """What the caller has acquired itself; else what its process has."""
-    return _mine.get({}).get(key, _nobody)() or _held.get(key, _nobody)()
-
-
-def _nobody() -> None:
-    return None
+    return _mine.get({}).get(key, nobody)() or _held.get(key, nobody)()
 
 
 def _forget(key: str, guard: Guard | None = None) -> Guard | None:
     guard = guard or _find(key)
     if guard is None:
         return None
-    if _held.get(key, _nobody)() is guard:
+    if _held.get(key, nobody)() is guard:
         _held.pop(key, None)
-    if _mine.get({}).get(key, _nobody)() is guard:
+    if _mine.get({}).get(key, nobody)() is guard:
         _mine.set({known: held for known, held in _mine.get().items() if known != key})
     return guard
 

@@ -1,8 +1,8 @@
 //! The project's commands. `cargo xtask` prints them; `CONTRIBUTING.md` and `.ci/run` only point here.
 
 mod board;
+mod fuzz;
 mod python;
-mod server;
 mod start;
 mod steps;
 mod tools;
@@ -39,7 +39,7 @@ const ENTRIES: &[Entry] = &[
         name: "api-fuzz",
         arguments: "[--cases N]",
         summary: "drive the server with schemathesis, by the document it gives out (2,000 cases unless said otherwise)",
-        run: server::fuzz,
+        run: fuzz::fuzz,
     },
     Entry {
         name: "load",
@@ -140,7 +140,7 @@ fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     // without them is listed as skipped, with the reason, instead of failing code that is in order.
     let python = tools.python();
     let valkey = if quick { Err(by_request()) } else { tools.valkey() };
-    let fuzz = if quick { Err(by_request()) } else { server::fuzz_step(workspace, &tools) };
+    let fuzz = if quick { Err(by_request()) } else { fuzz::step(workspace, &tools) };
     // Likewise the page's packages and a browser.
     let page = if quick { Err(by_request()) } else { page(workspace, &tools) };
 

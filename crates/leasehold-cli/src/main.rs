@@ -2,11 +2,12 @@
 //!
 //! | file | what it is about |
 //! |---|---|
-//! | `cli` | every command and option, and what clap's refusals look like here |
+//! | `cli`, `refusal` | every command and option, and what is said of those that make no sense |
 //! | `exit` | exit codes, and the failure that carries one with its line |
 //! | `store` | which store is meant, and opening it |
 //! | `say` | stdout is data, stderr is talk; nothing from strangers drives the terminal |
 //! | `duration` | durations as people write and read them |
+//! | `signals` | which are passed on or waited for, and dying of one |
 //! | `run` | `leasehold run` and `once` |
 //! | `take`, `claim` | `acquire`, `renew`, `release`; `claim` |
 //! | `evict` | taking a lock away |
@@ -36,9 +37,11 @@ mod journal;
 mod keys;
 mod look;
 mod pages;
+mod refusal;
 mod run;
 mod say;
 mod serve;
+mod signals;
 mod store;
 mod take;
 

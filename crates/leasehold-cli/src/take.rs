@@ -9,8 +9,8 @@ use leasehold::{AcquiredView, Error, LockManager, LockName, Owner, ReleasedView,
 use crate::cli::{AcquireArgs, ReleaseArgs, RenewArgs, TokenArgs};
 use crate::duration;
 use crate::exit::{Exit, Failure};
-use crate::run::{first_to_end, suffer};
 use crate::say;
+use crate::signals::{first_to_end, suffer};
 use crate::store::Choice;
 
 /// Takes a lease that belongs to no process, and prints its token and fence.

@@ -11,10 +11,10 @@ use super::deadline::Deadlines;
 use super::keeper::{End, Keeper, number, ttl};
 use super::lease::Lease;
 use super::link::{Ear, ToFront};
-use super::signals::{ends, stops};
 use super::{held, result, waiting};
 use crate::cli::RunArgs;
 use crate::exit::{Exit, Failure};
+use crate::signals::{ends, stops};
 use crate::store::Choice;
 
 /// What was asked for.

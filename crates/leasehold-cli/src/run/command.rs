@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 
 use super::lease::Lease;
-use super::signals::Blocked;
 use crate::exit::{Exit, Failure};
+use crate::signals::Blocked;
 
 /// What CMD starts with.
 pub(super) struct Start<'a> {

@@ -10,11 +10,11 @@ use nix::sys::signal::Signal;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::link::{Link, Read, ToFront, ToKeeper};
-use super::signals::{Blocked, Came, Inbox, suffer};
 use super::tree::{self, Reaped};
 use super::{KEEPER, let_go_of_stdio, refused};
 use crate::cli;
 use crate::exit::{Exit, Failure};
+use crate::signals::{Blocked, Came, Inbox, suffer};
 
 /// Between two rounds of killing.
 const AGAIN: Duration = Duration::from_millis(1);

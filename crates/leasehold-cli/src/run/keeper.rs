@@ -15,13 +15,13 @@ use super::command::{self, Start};
 use super::deadline::Deadlines;
 use super::lease::Lease;
 use super::link::{Ear, Link, Read, ToFront, ToKeeper};
-use super::signals::{Blocked, Came, Caught, stops};
 use super::tee::Tee;
 use super::tree::{self, Reaped};
 use super::{KEEPER, let_go_of_stdio, refused, result};
 use crate::cli::{OnLost, RunArgs};
 use crate::exit::{Exit, Failure};
 use crate::say;
+use crate::signals::{Blocked, Came, Caught, stops};
 use crate::store::Choice;
 
 /// How the run ended, for the front.

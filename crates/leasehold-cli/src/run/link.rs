@@ -16,7 +16,7 @@ use rustix::net::{
 use tokio::io::Interest;
 use tokio::net::UnixDatagram;
 
-use super::signals::Came;
+use crate::signals::Came;
 
 /// What the front tells the keeper.
 #[derive(Debug, PartialEq, Eq)]

@@ -49,12 +49,9 @@ mod keeper;
 mod lease;
 mod link;
 mod result;
-mod signals;
 mod tee;
 mod tree;
 mod waiting;
-
-pub(crate) use signals::{first_to_end, suffer};
 
 use std::ffi::{OsStr, OsString};
 

@@ -115,9 +115,10 @@ async fn whoever_asks_twice_is_answered_twice_at_once() {
         late.push(answered.iter().map(|(at, _)| *at - *first).max().expect("three"));
         release(&place, &taken["token"]).await.ok();
     }
-    // Whoever is not told looks three quarters of a second later at the soonest. Once is enough: a busy machine may
-    // hold up the others.
-    assert!(late.iter().any(|late| *late < Duration::from_millis(400)), "{late:?}");
+    // Whoever is not told looks three quarters of a second later at the soonest; a busy machine may hold up some.
+    late.sort();
+    println!("the last of three is answered after the first: {late:?}");
+    assert!(late[2] < Duration::from_millis(400), "{late:?}");
     second.end().await;
     place.end().await;
 }

@@ -28,7 +28,7 @@ pub(crate) fn fuzz(workspace: &Workspace, arguments: &[String]) -> Result<(), Fa
 }
 
 /// The same for a program that was built before.
-pub(crate) fn fuzz_step(workspace: &Workspace, tools: &Tools<'_>) -> Result<Command, Failure> {
+pub(crate) fn step(workspace: &Workspace, tools: &Tools<'_>) -> Result<Command, Failure> {
     let mut command = fuzz_command(workspace, tools, CASES)?;
     // The same requests each time: a change is not to fail by what it has not touched.
     command.arg("1");

@@ -33,35 +33,35 @@ const SI_KERNEL: i32 = 0x80;
 
 /// A signal that came in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Came {
-    pub(super) signal: Signal,
+pub(crate) struct Came {
+    pub(crate) signal: Signal,
     /// The terminal sent it, and so the command has it already.
-    pub(super) by_terminal: bool,
+    pub(crate) by_terminal: bool,
 }
 
 /// Signals that are blocked here and were not before: the command must start without that.
 #[derive(Clone, Copy)]
-pub(super) struct Blocked(SigSet);
+pub(crate) struct Blocked(SigSet);
 
 impl Blocked {
     /// Blocks what is passed on. Children start with it blocked.
-    pub(super) fn now() -> Result<Self, Errno> {
+    pub(crate) fn now() -> Result<Self, Errno> {
         let passed = set(PASSED);
         let before = passed.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
         Ok(Self(set(PASSED.into_iter().filter(|signal| !before.contains(*signal)))))
     }
 
     /// As bits, by signal number: what a parent tells its child.
-    pub(super) fn bits(self) -> u64 {
+    pub(crate) fn bits(self) -> u64 {
         PASSED.into_iter().filter(|signal| self.0.contains(*signal)).map(|signal| 1 << (signal as u32)).sum()
     }
 
-    pub(super) fn from_bits(bits: u64) -> Self {
+    pub(crate) fn from_bits(bits: u64) -> Self {
         Self(set(PASSED.into_iter().filter(|signal| bits & 1 << (*signal as u32) != 0)))
     }
 
     /// Runs something as if nothing had been blocked. A signal that is waiting acts at once, see [`Caught`].
-    pub(super) fn lifted<R>(self, run: impl FnOnce() -> R) -> R {
+    pub(crate) fn lifted<R>(self, run: impl FnOnce() -> R) -> R {
         let _ = self.0.thread_unblock();
         let result = run();
         let _ = self.0.thread_block();
@@ -70,15 +70,15 @@ impl Blocked {
 }
 
 /// Where blocked signals come in.
-pub(super) struct Inbox(SignalFd);
+pub(crate) struct Inbox(SignalFd);
 
 impl Inbox {
-    pub(super) fn open() -> Result<Self, Errno> {
+    pub(crate) fn open() -> Result<Self, Errno> {
         SignalFd::with_flags(&set(PASSED), SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map(Self)
     }
 
     /// The next one, if there is one.
-    pub(super) fn next(&self) -> Option<Came> {
+    pub(crate) fn next(&self) -> Option<Came> {
         while let Ok(Some(info)) = self.0.read_signal() {
             if let Ok(signal) = Signal::try_from(info.ssi_signo.cast_signed())
                 && !is_ignored(signal)
@@ -98,11 +98,11 @@ impl AsFd for Inbox {
 
 /// Signals that were waiting for the keeper when it lifted the block for its command's start. The terminal
 /// sends to the whole group: they are the command's, which was not there yet, and must not end the keeper.
-pub(super) struct Caught(UnboundedReceiver<Signal>);
+pub(crate) struct Caught(UnboundedReceiver<Signal>);
 
 impl Caught {
     /// Catches from now on, but leaves alone what is to be ignored: that is inherited.
-    pub(super) fn install() -> io::Result<Self> {
+    pub(crate) fn install() -> io::Result<Self> {
         let (tell, caught) = unbounded_channel();
         let ignored = ignored();
         for signal in PASSED.into_iter().filter(|signal| ignored & bit(*signal) == 0) {
@@ -114,7 +114,7 @@ impl Caught {
     }
 
     /// Cancel safe.
-    pub(super) async fn next(&mut self) -> Signal {
+    pub(crate) async fn next(&mut self) -> Signal {
         match self.0.recv().await {
             Some(signal) => signal,
             None => std::future::pending().await,
@@ -152,12 +152,12 @@ pub(crate) fn suffer(signal: Signal) {
 }
 
 /// Whether a signal stops a process that does not care for it.
-pub(super) fn stops(signal: Signal) -> bool {
+pub(crate) fn stops(signal: Signal) -> bool {
     matches!(signal, Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU | Signal::SIGSTOP)
 }
 
 /// Whether a signal ends a process that does not care for it.
-pub(super) fn ends(signal: Signal) -> bool {
+pub(crate) fn ends(signal: Signal) -> bool {
     !stops(signal) && !matches!(signal, Signal::SIGCONT | Signal::SIGWINCH)
 }
 
