@@ -30,7 +30,7 @@ fn main() {
         [] => Size { rounds: 15, seconds: 2.0, handoffs: 10_000 },
         _ => {
             eprintln!(
-                "usage: leasehold-bench [--quick | --only bare|rslock|fenced|unfenced|memory|handoff TASKS SECONDS]"
+                "usage: leasehold-bench [--quick | --only bare|rslock|fenced|unfenced|memory|handoff|sqlite TASKS SECONDS]"
             );
             std::process::exit(2);
         }
@@ -50,6 +50,10 @@ fn main() {
 fn only(contender: &str, tasks: usize, seconds: f64) {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
+        if contender == "sqlite" {
+            let size = Size { rounds: tasks, seconds, handoffs: 0 };
+            return sqlite::run(size).await;
+        }
         let server = RedisServer::start().await;
         if contender == "handoff" {
             handoff::only(&server, tasks, seconds).await;

@@ -52,6 +52,25 @@ impl Drop for Apart {
     }
 }
 
+/// All of this process on one processor, until dropped: what two threads pass to each other costs the same each time.
+pub(crate) struct Together(CpuSet);
+
+impl Together {
+    pub(crate) fn keep() -> Self {
+        let before = sched_getaffinity(None).expect("readable");
+        if let Some(first) = (0..CpuSet::MAX_CPU).find(|cpu| before.is_set(*cpu)) {
+            pin(std::process::id(), &only(first));
+        }
+        Self(before)
+    }
+}
+
+impl Drop for Together {
+    fn drop(&mut self) {
+        pin(std::process::id(), &self.0);
+    }
+}
+
 fn only(cpu: usize) -> CpuSet {
     let mut set = CpuSet::new();
     set.set(cpu);

@@ -16,7 +16,7 @@ from ._info import Evicted, LockInfo, Statistics
 from ._lock import Guard, Lock, OnLost, OnUnavailable
 from ._once import Claim, Once
 from ._pool import Pool
-from ._times import Seconds, as_json, flag, kept, one_of, optional_lease, optional_seconds, optional_text, text
+from ._times import Seconds, as_exact_json, flag, kept, one_of, optional_lease, optional_seconds, optional_text, text
 from ._waiting import wait as _wait
 from ._waiting import wait_async
 
@@ -419,7 +419,7 @@ class Client:
 
     def claim(self, id: str, value: Any, *, lease: Seconds) -> Claim:
         """Binds a value (JSON) to an id unless one is bound already: one step, no lock, no wait. Everybody gets
-        the same value, until the lease is over.
+        the same value, until the lease is over. An integer of more than 64 bits is refused.
 
         >>> client = connect("memory:")
         >>> client.claim("req-1", "job-a", lease=60)
@@ -434,7 +434,7 @@ class Client:
         return Claim(**json.loads(await wait_async(self._claim(id, value, lease))))
 
     def _claim(self, id: str, value: Any, lease: Seconds) -> _native.Call:
-        return _native.claim(self._native, text("id", id), as_json("value", value), kept("lease", lease))
+        return _native.claim(self._native, text("id", id), as_exact_json("value", value), kept("lease", lease))
 
     def statistics(self) -> Statistics:
         """What this process counted with this client."""

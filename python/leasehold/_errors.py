@@ -49,7 +49,7 @@ class LockLost(LeaseholdError):
         super().__init__(message, name, reason)
         #: The lock.
         self.name = name
-        #: ``"expired"``, ``"gone"``, ``"revoked"``, ``"max_hold"``, ``"shutdown"``; ``"forked"`` where a child
+        #: ``"expired"``, ``"gone"``, ``"revoked"``, ``"max_hold"``, ``"shutdown"``, ``"displaced"``; ``"forked"`` where a child
         #: uses a guard of its parent's, ``"released"`` where a guard is used that was given back.
         self.reason = reason
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 
+from ._inside import Inside
 from ._lock import Guard
 
 
@@ -22,29 +20,10 @@ class Gpu:
     guard: Guard
 
 
-#: What the running thread, task or greenlet is inside of, the innermost last.
-_held: ContextVar[tuple[Gpu, ...]] = ContextVar("leasehold_gpus", default=())
+held: Inside[Gpu] = Inside("leasehold_gpus")
 
 
 def current() -> Gpu | None:
-    """The GPU that the caller runs on, however deep it was called; ``None`` outside of any."""
-    held = _held.get()
-    return held[-1] if held else None
-
-
-def inside(lock_names: Container[str]) -> Gpu | None:
-    """The GPU of one of these locks, if the caller is inside of it already."""
-    held = [mine for mine in _held.get() if mine.guard.name in lock_names and mine.guard.is_valid]
-    return held[-1] if held else None
-
-
-@contextmanager
-def as_current(mine: Gpu) -> Iterator[None]:
-    """What runs in this ``with`` runs on that GPU."""
-    # Without what a signal's exception left behind.
-    held = (known for known in _held.get() if known.guard._native.is_held)
-    before = _held.set((*held, mine))
-    try:
-        yield
-    finally:
-        _held.reset(before)
+    """The GPU that the calling thread, asyncio task or greenlet holds, however deep it was called; ``None`` outside of
+    any. A task or thread that was started inside holds none of its own: hand it the :class:`Gpu`."""
+    return held.innermost()

@@ -9,15 +9,15 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ._client import Client
 from ._errors import LeaseholdError, LockNotAcquired
-from ._gpu_held import inside
+from ._gpu_held import Gpu, held
 from ._gpu_settings import client_of, settings
 from ._info import LockInfo
+from ._inside import Entry, here
 from ._lock import Guard
 from ._times import Seconds, seconds
 
@@ -29,20 +29,31 @@ LONG_MS = SILENT_MS = 300_000
 EMERGENCY_RATE = 0.05
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Lease:
     guard: Guard
-    #: Tells the contexts (threads, tasks, greenlets) apart that acquired it.
-    where: object
-    #: It was entered once more by whoever runs on that GPU, who gives it back in the end.
-    is_inner: bool = False
+    client: Client
+    #: The manager that acquired it.
+    by: Callable[[], SmartGpuLockManager | None]
+    #: The thread, asyncio task or greenlet that acquired it.
+    where: Callable[[], object | None]
+    #: The lock that was entered again, and whether as its guest: the first to enter gives it back.
+    inner: Entry[Gpu] | None = None
+    is_guest: bool = False
+
+    def release(self) -> bool:
+        if self.inner is None:
+            return self.guard.release()
+        if self.is_guest:
+            self.inner.leave()
+        return self.guard.is_valid
 
 
 class SmartGpuLockManager:
     """Acquires and releases GPU locks by task name.
 
-    A lease is found by its task name in the whole process: another thread may release it, or a Celery task's
-    ``on_failure``. A holder that an older client wrote as the plain value ``locked_by_<task_name>`` is released as
+    A lease belongs to the process and the client: it is found by its task name, by every manager of that client. Another
+    thread may release it, or a Celery task's ``on_failure``. A holder that an older client wrote as the plain value ``locked_by_<task_name>`` is released as
     well, compared in the same step, so that old and new services can share a GPU during a migration.
 
     >>> from leasehold import gpu
@@ -61,13 +72,6 @@ class SmartGpuLockManager:
     def __init__(self, client: Client | Callable[[], Client] | None = None) -> None:
         """:param client: another one than was configured for GPUs."""
         self._client = client
-        self._begin_anew()
-        _managers.add(self)
-
-    def _begin_anew(self) -> None:
-        self._lock = threading.Lock()
-        self._leases: dict[tuple[str, str], list[_Lease]] = {}
-        self._failures = 0
 
     @property
     def client(self) -> Client:
@@ -83,12 +87,14 @@ class SmartGpuLockManager:
 
         :raises StoreUnavailable: when the store did not answer, which is not the same as "held".
         """
-        around = inside((lock_key,))
+        client = self.client
+        around = held.find(client, (lock_key,))
         if around is not None:
-            self._keep(task_name, _Lease(around.guard, _here(), is_inner=True))
+            is_guest = around.enter()
+            self._keep(task_name, around.guard, around, is_guest)
             return True
         now = settings()
-        lock = self.client.lock(
+        lock = client.lock(
             lock_key,
             ttl=now.ttl,
             wait=now.max_wait_time if max_wait_time is None else seconds("max_wait_time", max_wait_time),
@@ -97,10 +103,10 @@ class SmartGpuLockManager:
         )
         try:
             guard = lock.acquire()
-        except LockNotAcquired as held:
-            log.warning("%s did not get a GPU: %s", task_name, held)
+        except LockNotAcquired as busy:
+            log.warning("%s did not get a GPU: %s", task_name, busy)
             return False
-        self._keep(task_name, _Lease(guard, _here()))
+        self._keep(task_name, guard)
         return True
 
     def release_lock(self, task_name: str, lock_key: str, reason: str = "normal") -> bool:
@@ -110,13 +116,11 @@ class SmartGpuLockManager:
         lease = self._take(task_name, lock_key)
         try:
             if lease is not None:
-                released = lease.guard.is_valid if lease.is_inner else lease.guard.release()
+                released = lease.release()
             else:
                 released = self.client.release_value(lock_key, _plain_value(task_name), reason=reason)
         except LeaseholdError as problem:
             log.error("%s of %s was not released (%s): %s", lock_key, task_name, reason, problem, exc_info=True)
-            if lease is None:
-                self._failures += 1
             return False
         if released:
             log.debug("%s of %s was released (%s)", lock_key, task_name, reason)
@@ -127,21 +131,22 @@ class SmartGpuLockManager:
     def owns_here(self, task_name: str, lock_key: str) -> bool:
         """Whether the task holds the lock by what this very thread, asyncio task or greenlet acquired, or by an
         older client's plain value. (Another run of the same task may hold it by other means.)"""
-        with self._lock:
-            leases = self._leases.get((task_name, lock_key), ())
-            if any(lease.where is _where.get() and lease.guard.is_valid and not lease.is_inner for lease in leases):
-                return True
+        if any(
+            lease.where() is here() and lease.guard.is_valid and lease.inner is None
+            for lease in self._found(task_name, lock_key)
+        ):
+            return True
         holder = self.client.holder(lock_key)
         return holder is not None and holder.foreign and holder.holder_id == _plain_holder(task_name)
 
     def get_statistics(self) -> dict[str, Any]:
         """What this process counted, and what it holds: ``active_locks``, lock → task."""
         counted = asdict(self.client.statistics())
-        counted["normal_release_failures"] += self._failures
-        with self._lock:
-            counted["active_locks"] = {
-                key: task for (task, key), leases in self._leases.items() if any(one.guard.is_valid for one in leases)
-            }
+        with _process.lock:
+            known = list(_process.leases)
+        counted["active_locks"] = {
+            key: task for task, key in known if any(lease.guard.is_valid for lease in self._found(task, key))
+        }
         return counted
 
     def get_exception_statistics(self) -> dict[str, Any]:
@@ -177,35 +182,49 @@ class SmartGpuLockManager:
         degraded = bool(zombies) or stats["emergency_release_rate"] > EMERGENCY_RATE
         return _health("degraded" if degraded else "healthy", True, zombies, long_held, stats, now)
 
-    def _keep(self, task_name: str, lease: _Lease) -> None:
-        with self._lock:
-            self._leases.setdefault((task_name, lease.guard.name), []).append(lease)
+    def _keep(self, task_name: str, guard: Guard, inner: Entry[Gpu] | None = None, is_guest: bool = False) -> None:
+        lease = _Lease(guard, self.client, weakref.ref(self), weakref.ref(here()), inner, is_guest)
+        with _process.lock:
+            _process.leases.setdefault((task_name, guard.name), []).append(lease)
+
+    def _found(self, task_name: str, lock_key: str) -> list[_Lease]:
+        """The leases of a task, of this client. What this very manager acquired is found also after another client was
+        configured."""
+        client = self.client
+        with _process.lock:
+            leases = _process.leases.get((task_name, lock_key), ())
+            return [lease for lease in leases if lease.client is client or lease.by() is self]
 
     def _take(self, task_name: str, lock_key: str) -> _Lease | None:
         """A task that was delivered twice can have a lease that is over and one that lives, under one name: each
         run gets its own. A run that is not known by where it acquired is the older one."""
-        with self._lock:
-            leases = self._leases.get((task_name, lock_key))
-            if not leases:
-                return None
-            here = _where.get()
-            place = next((i for i in reversed(range(len(leases))) if leases[i].where is here), 0)
-            lease = leases.pop(place)
-            if not leases:
-                del self._leases[(task_name, lock_key)]
-            return lease
+        found = self._found(task_name, lock_key)
+        mine = [lease for lease in found if lease.where() is here()]
+        for lease in [*reversed(mine), *found]:
+            with _process.lock:
+                leases = _process.leases.get((task_name, lock_key), [])
+                if not any(lease is known for known in leases):
+                    # Another thread was first.
+                    continue
+                leases[:] = [known for known in leases if known is not lease]
+                if not leases:
+                    del _process.leases[(task_name, lock_key)]
+                return lease
+        return None
 
 
-_managers: weakref.WeakSet[SmartGpuLockManager] = weakref.WeakSet()
+class _Process:
+    """What this process holds, by task and lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.leases: dict[tuple[str, str], list[_Lease]] = {}
 
 
-def _forked() -> None:
-    """What the parent holds is the parent's, and so is what it counted."""
-    for manager in list(_managers):
-        manager._begin_anew()
+_process = _Process()
 
-
-os.register_at_fork(after_in_child=_forked)
+# What the parent holds is the parent's.
+os.register_at_fork(after_in_child=_process.__init__)  # type: ignore[misc]
 
 
 def _plain_value(task_name: str) -> str:
@@ -234,14 +253,3 @@ def _health(
         "exception_stats": stats,
         "timestamp": now,
     }
-
-
-_where: ContextVar[object | None] = ContextVar("leasehold_where", default=None)
-
-
-def _here() -> object:
-    where = _where.get()
-    if where is None:
-        where = object()
-        _where.set(where)
-    return where

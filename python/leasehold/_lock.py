@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import weakref
 from collections.abc import Awaitable, Callable, Generator
@@ -10,7 +11,7 @@ from datetime import datetime, timedelta, timezone
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
 
-from . import _native
+from . import _log, _native
 from ._blocks import Block, Blocks, held_here, leaves
 from ._ending import at_the_end, process_ends, stay_where_the_process_ends
 from ._errors import LeaseholdError, LockLost
@@ -22,7 +23,7 @@ OnUnavailable: TypeAlias = Literal["closed", "open"]
 
 T = TypeVar("T")
 
-#: A process that ends waits at most so long for what is under way.
+#: A process that ends waits at most this long, in seconds, for all that it gives back.
 EXIT_WITHIN = 2.0
 
 log = logging.getLogger("leasehold")
@@ -176,7 +177,7 @@ class Guard:
 
     async def release_async(self) -> bool:
         """As :meth:`release`."""
-        return bool(await wait_async(self._native.release(), to_the_end=True))
+        return bool(await wait_async(self._native.release()))
 
     def __enter__(self) -> Guard:
         return self
@@ -198,7 +199,7 @@ class Guard:
 
     async def _release_on_exit(self) -> bool:
         try:
-            return bool(await wait_async(self._native.release(), to_the_end=True))
+            return bool(await wait_async(self._native.release()))
         except LeaseholdError as problem:
             _warn(self.name, problem)
             return True
@@ -243,14 +244,15 @@ _held: weakref.WeakSet[Guard] = weakref.WeakSet()
 
 @at_the_end
 def _give_everything_back() -> None:
-    """A process that ends leaves no lock behind."""
+    """A process that ends leaves no lock behind: all are released at once, and a store that is away is waited for once."""
     process_ends()
-    for guard in list(_held):
-        if guard._native.is_held:
-            _released(guard.name, _native.Call.wait, guard._native)
-    # What a call that was interrupted may have got is given back in the background.
-    _native.close_all(EXIT_WITHIN).wait()
-    _native.end_log()
+    held = [guard._native for guard in list(_held) if guard._native.is_held]
+    # Also what a call that was interrupted may have got, which is given back in the background.
+    left = json.loads(_native.close_all(held, EXIT_WITHIN).wait())
+    if left:
+        names = ", ".join(repr(name) for name in sorted(left))
+        log.warning("the store has not confirmed these releases; the locks end with their leases at the latest: %s", names)
+    _log.end()
 
 
 def _released(name: str, how: Any, guard: _native.Guard) -> bool:

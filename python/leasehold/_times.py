@@ -92,3 +92,17 @@ def as_json(what: str, given: Any, *, sort_keys: bool = False) -> str:
         return json.dumps(given, sort_keys=sort_keys)
     except (TypeError, ValueError, RecursionError) as problem:
         raise InvalidArgument(f"{what}: it cannot be written as JSON: {problem}") from None
+
+
+def as_exact_json(what: str, given: Any) -> str:
+    """The same of a value that programs in other languages read: without integers that only some of them know."""
+    written = as_json(what, given)
+
+    def exact(digits: str) -> int:
+        number = int(digits)
+        if -(2**63) <= number < 2**64:
+            return number
+        raise InvalidArgument(f"{what}: {digits[:40]} has more than 64 bits, and would not be the same for everybody: write it as text")
+
+    json.loads(written, parse_int=exact)
+    return written

@@ -15,6 +15,7 @@ from typing import Any
 
 from ._ending import stay_where_the_process_ends
 from ._errors import ClientClosed
+from ._log import see_to_lines
 from ._native import Call, Mailbox, after_fork_in_child, after_fork_in_parent, before_fork
 
 os.register_at_fork(
@@ -27,6 +28,7 @@ os.register_at_fork(
 def wait(call: Call) -> Any:
     """Waits in this thread; under gevent and eventlet in this greenlet, while others go on."""
     if "gevent" in sys.modules or "eventlet" in sys.modules:
+        see_to_lines()
         readable = _green_wait()
         if readable is not None:
             return _wait_for_fd(call, readable)
@@ -37,9 +39,9 @@ def wait(call: Call) -> Any:
         raise
 
 
-async def wait_async(call: Call, *, to_the_end: bool = False) -> Any:
-    """Waits in this task. Cancelled, it keeps nothing: a lock that was granted is given back. What is to be done `to_the_end`
-    goes on without the task: a release that is broken off must begin anew, and counts as one that failed."""
+async def wait_async(call: Call) -> Any:
+    """Waits in this task. Cancelled, it keeps nothing: a lock that was granted is given back. A release goes on without
+    the task."""
     loop = asyncio.get_running_loop()
     letters = Letters.of(loop)
     future = loop.create_future()
@@ -53,8 +55,7 @@ async def wait_async(call: Call, *, to_the_end: bool = False) -> Any:
         await future
     except BaseException:
         letters.forget(ticket)
-        if not to_the_end:
-            call.cancel()
+        call.cancel()
         raise
     try:
         return call.result()
@@ -85,6 +86,7 @@ class Letters:
 
     def ask(self, call: Call, answered: Callable[[], None]) -> int:
         """Starts the call; `answered` runs in the loop when the answer is there. Returns its ticket."""
+        see_to_lines()
         self._last = ticket = self._last + 1
         self._callbacks[ticket] = answered
         call.start(self._mailbox, ticket)
@@ -128,10 +130,12 @@ def _green_wait() -> Callable[[int], None] | None:
 
 
 def _gevent_wait() -> Callable[[int], None] | None:
-    from gevent import getcurrent
-    from gevent._hub_local import get_hub_if_exists
-
-    hub = get_hub_if_exists()
+    # Nothing is imported: in a child that was forked while another thread imported it, that waits for ever.
+    get_hub = getattr(sys.modules.get("gevent._hub_local"), "get_hub_if_exists", None)
+    getcurrent = getattr(sys.modules.get("greenlet"), "getcurrent", None)
+    if get_hub is None or getcurrent is None:
+        return None
+    hub = get_hub()
     if hub is None or getcurrent() is hub:
         return None
 
@@ -146,10 +150,10 @@ def _gevent_wait() -> Callable[[int], None] | None:
 
 
 def _eventlet_wait() -> Callable[[int], None] | None:
-    from eventlet import getcurrent, hubs
-
-    hub = getattr(hubs._threadlocal, "hub", None)
-    if hub is None or getcurrent() is hub.greenlet:
+    hubs: Any = sys.modules.get("eventlet.hubs")
+    getcurrent = getattr(sys.modules.get("greenlet"), "getcurrent", None)
+    hub = getattr(getattr(hubs, "_threadlocal", None), "hub", None)
+    if hub is None or getcurrent is None or getcurrent() is hub.greenlet:
         return None
 
     def readable(fd: int) -> None:

@@ -32,7 +32,6 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
 from functools import cached_property
 from string import Formatter
 from typing import Any, Literal, TypeAlias, overload
@@ -46,6 +45,7 @@ from ._config import load
 from ._errors import InvalidArgument, LockNotAcquired, NotEvicted, StoreUnavailable
 from ._gpu_manager import SmartGpuLockManager
 from ._gpu_settings import client_of, gpu_number, this_host
+from ._inside import Inside
 from ._lock import Guard, OnLost, OnUnavailable, _give_everything_back
 from ._times import Seconds, flag, optional_lease, optional_seconds, seconds, text
 
@@ -114,8 +114,7 @@ class LockedTask(Task):  # type: ignore[misc]
     @property
     def guard(self) -> Guard | None:
         """What holds the lock of the task that runs here: its fence, ``raise_if_lost()``."""
-        guards = _guards.get()
-        return guards[-1] if guards else None
+        return _held.innermost()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         task_id = self.request.id or uuid()
@@ -170,11 +169,14 @@ class LockedTask(Task):  # type: ignore[misc]
     def _hold(self, task_id: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Holds the lock, and says what the task is to be told."""
         name = self.lock_name(task_id, args, kwargs)
-        if any(guard.name == name and guard.is_valid for guard in _guards.get()):
+        client = self._client()
+        again = _held.find(client, (name,))
+        if again is not None:
             # Called by a task that runs under it: nobody else is kept out by waiting for oneself.
-            yield {}
+            with _held.entered_again(again):
+                yield {}
             return
-        lock = self._client().lock(
+        lock = client.lock(
             name,
             ttl=self.lock_ttl,
             wait=self.lock_wait if self.when_held == "wait" else 0,
@@ -183,7 +185,7 @@ class LockedTask(Task):  # type: ignore[misc]
             on_lost=self.lock_on_lost,
             on_unavailable=self.lock_on_unavailable,
         )
-        with lock as guard, _as_current(guard):
+        with lock as guard, _held.entered(client, guard, guard):
             yield {}
 
     def _lock_names(self, task_id: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
@@ -276,7 +278,7 @@ class GpuTask(LockedTask):
 
     @contextmanager
     def _hold(self, task_id: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        self._client()
+        client = self._client()
         held = gpu.hold(
             None if self.gpu == "any" else self._gpu_id(args, kwargs),
             gpus=self.gpus,
@@ -284,7 +286,7 @@ class GpuTask(LockedTask):
             cleanup=self.clean_up,
             task_name=self._label(task_id),
         )
-        with held as mine, _as_current(mine.guard):
+        with held as mine, _held.entered(client, mine.guard, mine.guard):
             wants_it = self.gpu == "any" and "gpu_id" in inspect.signature(self.run).parameters
             yield {"gpu_id": mine.id} if wants_it else {}
 
@@ -385,19 +387,10 @@ def locked_task(
     )
 
 
-#: What the tasks that run here hold, the innermost last: one may call another as a function.
-_guards: ContextVar[tuple[Guard, ...]] = ContextVar("leasehold_task_guards", default=())
+#: What the tasks that run here hold: one may call another as a function.
+_held: Inside[Guard] = Inside("leasehold_task_guards")
 
 _clients: dict[str, Client] = {}
-
-
-@contextmanager
-def _as_current(guard: Guard) -> Iterator[None]:
-    before = _guards.set((*_guards.get(), guard))
-    try:
-        yield
-    finally:
-        _guards.reset(before)
 
 
 def _client_of(store: str) -> Client:

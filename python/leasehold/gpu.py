@@ -25,9 +25,10 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Literal, TypeVar, cast
 
 from ._errors import InvalidArgument
-from ._gpu_held import Gpu, as_current, current, inside
+from ._gpu_held import Gpu, current, held
 from ._gpu_manager import SmartGpuLockManager
 from ._gpu_settings import Heartbeat, Settings, client_of, configure, gpu_number, settings, visible_devices
+from ._inside import Entry
 from ._lock import Guard
 from ._pool import Permit
 from ._times import Seconds, lease, optional_lease, optional_seconds, seconds
@@ -71,7 +72,8 @@ def gpu_lock(
     cleanup: Callable[[], Any] | None = empty_torch_cache,
     task_name: str | None = None,
 ) -> Callable[[F], F]:
-    """Runs a function, ``def`` or ``async def``, on a GPU of its own. What runs inside may enter it again.
+    """Runs a function, ``def`` or ``async def``, on a GPU of its own. What it calls may enter it again. A task or thread
+    that it starts takes a GPU of its own, or waits for one.
 
     :param gpu_id: which GPU; a text names the parameter that says it.
     :param max_wait_time: at most so many seconds, then :class:`~leasehold.LockNotAcquired`, which says who holds
@@ -159,13 +161,13 @@ def hold(
     """
     again = _entered(gpu_id, gpus)
     if again is not None:
-        with as_current(again):
-            yield again
+        with held.entered_again(again) as mine:
+            yield mine
         return
     request = _Request(gpu_id, gpus, max_wait_time, lock_timeout, task_name)
     with request.asked() as permit:
         mine = request.granted(permit)
-        with as_current(mine):
+        with held.entered(request.client, mine.guard, mine):
             try:
                 yield mine
             finally:
@@ -188,13 +190,13 @@ async def hold_async(
     :class:`~leasehold.LockLost`."""
     again = _entered(gpu_id, gpus)
     if again is not None:
-        with as_current(again):
-            yield again
+        with held.entered_again(again) as mine:
+            yield mine
         return
     request = _Request(gpu_id, gpus, max_wait_time, lock_timeout, task_name)
     async with request.asked() as permit:
         mine = request.granted(permit)
-        with as_current(mine):
+        with held.entered(request.client, mine.guard, mine):
             try:
                 yield mine
             finally:
@@ -218,14 +220,15 @@ class _Request:
     ) -> None:
         now = settings()
         self._gpu_id = gpu_id
+        self.client = client_of()
         wait = now.max_wait_time if max_wait_time is None else seconds("max_wait_time", max_wait_time)
         ttl = now.ttl if lock_timeout is None else lease("lock_timeout", lock_timeout)
         if gpu_id is None:
-            pool = client_of().pool(now.pool_name, now.members(gpus))
+            pool = self.client.pool(now.pool_name, now.members(gpus))
             self._asked: Any = pool.acquire(wait=wait, ttl=ttl, renew=now.heartbeat.enabled, owner=task_name)
         else:
             name = now.lock_name(gpu_id)
-            self._asked = client_of().lock(name, wait=wait, ttl=ttl, renew=now.heartbeat.enabled, owner=task_name)
+            self._asked = self.client.lock(name, wait=wait, ttl=ttl, renew=now.heartbeat.enabled, owner=task_name)
 
     def asked(self) -> Any:
         return self._asked
@@ -248,11 +251,11 @@ def _gpu(gpu_id: int, guard: Guard) -> Gpu:
     return Gpu(gpu_id, visible.index(gpu_id) if gpu_id in visible else gpu_id, guard)
 
 
-def _entered(gpu_id: int | None, gpus: int | None) -> Gpu | None:
-    """The GPU, if the caller is inside of it already."""
+def _entered(gpu_id: int | None, gpus: int | None) -> Entry[Gpu] | None:
+    """The lock of the GPU, if the caller is inside of it already."""
     now = settings()
     ids = now.members(gpus) if gpu_id is None else (gpu_id,)
-    return inside([now.lock_name(gpu_id) for gpu_id in ids])
+    return held.find(client_of(), [now.lock_name(gpu_id) for gpu_id in ids])
 
 
 @contextmanager

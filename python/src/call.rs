@@ -27,6 +27,9 @@ pub(crate) struct Call {
     process: Process,
     engine: &'static Engine,
     state: Arc<Mutex<State>>,
+    /// A release: once begun it goes on without its caller. One that is broken off has to begin anew, and counts as
+    /// one that failed.
+    to_the_end: bool,
 }
 
 enum State {
@@ -40,7 +43,12 @@ impl Call {
     pub(crate) fn new(work: impl Future<Output = Outcome> + Send + 'static) -> PyResult<Self> {
         let engine = Engine::this()?;
         let state = Arc::new(Mutex::new(State::New(Box::pin(work))));
-        Ok(Self { process: engine.process(), engine, state })
+        Ok(Self { process: engine.process(), engine, state, to_the_end: false })
+    }
+
+    /// A call that is done to its end, also when its caller is interrupted or cancelled.
+    pub(crate) fn to_the_end(work: impl Future<Output = Outcome> + Send + 'static) -> PyResult<Self> {
+        Ok(Self { to_the_end: true, ..Self::new(work)? })
     }
 
     fn take(&self) -> PyResult<State> {
@@ -61,9 +69,13 @@ impl Call {
                 return outcome.map_err(|failure| failure.raise(py))?.into_python(py);
             }
             if let Err(interrupted) = py.check_signals() {
-                // Whatever it asked for is taken back, in the background.
-                drop(work);
-                self.engine.is_needed();
+                if self.to_the_end {
+                    drop(self.engine.start_for_loop(async { drop(work.await) }));
+                } else {
+                    // Whatever it asked for is taken back, in the background.
+                    drop(work);
+                    self.engine.is_needed();
+                }
                 return Err(interrupted);
             }
         }
@@ -100,9 +112,11 @@ impl Call {
         }
     }
 
-    /// Wants no answer any more. Whatever was granted is given back.
+    /// Wants no answer any more. Whatever was granted is given back; a release goes on.
     fn cancel(&self) -> PyResult<()> {
-        if let State::UnderWay(Some(task)) = self.take()? {
+        if let State::UnderWay(Some(task)) = self.take()?
+            && !self.to_the_end
+        {
             task.abort();
         }
         Ok(())

@@ -20,6 +20,7 @@ use crate::call::{Call, Outcome};
 use crate::config::Config;
 use crate::engine::{Process, forked};
 use crate::failure::{Failure, json};
+use crate::guard::Guard;
 
 /// What a client was told, from which each process makes its own options: the owner names the process.
 #[derive(Clone)]
@@ -133,16 +134,25 @@ pub(crate) fn after_fork_in_child() {
     }
 }
 
-/// A call that closes every connection of this process, at most so many seconds: it is about to end.
+/// A call that releases these guards, all at once, and closes every connection of this process, within so many
+/// seconds altogether: it is about to end. Returns, in JSON, the locks whose release was not confirmed.
 #[pyfunction]
-pub(crate) fn close_all(py: Python<'_>, within: f64) -> PyResult<Call> {
+pub(crate) fn close_all(py: Python<'_>, guards: Vec<Py<Guard>>, within: f64) -> PyResult<Call> {
     let within = span("within", within).map_err(|failure| failure.raise(py))?;
+    let held: Vec<_> = guards.iter().filter_map(|guard| guard.get().take_ours()).collect();
     let all: Vec<_> = lock(&CONNECTIONS).iter().filter_map(Weak::upgrade).collect();
     Call::new(async move {
+        let end = tokio::time::Instant::now() + within;
+        let releases = held.into_iter().map(async |held| {
+            let name = held.guard().name().to_string();
+            let released = tokio::time::timeout_at(end, async { held.alone().await.release().await }).await;
+            (!matches!(released, Ok(Ok(_)))).then_some(name)
+        });
+        let left: Vec<_> = join_all(releases).await.into_iter().flatten().collect();
         let closing = all.iter().filter_map(|connection| connection.cell().get().map(LockManager::shutdown));
-        // Whoever is late is taken care of by the end of its lease.
-        let _ = tokio::time::timeout(within, join_all(closing)).await;
-        Ok(Answer::Nothing)
+        // What is late ends with its lease.
+        let _ = tokio::time::timeout_at(end, join_all(closing)).await;
+        Ok(Answer::json(&left))
     })
 }
 
@@ -175,6 +185,15 @@ impl Client {
     {
         let connection = self.connection().map_err(|failure| failure.raise(py))?;
         Call::new(async move { ask(connection.locks(false).await?).await })
+    }
+
+    /// The same of a release.
+    fn release<F>(&self, py: Python<'_>, ask: impl FnOnce(LockManager) -> F + Send + 'static) -> PyResult<Call>
+    where
+        F: Future<Output = Outcome> + Send,
+    {
+        let connection = self.connection().map_err(|failure| failure.raise(py))?;
+        Call::to_the_end(async move { ask(connection.locks(false).await?).await })
     }
 }
 
@@ -294,12 +313,12 @@ impl Client {
     /// A call that releases a lock by its token: whether it was that token's.
     fn release_token(&self, py: Python<'_>, name: String, token: &str) -> PyResult<Call> {
         let token = Token::parse(token).map_err(|invalid| Failure::from(invalid).raise(py))?;
-        self.call(py, async move |locks| Ok(Answer::Bool(locks.release_token_and_tell(name, &token).await?)))
+        self.release(py, async move |locks| Ok(Answer::Bool(locks.release_token_and_tell(name, &token).await?)))
     }
 
     /// A call that gives back what another kind of client wrote as a plain value: whether it was that value's.
     fn release_value(&self, py: Python<'_>, name: String, value: String, reason: String) -> PyResult<Call> {
-        self.call(py, async move |locks| Ok(Answer::Bool(locks.release_value(name, &value, &reason).await?)))
+        self.release(py, async move |locks| Ok(Answer::Bool(locks.release_value(name, &value, &reason).await?)))
     }
 
     /// A call that says who holds a lock and who waits for it: a view, in JSON.

@@ -111,6 +111,11 @@ impl Guard {
         Some(held)
     }
 
+    /// The same, if it is this process's.
+    pub(crate) fn take_ours(&self) -> Option<Held> {
+        if self.process.is_this() { self.take() } else { None }
+    }
+
     fn given_back(&self) -> &CancellationToken {
         self.given_back.as_ref().expect("there until it is dropped")
     }
@@ -237,7 +242,7 @@ impl Guard {
     fn release(&self, py: Python<'_>) -> PyResult<Call> {
         self.check_process(py)?;
         let held = self.take();
-        Call::new(async move {
+        Call::to_the_end(async move {
             let Some(held) = held else { return Ok(Answer::Bool(false)) };
             Ok(Answer::Bool(held.alone().await.release().await?))
         })
@@ -257,9 +262,7 @@ impl Guard {
 
     /// Gives the lock back in the background.
     fn drop(&self) {
-        if self.process.is_this() {
-            drop(self.take());
-        }
+        drop(self.take_ours());
     }
 }
 
@@ -282,6 +285,7 @@ pub(crate) fn reason(why: LossReason) -> &'static str {
         LossReason::Gone => "gone",
         LossReason::Revoked => "revoked",
         LossReason::MaxHold => "max_hold",
+        LossReason::Displaced => "displaced",
         LossReason::Shutdown => "shutdown",
         _ => "unknown",
     }

@@ -42,7 +42,7 @@ mod _native {
     #[pymodule_export]
     use super::guard::Guard;
     #[pymodule_export]
-    use super::log::end_log;
+    use super::log::{begin_log, end_log};
     #[pymodule_export]
     use super::once::{Running, claim, once, once_forget, once_result};
     #[pymodule_export]

@@ -1,7 +1,8 @@
 //! What the library has to say, for Python's `logging`.
 //!
 //! Whoever says it must not wait for the interpreter's lock: a thread of its own passes it on, which begins
-//! with the first warning and ends before the interpreter does.
+//! with the first warning and ends before the interpreter does. It hands each line to `leasehold._log`, which knows
+//! whether this thread may call the program's handlers.
 
 use std::fmt::{self, Write};
 use std::sync::OnceLock;
@@ -56,11 +57,9 @@ fn pass_on(said: &Receiver<Said>) {
     while let Ok(said) = said.recv() {
         match said {
             Said::Line(level, text) => {
+                let Some(say) = SAY.get() else { continue };
                 // Where the interpreter is about to end nobody reads it.
-                let _ = Python::try_attach(|py| -> PyResult<()> {
-                    let logger = py.import("logging")?.call_method1("getLogger", ("leasehold",))?;
-                    logger.call_method1("log", (level, "%s", text)).map(drop)
-                });
+                let _ = Python::try_attach(|py| say.call1(py, (level, text)).map(drop));
             }
             Said::End(done) => {
                 let _ = done.send(());
@@ -68,6 +67,15 @@ fn pass_on(said: &Receiver<Said>) {
             }
         }
     }
+}
+
+/// Takes a line: its level and text. Nothing is imported for it: another thread may be at it when a process forks.
+static SAY: OnceLock<Py<PyAny>> = OnceLock::new();
+
+/// Names the function that takes what the library has to say. Once.
+#[pyfunction]
+pub(crate) fn begin_log(say: Py<PyAny>) {
+    let _ = SAY.set(say);
 }
 
 /// To be called once, when the module is loaded.

@@ -102,7 +102,7 @@ impl Running {
         let ours = self.process.is_this();
         let slot = if ours { self.slot.lock().unwrap_or_else(PoisonError::into_inner).take() } else { None };
         let parts = slot.and_then(|slot| Some((self.guard.get().take()?, slot)));
-        Call::new(async move {
+        Call::to_the_end(async move {
             match parts {
                 Some((held, slot)) => how(held, slot).await,
                 None => Ok(Answer::Bool(false)),

@@ -131,6 +131,13 @@ def keeps(name: str) -> None:
     kept.append(leasehold.connect(broker).lock(name, ttl=60).acquire())
 
 
+@app.task
+def keeps_many(store: str, count: int) -> None:
+    """The same of many, in another store."""
+    client = leasehold.connect(store)
+    kept.extend(client.lock(f"kept:{i}", ttl=60).acquire() for i in range(count))
+
+
 @locked_task(key="task_lock:{task_id}", app=app, acks_late=True, ttl=60)
 def delivered_twice(seconds: float) -> str:
     inside("twice", seconds)

@@ -258,6 +258,19 @@ def test_a_pool_process_that_ends_gives_back_what_its_tasks_forgot(tasks: Any, b
     assert is_free(broker, "task_lock:kept")()
 
 
+def test_a_pool_process_ends_in_time_when_its_store_is_away(
+    tasks: Any, broker: Server, own_server: Server, tmp_path: Path
+) -> None:
+    worker = Worker(broker, tmp_path, "prefork", 2, queue="away")
+    send(tasks.keeps_many, own_server.url, 20, to="away").get(timeout=ANSWER)
+    own_server.process.send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    worker.stop()
+    # 2 s for all of them, and Celery's own way out. One after the other it was 42 s.
+    took = time.monotonic() - began
+    assert took < 12, f"it took {took:.1f} s:\n{worker.said()}"
+
+
 def test_a_warm_shutdown(tasks: Any, broker: Server, tmp_path: Path) -> None:
     worker = Worker(broker, tmp_path, "prefork", 1, queue="shutdown")
     result = send(tasks.hold, "shutdown", 1, to="shutdown")

@@ -18,6 +18,7 @@ import redis.asyncio.lock
 import redis.lock
 from conftest import Background, Server, until
 
+import leasehold
 from leasehold import compat
 
 
@@ -432,3 +433,33 @@ def test_a_thread_that_is_new_to_it_is_told_so(server: Server) -> None:
     assert in_thread(lock.release) == "LockError"
     assert threading.current_thread() is threading.main_thread() and lock.owned()
     lock.release()
+
+
+def test_a_client_that_connects_in_its_own_way_is_refused() -> None:
+    """The host in its settings is not where it goes: another server's locks exclude nobody there."""
+
+    class Tunnel(redis.connection.Connection):
+        pass
+
+    class TunnelAsync(redis.asyncio.connection.Connection):
+        pass
+
+    class Pool(redis.ConnectionPool):
+        def make_connection(self) -> Any:
+            raise AssertionError("nobody connects")
+
+    class Subclass(redis.Redis):
+        """It adds verbs, and connects as every client does."""
+
+    clients: list[Any] = [
+        redis.Redis(connection_pool=redis.ConnectionPool(connection_class=Tunnel, host="db.internal")),
+        redis.asyncio.Redis(connection_pool=redis.asyncio.ConnectionPool(connection_class=TunnelAsync)),
+        redis.Redis(connection_pool=Pool(host="db.internal")),
+    ]
+    for client in clients:
+        with pytest.raises(leasehold.InvalidArgument, match="connects in its own way .*: give the lock a URL"):
+            compat.Lock(client, "order:42")
+    pool: Any = redis.BlockingConnectionPool(host="127.0.0.1", port=1)  # type: ignore[no-untyped-call]
+    usual: list[Any] = [Subclass(port=1), redis.asyncio.Redis(port=1), redis.Redis(connection_pool=pool)]
+    for client in usual:
+        compat.Lock(client, "order:42")

@@ -243,3 +243,36 @@ print(client.try_lock("a") is not None)
         f"sqlite:{tmp_path / 'locks.db'}",
     )
     assert out == "forked\nTrue\n"
+
+
+IMPORTING = """
+import builtins, os, sys, threading, time
+import leasehold
+sys.path.insert(0, sys.argv[2])
+builtins.go_on = threading.Event()
+client = leasehold.connect(sys.argv[1])
+threading.Thread(target=__import__, args=(sys.argv[3],), daemon=True).start()
+while sys.argv[3] not in sys.modules:
+    time.sleep(0.001)
+child = os.fork()
+if child == 0:
+    with client.lock("childs"):
+        os._exit(0)
+end = time.monotonic() + 20
+while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
+    time.sleep(0.005)
+if done == (0, 0):
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    sys.exit("the child hangs")
+go_on.set()
+sys.exit(os.waitstatus_to_exitcode(done[1]))
+"""
+
+
+@pytest.mark.parametrize("library", ["gevent", "eventlet"])
+def test_fork_while_another_thread_imports_a_green_library(url: str, library: str, tmp_path: Path) -> None:
+    """The child inherits the lock of that import, and nobody there who ends it."""
+    (tmp_path / library).mkdir()
+    (tmp_path / library / "__init__.py").write_text("go_on.wait()\n")
+    run_python(IMPORTING, url, str(tmp_path), library)

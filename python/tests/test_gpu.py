@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import logging
 import os
 import signal
@@ -20,6 +21,7 @@ from conftest import SOON, Background, Server, until
 
 import leasehold
 from leasehold import gpu
+from leasehold._gpu_manager import _process
 from leasehold._gpu_settings import _configured
 from leasehold.celery import GpuTask
 from leasehold.gpu import SmartGpuLockManager, gpu_lock
@@ -269,6 +271,48 @@ def test_acquire_and_release_by_task_name(manager: SmartGpuLockManager, raw: Any
     }
 
 
+def test_another_manager_of_the_same_client_releases_by_task_name(
+    manager: SmartGpuLockManager, configured: leasehold.Client, redis_url: str, raw: Any
+) -> None:
+    assert manager.acquire_lock("task-1", "gpu_lock:0")
+    other = SmartGpuLockManager()
+    assert other.get_statistics()["active_locks"] == {"gpu_lock:0": "task-1"}
+    with leasehold.connect(redis_url) as elsewhere:
+        # Another client may be of another store: what it does not hold it does not release.
+        assert not SmartGpuLockManager(elsewhere).release_lock("task-1", "gpu_lock:0")
+    assert in_a_thread(lambda: other.release_lock("task-1", "gpu_lock:0")) is True
+    assert not raw.exists("gpu_lock:0")
+    assert not manager.release_lock("task-1", "gpu_lock:0")
+    # Its manager is gone, as that of a Celery task can be; the lease is not.
+    assert SmartGpuLockManager(configured).acquire_lock("task-2", "gpu_lock:0")
+    gc.collect()
+    assert raw.exists("gpu_lock:0") and SmartGpuLockManager(lambda: configured).release_lock("task-2", "gpu_lock:0")
+    assert not raw.exists("gpu_lock:0")
+
+
+def test_a_managers_own_lease_is_released_after_another_client_was_configured(
+    manager: SmartGpuLockManager, raw: Any
+) -> None:
+    assert manager.acquire_lock("task-1", "gpu_lock:0")
+    gpu.configure("memory:")
+    assert manager.release_lock("task-1", "gpu_lock:0")
+    assert not raw.exists("gpu_lock:0")
+
+
+def test_a_script_that_may_not_run_is_counted_as_a_script_error(server: Server, raw: Any) -> None:
+    raw.set("gpu_lock:0", "locked_by_old_task", ex=600)
+    raw.execute_command("ACL", "SETUSER", "noscripts", "on", ">secret", "~*", "&*", "+@all")
+    try:
+        with leasehold.connect(f"redis://noscripts:secret@127.0.0.1:{server.port}") as client:
+            manager = SmartGpuLockManager(client)
+            raw.execute_command("ACL", "SETUSER", "noscripts", "-@scripting")
+            assert not manager.release_lock("old_task", "gpu_lock:0")
+            counted = manager.get_exception_statistics()
+            assert (counted["release_script_errors"], counted["normal_release_failures"]) == (1, 1)
+    finally:
+        raw.execute_command("ACL", "DELUSER", "noscripts")
+
+
 def test_not_the_owner(manager: SmartGpuLockManager, raw: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert manager.acquire_lock("task-a", "gpu_lock:0")
     before = raw.get("gpu_lock:0")
@@ -364,7 +408,7 @@ def test_each_run_of_a_task_releases_its_own(manager: SmartGpuLockManager, raw: 
 def test_a_forked_child_has_no_part_in_it(manager: SmartGpuLockManager, raw: Any) -> None:
     assert manager.acquire_lock("task-1", "gpu_lock:0")
     # As if another thread were at it.
-    with manager._lock:
+    with _process.lock:
         pid = os.fork()
         if pid == 0:
             signal.alarm(int(SOON))

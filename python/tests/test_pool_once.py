@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from typing import Any
 
 import pytest
 from conftest import SOON, Background, until
@@ -54,7 +55,10 @@ def test_never_two_on_one_member(client: Client) -> None:
 
     for thread in [Background(work) for _ in range(6)]:
         thread.join(30)
-    assert most == 2 and client.locks() == []
+    assert most == 2
+    # A request that was served may have been granted the other member in that moment, and passes it on at once: well
+    # before an unconfirmed grant ends, which lasts two seconds.
+    until(lambda: client.locks() == [], within=1)
 
 
 def test_one_request_for_many_threads(client: Client) -> None:
@@ -160,3 +164,16 @@ def test_a_value_is_claimed_once(client: Client) -> None:
     assert asyncio.run(client.claim_async("req-1", {"job": 3}, lease=60)).value == {"job": 1}
     with pytest.raises(InvalidArgument):
         client.claim("req-2", 1, lease=0.1)
+
+
+@pytest.mark.parametrize("value", [2**64 - 1, -(2**63), {"nested": [2**53 + 1]}, 0.1 + 0.2, "text"])
+def test_a_claimed_value_is_the_same_for_everybody(client: Client, value: Any) -> None:
+    assert client.claim("req", value, lease=60) == leasehold.Claim(True, value)
+    assert client.claim("req", "another", lease=60) == leasehold.Claim(False, value)
+
+
+@pytest.mark.parametrize("value", [2**70, 2**64, -(2**63) - 1, {"nested": [1, 2**70]}])
+def test_a_value_that_would_not_be_exact_is_refused_before_anything_is_written(client: Client, value: Any) -> None:
+    with pytest.raises(leasehold.InvalidArgument, match="value: -?[0-9]+ has more than 64 bits"):
+        client.claim("req", value, lease=60)
+    assert client.claim("req", "first", lease=60).created

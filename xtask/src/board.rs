@@ -5,15 +5,23 @@ use std::path::Path;
 
 use crate::workspace::Failure;
 
-/// Row names as given, in capitals: a letter and two digits.
+/// Parses row names: a letter and two digits, and a small letter for a variant (`F20b`). The first letter may be given
+/// in either case.
 pub(crate) fn parse_rows(arguments: &[String]) -> Result<Vec<String>, Failure> {
-    let is_row = |row: &str| {
-        let mut characters = row.chars();
-        row.len() == 3
-            && characters.next().is_some_and(|c| c.is_ascii_uppercase())
-            && characters.all(|c| c.is_ascii_digit())
+    let is_row = |row: &str| match row.as_bytes() {
+        [letter, digits @ ..] if digits.len() >= 2 => {
+            let (digits, variant) = digits.split_at(2);
+            letter.is_ascii_uppercase()
+                && digits.iter().all(u8::is_ascii_digit)
+                && matches!(variant, [] | [b'a'..=b'z'])
+        }
+        _ => false,
     };
-    let rows: Vec<String> = arguments.iter().map(|row| row.to_ascii_uppercase()).collect();
+    let rows: Vec<String> = arguments
+        .iter()
+        .map(|row| row.to_ascii_lowercase())
+        .map(|row| row.chars().enumerate().map(|(i, c)| if i == 0 { c.to_ascii_uppercase() } else { c }).collect())
+        .collect();
     match rows.iter().find(|row| !is_row(row)) {
         Some(other) => Err(Failure::Usage(format!("`{other}` is not a row such as F01"))),
         None => Ok(rows),
@@ -71,10 +79,10 @@ mod tests {
 
     #[test]
     fn a_row_is_a_letter_and_two_digits() {
-        let rows = parse_rows(&["f01".into(), "D12".into()]).expect("two rows");
-        assert_eq!(rows, ["F01", "D12"]);
-        assert_eq!(test_filter(&rows[0]), "f01_");
-        for wrong in ["F1", "F001", "01F", "--full", "é1"] {
+        let rows = parse_rows(&["f01".into(), "D12".into(), "F20B".into()]).expect("three rows");
+        assert_eq!(rows, ["F01", "D12", "F20b"]);
+        assert_eq!([test_filter(&rows[0]), test_filter(&rows[2])], ["f01_", "f20b_"]);
+        for wrong in ["F1", "F001", "F20bb", "01F", "--full", "é1", ""] {
             assert!(matches!(parse_rows(&[wrong.into()]), Err(Failure::Usage(_))), "{wrong}");
         }
     }

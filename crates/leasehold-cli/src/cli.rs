@@ -57,6 +57,24 @@ pub(crate) struct Global {
     pub(crate) json: bool,
 }
 
+/// The command line of a keeper: the commands that run another one. To define all the others takes longer than to read
+/// these.
+#[derive(Debug, Parser)]
+#[command(name = "leasehold", bin_name = "leasehold", version, max_term_width = 100, disable_help_subcommand = true)]
+pub(crate) struct JobCli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: JobCommand,
+}
+
+/// As in [`Command`].
+#[derive(Debug, Subcommand)]
+pub(crate) enum JobCommand {
+    Run(RunArgs),
+    Once(OnceArgs),
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Run(RunArgs),
@@ -79,7 +97,7 @@ pub(crate) enum Command {
     /// Can this store keep a promise? One line per check: ok, warn or bad, and what to do
     ///
     /// Ends with 0 when nothing is bad, else with 1.
-    Doctor,
+    Doctor(DoctorArgs),
     /// Print the completions of a shell
     ///
     /// For bash: leasehold completions bash > ~/.local/share/bash-completion/completions/leasehold
@@ -93,6 +111,14 @@ pub(crate) enum Command {
         #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
         out: Option<PathBuf>,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// First pair a SQLite database with the .alive directory beside it, after the database was copied, moved or
+    /// restored. Ends with 75 while a lease in it may have a living holder
+    #[arg(long)]
+    pub(crate) adopt: bool,
 }
 
 /// Run a command while holding a lock
@@ -634,8 +660,8 @@ fn parse_holder_id(text: &str) -> Result<HolderId, String> {
 
 /// The command line, or the one line that says what is wrong with it. Help and version are printed
 /// here, and are no failure.
-pub(crate) fn parse() -> Result<Option<Cli>, Failure> {
-    match Cli::try_parse() {
+pub(crate) fn parse<C: Parser>() -> Result<Option<C>, Failure> {
+    match C::try_parse() {
         Ok(cli) => Ok(Some(cli)),
         Err(error) if !error.use_stderr() => {
             say::data(&error.render().to_string())?;
@@ -654,5 +680,6 @@ mod tests {
     #[test]
     fn the_definitions_make_sense() {
         Cli::command().debug_assert();
+        JobCli::command().debug_assert();
     }
 }

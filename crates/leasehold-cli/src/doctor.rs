@@ -1,15 +1,20 @@
 //! `doctor`: can this store keep a promise?
 
 use std::io::{self, IsTerminal};
+use std::path::PathBuf;
 
-use leasehold::{Error, Finding, Level, LockManager, StoreErrorKind};
+use leasehold::store::sqlite::{SqliteStore, default_path};
+use leasehold::{Error, Finding, Level, LockManager, StoreError, StoreErrorKind};
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Failure, store_exit};
 use crate::say;
 use crate::store::Choice;
 
-/// Prints a line per check; ends with 1 when one is bad.
-pub(crate) async fn doctor(store: &Choice, json: bool) -> Result<Exit, Failure> {
+/// Prints a line per check; ends with 1 when one is bad. With `adopt` it first pairs a database with its directory.
+pub(crate) async fn doctor(store: &Choice, adopt: bool, json: bool) -> Result<Exit, Failure> {
+    if adopt {
+        pair(store.url())?;
+    }
     let findings = match LockManager::connect_with(store.url(), store.options()?).await {
         Ok(locks) => {
             let findings = locks.checkup().await;
@@ -30,6 +35,19 @@ pub(crate) async fn doctor(store: &Choice, json: bool) -> Result<Exit, Failure> 
         say::data(&findings.iter().map(line).collect::<String>())?;
     }
     Ok(if findings.iter().any(|f| f.level == Level::Bad) { Exit::No } else { Exit::Done })
+}
+
+/// Makes the `.alive` directory beside a SQLite database its own.
+fn pair(url: &str) -> Result<(), Failure> {
+    let Some(rest) = url.strip_prefix("sqlite:").or_else(|| (url == "sqlite").then_some("")) else {
+        return Err(Failure::new(Exit::Usage, "--adopt is for SQLite databases only"));
+    };
+    let store_failure = |error: StoreError| match error.kind() {
+        StoreErrorKind::Busy => Failure::new(Exit::NotAcquired, error.to_string()),
+        _ => Failure::new(store_exit(&error), error.to_string()),
+    };
+    let path = if rest.is_empty() { default_path().map_err(store_failure)? } else { PathBuf::from(rest) };
+    SqliteStore::adopt(&path).map_err(store_failure)
 }
 
 fn kind(error: &Error) -> Option<StoreErrorKind> {

@@ -94,6 +94,7 @@ impl From<Error> for Failure {
             Error::Lost { .. } => Exit::Lost,
             Error::Store { ref source, .. } | Error::Connect { ref source, .. } => store_exit(source),
             Error::Invalid(_) => Exit::Usage,
+            Error::ResultNotStored { .. } => Exit::Config,
             _ => Exit::Unreachable,
         };
         Self::new(exit, error.to_string())

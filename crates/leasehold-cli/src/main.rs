@@ -58,6 +58,7 @@ fn main() -> ExitCode {
         say::failure(&failure);
         failure.exit
     });
+    say::flush();
     exit.into()
 }
 
@@ -65,8 +66,8 @@ fn dispatch(cli: cli::Cli) -> Result<Exit, Failure> {
     let json = cli.global.json;
     let store = || Choice::from_flags(&cli.global);
     match cli.command {
-        Command::Run(args) => run::run(args, json, &store()?),
-        Command::Once(args) if !args.forget => run::run(args.into(), json, &store()?),
+        Command::Run(_) => run::run(),
+        Command::Once(args) if !args.forget => run::run(),
         Command::Completions { shell } => pages::completions(shell),
         Command::Man { out } => pages::man(out.as_deref()),
         Command::Keys(args) => keys::keys(args, &cli.global),
@@ -89,7 +90,7 @@ async fn talk_to_a_store(command: Command, store: &Choice, json: bool) -> Result
         Command::Ls(args) => look::ls(args, store, json).await,
         Command::Why(args) => look::why(args, store, json).await,
         Command::Journal(args) => journal::journal(args, store, json).await,
-        Command::Doctor => doctor::doctor(store, json).await,
+        Command::Doctor(args) => doctor::doctor(store, args.adopt, json).await,
         Command::DemoWorker(args) => demo::work(args, store).await,
         Command::Run(_)
         | Command::Serve(_)

@@ -2,6 +2,10 @@
 
 use std::borrow::Cow;
 use std::io::{self, Write};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -27,7 +31,7 @@ fn drives(c: char) -> bool {
 
 /// One line to whoever watches. A closed stderr is no error.
 pub(crate) fn talk(line: &str) {
-    let _ = writeln!(io::stderr().lock(), "{}", shown(line));
+    write(format!("{}\n", shown(line)));
 }
 
 /// `leasehold: what happened`, and below it what else helps.
@@ -37,7 +41,84 @@ pub(crate) fn failure(failure: &Failure) {
         text += &format!("  {}\n", shown(detail));
     }
     // In one write: lines of several processes on one terminal do not mix.
-    let _ = io::stderr().lock().write_all(text.as_bytes());
+    write(text);
+}
+
+/// Texts that wait to be written; more are dropped.
+const WAITING_MAX: usize = 64;
+/// How long the end of a process waits for a reader of its messages.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long a command's start waits for a terminal to be wiped.
+const WIPED_WITHIN: Duration = Duration::from_millis(100);
+
+static IN_BACKGROUND: AtomicBool = AtomicBool::new(false);
+/// The thread that writes; none when it could not be started.
+static WRITER: LazyLock<Option<Sender<String>>> = LazyLock::new(start_writer);
+/// Texts that were handed to the writer and are not written yet.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+/// From now on a thread of its own writes to stderr, and nobody waits for it: a pipe that is full or a terminal that
+/// was stopped (Ctrl-S) must not hold up a renewal or a kill. stderr itself stays as it is: it is CMD's, too, and
+/// `O_NONBLOCK` would be shared with it.
+pub(crate) fn in_background() {
+    IN_BACKGROUND.store(true, Ordering::Relaxed);
+}
+
+/// Draws over what was drawn before; `false` when that has not even been written.
+pub(crate) fn draw(text: String) -> bool {
+    let free = WAITING.load(Ordering::Acquire) == 0;
+    if free {
+        write(text);
+    }
+    free
+}
+
+/// Takes away what was drawn.
+pub(crate) fn wipe(text: &str) {
+    write(text.to_owned());
+}
+
+/// Waits until everything is written, for a second at most. What nobody has read by then is lost.
+pub(crate) fn flush() {
+    let began = Instant::now();
+    while WAITING.load(Ordering::Acquire) > 0 && began.elapsed() < LAST_WORDS {
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Waits until what was drawn is wiped away, for a tenth of a second at most, and holds nothing up.
+pub(crate) async fn flushed() {
+    let began = Instant::now();
+    while WAITING.load(Ordering::Acquire) > 0 && began.elapsed() < WIPED_WITHIN {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// Writes to stderr, or has it written.
+fn write(text: String) {
+    if !IN_BACKGROUND.load(Ordering::Relaxed) {
+        let _ = io::stderr().lock().write_all(text.as_bytes());
+        return;
+    }
+    if WAITING.load(Ordering::Acquire) < WAITING_MAX
+        && let Some(writer) = &*WRITER
+    {
+        WAITING.fetch_add(1, Ordering::AcqRel);
+        if writer.send(text).is_err() {
+            WAITING.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+fn start_writer() -> Option<Sender<String>> {
+    let (writer, texts): (_, Receiver<String>) = channel();
+    let write_all = move || {
+        for text in texts {
+            let _ = io::stderr().lock().write_all(text.as_bytes());
+            WAITING.fetch_sub(1, Ordering::AcqRel);
+        }
+    };
+    std::thread::Builder::new().name("leasehold-say".into()).spawn(write_all).ok().map(|_| writer)
 }
 
 /// Writes data to stdout, flushed. `false`: nobody reads any more (`| head`), which is no error.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use leasehold::config::{Origin, Settings as Layers};
 use leasehold_server::{KeyFile, ServeError, Server, Settings};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -19,6 +20,9 @@ use crate::exit::{Exit, Failure};
 use crate::keys;
 use crate::say;
 use crate::store::{Choice, from_env};
+
+/// Descriptors that a server can make use of.
+const DESCRIPTORS: u64 = 8_192;
 
 /// Serves until a signal comes.
 pub(crate) fn serve(args: ServeArgs, global: &Global) -> Result<Exit, Failure> {
@@ -43,12 +47,14 @@ pub(crate) fn serve(args: ServeArgs, global: &Global) -> Result<Exit, Failure> {
     settings.keys = key_file(server.keys)?;
     settings.audit = server.audit.or_else(|| keys::beside_the_store("audit.jsonl"));
     settings.monitor = config.gpu_lock_monitor.clone();
+    settings.connections_per_address = server.connections_per_address;
     settings.tls = server.tls;
     settings.alerts = server.alerts;
     let scheme = if settings.tls.is_some() { "https" } else { "http" };
     let store = Choice::with(global, Some(config))?;
     let (listen, json) = (server.listen.as_str().to_owned(), global.json);
     log_to_stderr()?;
+    raise_descriptor_limit();
     // More than one thread: somebody who asks for a long list keeps nobody else waiting.
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(Exit::Unreachable, format!("no runtime: {error}")))?;
@@ -86,6 +92,19 @@ fn key_file(named: Option<PathBuf>) -> Result<Option<KeyFile>, Failure> {
         _ => {
             let line = format!("there are no keys in {}: make one with leasehold keys create", file.path().display());
             Err(Failure::new(Exit::Config, line))
+        }
+    }
+}
+
+/// Raises the soft limit towards the hard one: shells and service managers start programs with 1,024, and every
+/// connection needs a descriptor.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = limit.maximum.map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS));
+    if limit.current.is_some_and(|current| current < wanted) {
+        let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum });
+        if let Err(error) = raised {
+            tracing::warn!(%error, "the descriptor limit could not be raised");
         }
     }
 }

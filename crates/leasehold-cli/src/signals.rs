@@ -1,13 +1,11 @@
 //! Which signals are passed on, and keeping them off this process meanwhile.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, SigmaskHow, Signal, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
-use tokio::signal::unix::SignalKind;
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
 
 /// Whatever somebody may send to a job on purpose. Not among them: those that cannot be caught, those
@@ -35,8 +33,22 @@ const SI_KERNEL: i32 = 0x80;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Came {
     pub(crate) signal: Signal,
-    /// The terminal sent it, and so the command has it already.
-    pub(crate) by_terminal: bool,
+    /// `si_code`: how it was sent.
+    pub(crate) code: i32,
+    /// `si_pid`: which process sent it; 0 for the kernel.
+    pub(crate) sender: u32,
+}
+
+impl Came {
+    /// Whether a terminal sent it, always to a whole process group.
+    pub(crate) fn by_terminal(&self) -> bool {
+        self.code == SI_KERNEL
+    }
+
+    /// SIGCONT, as told by a front that has been continued.
+    pub(crate) fn continued() -> Self {
+        Self { signal: Signal::SIGCONT, code: 0, sender: 0 }
+    }
 }
 
 /// Signals that are blocked here and were not before: the command must start without that.
@@ -46,9 +58,22 @@ pub(crate) struct Blocked(SigSet);
 impl Blocked {
     /// Blocks what is passed on. Children start with it blocked.
     pub(crate) fn now() -> Result<Self, Errno> {
-        let passed = set(PASSED);
-        let before = passed.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
-        Ok(Self(set(PASSED.into_iter().filter(|signal| !before.contains(*signal)))))
+        Self::block(&PASSED)
+    }
+
+    /// Blocks SIGCHLD, for [`Inbox::of_children`].
+    pub(crate) fn children() -> Result<Self, Errno> {
+        Self::block(&[Signal::SIGCHLD])
+    }
+
+    /// The signals of both sets.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self(self.0.iter().chain(other.0.iter()).collect())
+    }
+
+    fn block(signals: &[Signal]) -> Result<Self, Errno> {
+        let before = set(signals.iter().copied()).thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+        Ok(Self(set(signals.iter().copied().filter(|signal| !before.contains(*signal)))))
     }
 
     /// As bits, by signal number: what a parent tells its child.
@@ -60,7 +85,7 @@ impl Blocked {
         Self(set(PASSED.into_iter().filter(|signal| bits & 1 << (*signal as u32) != 0)))
     }
 
-    /// Runs something as if nothing had been blocked. A signal that is waiting acts at once, see [`Caught`].
+    /// Runs something that starts a process as if nothing had been blocked in this thread.
     pub(crate) fn lifted<R>(self, run: impl FnOnce() -> R) -> R {
         let _ = self.0.thread_unblock();
         let result = run();
@@ -77,48 +102,38 @@ impl Inbox {
         SignalFd::with_flags(&set(PASSED), SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map(Self)
     }
 
+    /// Where SIGCHLD comes in, once it is blocked.
+    pub(crate) fn of_children() -> Result<Self, Errno> {
+        SignalFd::with_flags(&set([Signal::SIGCHLD]), SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map(Self)
+    }
+
+    /// Takes everything out unread.
+    pub(crate) fn drain(&self) {
+        while let Ok(Some(_)) = self.0.read_signal() {}
+    }
+
     /// The next one, if there is one.
     pub(crate) fn next(&self) -> Option<Came> {
         while let Ok(Some(info)) = self.0.read_signal() {
             if let Ok(signal) = Signal::try_from(info.ssi_signo.cast_signed())
                 && !is_ignored(signal)
             {
-                return Some(Came { signal, by_terminal: info.ssi_code == SI_KERNEL });
+                return Some(Came { signal, code: info.ssi_code, sender: info.ssi_pid });
             }
         }
         None
     }
 }
 
-impl AsFd for Inbox {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+impl AsRawFd for Inbox {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_fd().as_raw_fd()
     }
 }
 
-/// Signals that were waiting for the keeper when it lifted the block for its command's start. The terminal
-/// sends to the whole group: they are the command's, which was not there yet, and must not end the keeper.
-pub(crate) struct Caught(UnboundedReceiver<Signal>);
-
-impl Caught {
-    /// Catches from now on, but leaves alone what is to be ignored: that is inherited.
-    pub(crate) fn install() -> io::Result<Self> {
-        let (tell, caught) = unbounded_channel();
-        let ignored = ignored();
-        for signal in PASSED.into_iter().filter(|signal| ignored & bit(*signal) == 0) {
-            let mut stream = tokio::signal::unix::signal(SignalKind::from_raw(signal as i32))?;
-            let tell = tell.clone();
-            tokio::spawn(async move { while stream.recv().await.is_some() && tell.send(signal).is_ok() {} });
-        }
-        Ok(Self(caught))
-    }
-
-    /// Cancel safe.
-    pub(crate) async fn next(&mut self) -> Signal {
-        match self.0.recv().await {
-            Some(signal) => signal,
-            None => std::future::pending().await,
-        }
+impl AsFd for Inbox {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

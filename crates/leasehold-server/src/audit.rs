@@ -59,7 +59,7 @@ impl Audit {
         if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
             DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         }
-        let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
+        let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)?;
         Ok(Self { path: path.to_owned(), file: Mutex::new(file) })
     }
 
@@ -71,8 +71,12 @@ impl Audit {
             #[serde(flatten)]
             line: &'a Line<'a>,
         }
-        let text = serde_json::to_string(&Dated { at_ms: crate::wall_ms(), line })? + "\n";
+        let mut text = serde_json::to_string(&Dated { at_ms: crate::wall_ms(), line })? + "\n";
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        // A full disk, or a crash, left a part of a line: this one begins after it, or neither could be read.
+        if is_torn(&file)? {
+            text.insert(0, '\n');
+        }
         // In one write: several servers may share the file.
         let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_data());
         written.inspect_err(|error| tracing::error!(path = %self.path.display(), %error, "the audit cannot be written"))
@@ -94,6 +98,14 @@ impl Audit {
         let lines = tail.split(|byte| *byte == b'\n').rev();
         Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).take(limit).collect())
     }
+}
+
+/// Whether a file ends within a line. What is no regular file has no length, and no end.
+fn is_torn(file: &File) -> io::Result<bool> {
+    let Some(last) = file.metadata()?.len().checked_sub(1) else { return Ok(false) };
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, last)?;
+    Ok(byte != *b"\n")
 }
 
 /// How much of it.
@@ -174,5 +186,23 @@ mod tests {
         assert_eq!(shown(3), ["last", "999", "998"]);
         assert_eq!((shown(1_000).len(), shown(1_000)[999].as_str()), (1_000, "1"));
         assert_eq!(shown(2_000).len(), 1_001, "all there are");
+    }
+
+    #[test]
+    fn a_line_after_a_torn_one_is_whole() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("audit.jsonl");
+        let audit = Audit::open(&path).expect("opened");
+        audit.write(&line("first")).expect("written");
+        audit.write(&line("torn")).expect("written");
+        // As a full disk leaves it.
+        let length = std::fs::metadata(&path).expect("there").len();
+        OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(length - 20)).expect("cut");
+        for reason in ["second", "third"] {
+            audit.write(&line(reason)).expect("written");
+        }
+        let reasons: Vec<_> = audit.last(10).expect("read").iter().map(|line| line["reason"].clone()).collect();
+        assert_eq!(reasons, ["third", "second", "first"]);
+        assert_eq!(std::fs::read_to_string(&path).expect("text").lines().count(), 4, "and no empty line");
     }
 }

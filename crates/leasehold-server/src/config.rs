@@ -22,6 +22,8 @@ pub struct ServerConfig {
     pub keys: Option<PathBuf>,
     /// `server.audit`: where it is written down who took which lock away.
     pub audit: Option<PathBuf>,
+    /// `server.connections_per_address`: connections that one address may have at once.
+    pub connections_per_address: Option<usize>,
     /// `server.tls.cert` and `server.tls.key`
     pub tls: Option<TlsFiles>,
     /// `alerts`: who is told of alerts.
@@ -52,7 +54,12 @@ impl ServerConfig {
             (None, Some(_)) => layers.refuse("server.tls.key", "needs server.tls.cert beside it"),
             _ => {}
         }
+        let per_address: Option<u32> = layers.get("server.connections_per_address", None);
+        if per_address == Some(0) {
+            layers.refuse("server.connections_per_address", "must be at least 1");
+        }
         Self {
+            connections_per_address: per_address.and_then(|most| usize::try_from(most).ok()),
             listen: layers.get("server.listen", Listen(LISTEN.into())),
             hosts: layers.get("server.hosts", Hosts::default()).0,
             keys: layers.get("server.keys", None),
@@ -137,8 +144,9 @@ mod tests {
         assert_eq!((config.listen.as_str(), config.hosts.len()), ("127.0.0.1:8847", 0));
         assert_eq!((config.keys, config.audit, config.tls), (None, None, None));
         let text = "server:\n  listen: '[::1]:9000'\n  hosts: [locks.example, b.example]\n  keys: k.json\n  \
-                    audit: a.jsonl\n  tls: {cert: c.pem, key: k.pem}\n";
+                    audit: a.jsonl\n  connections_per_address: 3000\n  tls: {cert: c.pem, key: k.pem}\n";
         let config = read(text).expect("valid");
+        assert_eq!(config.connections_per_address, Some(3_000));
         assert_eq!((config.listen.as_str(), config.hosts.join(" ")), ("[::1]:9000", "locks.example b.example".into()));
         assert_eq!((config.keys, config.audit), (Some("k.json".into()), Some("a.jsonl".into())));
         assert_eq!(config.tls, Some(TlsFiles { cert: "c.pem".into(), key: "k.pem".into() }));
@@ -162,6 +170,10 @@ mod tests {
                 "server.yaml:3:11: server.tls.cert: needs server.tls.key beside it".into(),
             ),
             ("server: {tls: {key: k.pem}}", "server.yaml:1:21: server.tls.key: needs server.tls.cert beside it".into()),
+            (
+                "server: {connections_per_address: 0}",
+                "server.yaml:1:35: server.connections_per_address: must be at least 1".into(),
+            ),
             ("server: {keys: ''}", "server.yaml:1:16: server.keys: is empty: write a path".into()),
             (
                 "server: {lisen: 'a:1'}",

@@ -15,18 +15,22 @@ use hyper::header::EXPECT;
 use hyper::server::conn::http1;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::io::Errno;
+use rustix::net::sockopt::set_socket_send_buffer_size;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tower_service::Service;
 
+use crate::seats::{Full, Seat, Seats, Working};
+use crate::throttle::Throttle;
 use crate::tls::Tls;
+use crate::watched::Watched;
 
-/// Connections at once. Beyond it a new one waits in the listener's backlog.
-const CONNECTIONS: usize = 4_096;
+/// What the system keeps at most of an answer that its client does not read.
+const SEND_BUFFER: usize = 128 * 1024;
 /// How long a client may take to say what it wants, and an idle connection is kept.
 const HEAD_WITHIN: Duration = Duration::from_secs(15);
 /// The longest head of a request: a name of 512 bytes, percent-encoded, fits ten times.
@@ -38,6 +42,8 @@ const UNREAD_WITHIN: Duration = Duration::from_secs(5);
 const END_WITHIN: Duration = Duration::from_secs(10);
 /// When no connection can be accepted (no file descriptor left), the pause before the next try.
 const PAUSE: Duration = Duration::from_millis(50);
+/// When all connections have just come, the pause before one of them is closed.
+const SHORTLY: Duration = Duration::from_millis(5);
 
 /// What every TLS connection begins with: the type of a handshake record.
 const TLS_RECORD: u8 = 0x16;
@@ -47,28 +53,53 @@ const NO_TLS_HERE: [u8; 7] = [0x15, 3, 1, 0, 2, 2, 70];
 const TLS_HERE: &str = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: 88\r\n\r\n\
     {\"code\":\"needs_tls\",\"message\":\"this server speaks HTTPS here: write https:// before it\"}";
 
+/// To somebody for whom there is no place.
+const FULL: &str = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 92\r\n\r\n\
+    {\"code\":\"too_many_connections\",\"message\":\"too many connections are open; try again shortly\"}";
+
+/// Log lines that anybody who can connect can cause.
+static NOT_ACCEPTED: Throttle = Throttle::new();
+static NO_PLACE: Throttle = Throttle::new();
+static SPEAKS_TLS: Throttle = Throttle::new();
+
 /// Who is at the other end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Peer(pub(crate) SocketAddr);
 
 /// Accepts until it is stopped, then waits for what is under way.
-pub(crate) async fn serve(listener: &TcpListener, routes: Router, tls: Option<Arc<Tls>>, stopping: CancellationToken) {
+pub(crate) async fn serve(
+    listener: &TcpListener,
+    routes: Router,
+    tls: Option<Arc<Tls>>,
+    seats: Arc<Seats>,
+    stopping: CancellationToken,
+) {
     let connections = TaskTracker::new();
-    let seats = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
-        let accepted = async {
-            let seat = seats.clone().acquire_owned().await.expect("never closed");
-            (seat, accept(listener).await)
-        };
-        let (seat, (stream, peer)) = tokio::select! {
+        let (stream, peer) = tokio::select! {
             biased;
             () = stopping.cancelled() => break,
-            accepted = accepted => accepted,
+            accepted = accept(listener, &seats) => accepted,
+        };
+        let seat = loop {
+            match seats.take(peer) {
+                // The next one waits in the listener's backlog meanwhile.
+                Err(Full::ForNow) => tokio::time::sleep(SHORTLY).await,
+                taken => break taken,
+            }
+        };
+        let seat = match seat {
+            Ok(seat) => Arc::new(seat),
+            Err(full) => {
+                refuse(&stream, peer, full, tls.is_some());
+                continue;
+            }
         };
         let (routes, tls, stopping) = (routes.clone(), tls.clone(), stopping.clone());
         connections.spawn(async move {
-            begin(stream, peer, routes, tls, stopping).await;
-            drop(seat);
+            let closing = seat.closing();
+            // Dropped, and so closed, when its place is needed.
+            closing.run_until_cancelled(begin(stream, peer, routes, tls, seat, stopping)).await
         });
     }
     connections.close();
@@ -78,12 +109,33 @@ pub(crate) async fn serve(listener: &TcpListener, routes: Router, tls: Option<Ar
     }
 }
 
-async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+/// Says that there is no place, where that can be said without waiting.
+fn refuse(stream: &TcpStream, peer: SocketAddr, full: Full, tls: bool) {
+    if let Some(suppressed) = NO_PLACE.pass() {
+        let why = match full {
+            Full::Address => {
+                "this address has as many connections as it may; behind a proxy, raise server.connections_per_address"
+            }
+            Full::Server | Full::ForNow => "all connections are at work",
+        };
+        tracing::warn!(%peer, suppressed, "a connection was refused: {why}");
+    }
+    if !tls {
+        let _ = stream.try_write(FULL.as_bytes());
+    }
+}
+
+async fn accept(listener: &TcpListener, seats: &Seats) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
             Ok(accepted) => return accepted,
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
+                if let Some(suppressed) = NOT_ACCEPTED.pass() {
+                    tracing::warn!(%error, suppressed, "a connection could not be accepted");
+                }
+                if [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error).map(Some).contains(&error.raw_os_error()) {
+                    seats.make_room_anywhere();
+                }
                 tokio::time::sleep(PAUSE).await;
             }
         }
@@ -96,22 +148,28 @@ async fn begin(
     peer: SocketAddr,
     routes: Router,
     tls: Option<Arc<Tls>>,
+    seat: Arc<Seat>,
     stopping: CancellationToken,
 ) {
     // Answers are small and wanted at once.
     let _ = stream.set_nodelay(true);
+    let _ = set_socket_send_buffer_size(&stream, SEND_BUFFER);
     let mut first = [0];
     let peeked = tokio::time::timeout(HEAD_WITHIN, stream.peek(&mut first));
     let Some(Ok(Ok(1..))) = stopping.run_until_cancelled(peeked).await else { return };
     match (tls, first[0] == TLS_RECORD) {
-        (None, false) => converse(stream, peer, routes, stopping).await,
-        (Some(tls), true) => match tokio::time::timeout(HEAD_WITHIN, tls.acceptor().accept(stream)).await {
-            Ok(Ok(stream)) => converse(stream, peer, routes, stopping).await,
-            Ok(Err(error)) => tracing::debug!(%peer, %error, "no TLS connection came about"),
-            Err(_) => tracing::debug!(%peer, "no TLS connection came about in time"),
-        },
+        (None, false) => converse(Watched::new(stream, seat.clone()), peer, routes, seat, stopping).await,
+        (Some(tls), true) => {
+            let stream = Watched::new(stream, seat.clone());
+            match tokio::time::timeout(HEAD_WITHIN, tls.acceptor().accept(stream)).await {
+                Ok(Ok(stream)) => converse(stream, peer, routes, seat, stopping).await,
+                Ok(Err(error)) => tracing::debug!(%peer, %error, "no TLS connection came about"),
+                Err(_) => tracing::debug!(%peer, "no TLS connection came about in time"),
+            }
+        }
         (None, true) => {
-            tracing::warn!(%peer, "a client speaks TLS to this server, which has no certificate: use http://, or --tls-cert and --tls-key");
+            let Some(suppressed) = SPEAKS_TLS.pass() else { return };
+            tracing::warn!(%peer, suppressed, "a client speaks TLS to this server, which has no certificate: use http://, or --tls-cert and --tls-key");
             let _ = stream.write_all(&NO_TLS_HERE).await;
         }
         (Some(_), false) => {
@@ -121,11 +179,11 @@ async fn begin(
     }
 }
 
-async fn converse<S>(stream: S, peer: SocketAddr, routes: Router, stopping: CancellationToken)
+async fn converse<S>(stream: S, peer: SocketAddr, routes: Router, seat: Arc<Seat>, stopping: CancellationToken)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let service = hyper::service::service_fn(move |request| answer(request, peer, routes.clone()));
+    let service = hyper::service::service_fn(move |request| answer(request, peer, routes.clone(), seat.clone()));
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).max_buf_size(HEAD_BYTES);
     let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
@@ -145,12 +203,39 @@ async fn answer(
     request: Request<Incoming>,
     peer: SocketAddr,
     mut routes: Router,
-) -> Result<Response<Body>, Infallible> {
+    seat: Arc<Seat>,
+) -> Result<Response<Answered>, Infallible> {
+    // `None`: the connection is being closed, and with it this.
+    let Some(working) = seat.work() else { return std::future::pending().await };
     // Whoever asks whether to send its body sends none when it is refused.
     let unasked = !request.headers().contains_key(EXPECT);
     let mut request = request.map(|body| Body::new(Sent { body: Some(body), comes: unasked }));
     request.extensions_mut().insert(Peer(peer));
-    routes.call(request).await
+    let Ok(response) = routes.call(request).await;
+    Ok(response.map(|body| Answered { body, _working: working }))
+}
+
+/// The body of an answer: its connection is at work until the last of it is handed over.
+struct Answered {
+    body: Body,
+    _working: Working,
+}
+
+impl hyper::body::Body for Answered {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 /// The body of a request. What is left of it when it is answered is read and thrown away: a connection that is closed

@@ -14,6 +14,7 @@ use axum::response::{IntoResponse, Response};
 use crate::answer::Problem;
 use crate::connection::Peer;
 use crate::keys::{Caller, Role};
+use crate::throttle::Throttle;
 use crate::{App, Settings, page};
 
 /// Nothing of an answer may be framed, guessed at, kept or told to others.
@@ -30,6 +31,8 @@ const HEADERS: [(HeaderName, &str); 5] = [
 
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+static WRONG_KEYS: Throttle = Throttle::new();
 
 /// Around every route, also around those that do not exist.
 pub(crate) async fn guard(State(app): State<App>, mut request: Request, next: Next) -> Response {
@@ -123,7 +126,9 @@ fn refuse(app: &App, peer: Option<Peer>, presented: bool) -> Problem {
     }
     // Only wrong keys are counted: they are what somebody who guesses sends.
     let wait = peer.and_then(|peer| {
-        tracing::warn!(peer = %peer.0, "a key that is not known");
+        if let Some(suppressed) = WRONG_KEYS.pass() {
+            tracing::warn!(peer = %peer.0, suppressed, "a key that is not known");
+        }
         app.failures.count(peer.0, Instant::now())
     });
     match wait {

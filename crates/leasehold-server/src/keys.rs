@@ -14,6 +14,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
+use crate::trust;
+
 /// What every key begins with, so that one that strayed is recognised.
 const PREFIX: &str = "lhk_";
 /// More than anybody needs; every request is compared with each.
@@ -88,6 +90,14 @@ pub enum KeyError {
         /// Which file.
         path: PathBuf,
     },
+    /// Every user could put another file in its place.
+    #[error("the key file {} can be replaced by any user: chmod o-w {}", path.display(), directory.display())]
+    OpenDirectory {
+        /// Which file.
+        path: PathBuf,
+        /// The directory that everybody may write.
+        directory: PathBuf,
+    },
     /// The name of a key is no name.
     #[error("the name of a key must have 1 to 64 characters, none of them a control character")]
     Name,
@@ -126,6 +136,9 @@ impl KeyFile {
         };
         if file.metadata().map_err(|e| self.io(e))?.mode() & 0o022 != 0 {
             return Err(KeyError::Open { path: self.path.clone() });
+        }
+        if let Some(directory) = trust::open_directory(&self.path) {
+            return Err(KeyError::OpenDirectory { path: self.path.clone(), directory });
         }
         let mut text = String::new();
         io::Read::read_to_string(&mut file, &mut text).map_err(|e| self.io(e))?;

@@ -5,6 +5,9 @@
 //!
 //! | file | what it is about |
 //! |---|---|
+//! | `seats`, `watched` | how many connections there may be, and which are closed first; clients that do not read |
+//! | `trust` | who besides this user could replace the keys or the audit |
+//! | `throttle` | log lines that a stranger can cause |
 //! | `connection`, `tls` | accepting, limits, timeouts, going down without cutting anybody off; certificates |
 //! | `doors` | who may come in: the checks before any route |
 //! | `keys`, `failures` | keys and what they allow; whoever tries too many is told to wait |
@@ -51,9 +54,13 @@ mod page;
 mod picture;
 mod repeated;
 mod routes;
+mod seats;
 mod taking;
 mod tasks;
+mod throttle;
 mod tls;
+mod trust;
+mod watched;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -77,6 +84,7 @@ use metrics::Metrics;
 use monitor::Monitor;
 use picture::Picture;
 use repeated::Repeated;
+use seats::Seats;
 use tls::Tls;
 pub use tls::TlsError;
 
@@ -111,6 +119,9 @@ pub struct Settings {
     /// The keys that are needed to come in. Without them everybody who can reach the server may do everything,
     /// so it listens on loopback only.
     pub keys: Option<KeyFile>,
+    /// Connections that one address may have at once; a quarter of all when not set. Behind a proxy all clients have one
+    /// address.
+    pub connections_per_address: Option<usize>,
     /// Where it is written down who took which lock away; only in the log when not set.
     pub audit: Option<PathBuf>,
     /// The certificate to serve with; plain HTTP without one.
@@ -126,7 +137,15 @@ impl Default for Settings {
     fn default() -> Self {
         let mut monitor = GpuLockMonitor::default();
         monitor.enabled = false;
-        Self { hosts: Vec::new(), keys: None, audit: None, tls: None, alerts: AlertSettings::default(), monitor }
+        Self {
+            hosts: Vec::new(),
+            keys: None,
+            connections_per_address: None,
+            audit: None,
+            tls: None,
+            alerts: AlertSettings::default(),
+            monitor,
+        }
     }
 }
 
@@ -243,6 +262,12 @@ impl Server {
         self.may_listen_on(listener.local_addr()?)?;
         let tls = self.settings.tls.as_ref().map(Tls::open).transpose()?.map(Arc::new);
         let app = App::new(self.locks, self.settings)?;
+        if let Some(keys) = &app.settings.keys {
+            trust::warn(keys.path(), "the key file");
+        }
+        if let Some(audit) = &app.settings.audit {
+            trust::warn(audit, "the audit");
+        }
         let stopping = app.stopping.clone();
         let following = Events::follow(app.clone()).await;
         let watching = alerts::watch(app.clone());
@@ -250,8 +275,9 @@ impl Server {
         let monitoring = Monitor::start(app.clone());
         let looking = Picture::keep(app.clone());
         let ending = app.clone();
+        let seats = Seats::new(app.settings.connections_per_address, app.metrics.connections.clone());
         let routes = routes::routes(app);
-        let serving = connection::serve(&listener, routes, tls, stopping.clone());
+        let serving = connection::serve(&listener, routes, tls, seats, stopping.clone());
         tokio::pin!(serving);
         tokio::select! {
             () = &mut serving => {}

@@ -2,12 +2,13 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use leasehold::EventKind;
+use leasehold::{EventKind, LockEvent};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -17,7 +18,7 @@ use prometheus_client::registry::Registry;
 
 use crate::alerts::Level;
 use crate::fleet::{Census, Fleet};
-use crate::{App, monitor};
+use crate::{App, monitor, seats};
 
 /// Notifications of alerts, by sink and outcome.
 #[derive(Debug, Clone, Default)]
@@ -66,6 +67,7 @@ pub(crate) struct Metrics {
     requests: Family<Request, Counter>,
     took: Family<Route, Histogram>,
     events: Family<Kind, Counter>,
+    events_dropped: Counter,
     fleet: Arc<Fleet>,
     census: Census,
     firing: Family<AtLevel, Gauge>,
@@ -73,6 +75,7 @@ pub(crate) struct Metrics {
     store_up: Gauge,
     pub(crate) in_flight: Gauge,
     pub(crate) streams: Gauge,
+    pub(crate) connections: seats::Figures,
     pub(crate) monitor: monitor::Figures,
 }
 
@@ -106,6 +109,7 @@ impl Metrics {
             requests: Family::default(),
             took: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             events: Family::default(),
+            events_dropped: Counter::default(),
             fleet: Arc::default(),
             census: Census::default(),
             firing: Family::default(),
@@ -113,6 +117,7 @@ impl Metrics {
             store_up: Gauge::<i64, _>::default(),
             in_flight: Gauge::default(),
             streams: Gauge::default(),
+            connections: seats::Figures::default(),
             monitor: monitor::Figures::default(),
         };
         for kind in KINDS {
@@ -122,12 +127,15 @@ impl Metrics {
         registry.register("http_request_seconds", "From the head of a request to that of its answer", new.took.clone());
         registry.register("http_requests_in_flight", "Requests being answered", new.in_flight.clone());
         registry.register("events", "Events of the fleet seen by this server", new.events.clone());
+        let help = "Published events that were dropped: too long, unreadable, or about no lock";
+        registry.register("events_dropped", help, new.events_dropped.clone());
         registry.register("event_streams", "Readers of the events", new.streams.clone());
         registry.register("store_up", "Whether the store answered when this was asked", new.store_up.clone());
         registry.register("alerts_firing", "Alerts that fire", new.firing.clone());
         registry.register("alert_notifications", "Alerts sent to a sink, by what became of it", new.notified.0.clone());
         new.census.register(&mut registry);
         registry.register_collector(Box::new(new.fleet.clone()));
+        new.connections.register(&mut registry);
         new.monitor.register(&mut registry);
         Self { registry, ..new }
     }
@@ -188,6 +196,7 @@ pub(crate) async fn metrics(State(app): State<App>, asked: HeaderMap) -> Respons
         let firing = i64::try_from(app.alerts.count(level)).unwrap_or(i64::MAX);
         metrics.firing.get_or_create(&AtLevel { level: level.as_str() }).set(firing);
     }
+    metrics.events_dropped.inner().store(LockEvent::dropped(), Ordering::Relaxed);
     let mut text = String::new();
     if prometheus_client::encoding::text::encode(&mut text, &metrics.registry).is_err() {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();

@@ -69,6 +69,11 @@ impl FaultProxy {
         self.inner.port
     }
 
+    /// Sends new connections to another server, as a name does that now points elsewhere. Open connections stay.
+    pub fn point_at(&self, server: &RedisServer) {
+        *self.shared().upstream() = SocketAddr::from((Ipv4Addr::LOCALHOST, server.port()));
+    }
+
     /// Everything from the server (replies, pushes, the end of the stream) arrives this much later.
     /// What is on its way already keeps its time.
     pub fn delay_replies(&self, by: Duration) {
@@ -96,6 +101,17 @@ impl FaultProxy {
         self.add_rule(matches, Fault::SwallowReply, times)
     }
 
+    /// Holds matching commands this long before they are forwarded, and what follows them on that connection
+    /// waits behind them. Acts on the next `times` matches.
+    pub fn hold_before_forwarding(
+        &self,
+        matches: impl Fn(&Command) -> bool + Send + Sync + 'static,
+        hold: Duration,
+        times: usize,
+    ) -> Rule {
+        self.add_rule(matches, Fault::HoldCommand(hold), times)
+    }
+
     /// Holds the reply to every matching command this long, and what follows it on that connection
     /// waits behind it.
     pub fn hold_reply_to(&self, matches: impl Fn(&Command) -> bool + Send + Sync + 'static, hold: Duration) -> Rule {
@@ -120,6 +136,12 @@ impl FaultProxy {
         times: usize,
     ) -> Rule {
         self.add_rule(matches, Fault::CutBefore, times)
+    }
+
+    /// Holds the next matching command, and what follows it on that connection, until the rule is removed: the
+    /// server has what was sent before it. A hit is counted once it is held.
+    pub fn hold_back(&self, matches: impl Fn(&Command) -> bool + Send + Sync + 'static) -> Rule {
+        self.add_rule(matches, Fault::HoldBack, 1)
     }
 
     /// Drops published messages (`message`, `pmessage`, `smessage`); all else goes on.
@@ -217,7 +239,7 @@ impl Drop for Inner {
 
 /// What the handles and the connections have in common.
 struct Shared {
-    upstream: SocketAddr,
+    upstream: Mutex<SocketAddr>,
     conditions: watch::Sender<Conditions>,
     latency: Mutex<Option<Latency>>,
     rules: Mutex<Vec<ActiveRule>>,
@@ -251,7 +273,7 @@ struct Link {
 impl Shared {
     fn new(upstream: SocketAddr) -> Self {
         Self {
-            upstream,
+            upstream: Mutex::new(upstream),
             conditions: watch::Sender::new(Conditions::default()),
             latency: Mutex::default(),
             rules: Mutex::default(),
@@ -298,6 +320,10 @@ impl Shared {
         rules.iter_mut().find_map(|rule| rule.take(command))
     }
 
+    fn upstream(&self) -> MutexGuard<'_, SocketAddr> {
+        self.upstream.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn latency(&self) -> MutexGuard<'_, Option<Latency>> {
         self.latency.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -317,7 +343,7 @@ impl Shared {
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("upstream", &self.upstream).field("now", &self.now()).finish_non_exhaustive()
+        f.debug_struct("Shared").field("upstream", &*self.upstream()).field("now", &self.now()).finish_non_exhaustive()
     }
 }
 

@@ -74,6 +74,67 @@ impl RedisServer {
         panic!("no free port for the server after {PORT_TRIES} tries");
     }
 
+    /// Starts a replica of another server and waits until it has all its data.
+    pub async fn replica_of(primary: &Self) -> Self {
+        // Redis waits five seconds by default, in case more replicas come.
+        primary.command(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]).await;
+        let replica = Self::with(&["--repl-diskless-sync-delay", "0"]).await;
+        replica.follow(primary).await;
+        replica
+    }
+
+    /// Makes it a replica of another server and waits until it has all its data.
+    pub async fn follow(&self, primary: &Self) {
+        self.command(&["REPLICAOF", "127.0.0.1", &primary.port.to_string()]).await;
+        self.follows(primary).await;
+    }
+
+    /// Waits until a replica has all data, and its primary knows.
+    async fn follows(&self, primary: &Self) {
+        let online = format!("port={},state=online", self.port);
+        self.wait_for_replication(|info| info.contains("master_link_status:up")).await;
+        primary.wait_for_replication(|info| info.contains(&online)).await;
+    }
+
+    /// Makes it a primary, and the server that was its primary a replica of it, by `REPLICAOF` on both. Nothing
+    /// is lost as long as nobody writes meanwhile; connections stay open.
+    pub async fn take_over_from(&self, primary: &Self) {
+        let offset = |info: &str, field: &str| {
+            info.lines().find_map(|line| line.strip_prefix(field).map(str::trim).map(str::to_owned))
+        };
+        loop {
+            let theirs = text_of(&primary.command(&["INFO", "replication"]).await);
+            let ours = text_of(&self.command(&["INFO", "replication"]).await);
+            if offset(&theirs, "master_repl_offset:") == offset(&ours, "slave_repl_offset:") {
+                break;
+            }
+            tokio::time::sleep(READY_POLL).await;
+        }
+        self.command(&["REPLICAOF", "NO", "ONE"]).await;
+        primary.follow(self).await;
+    }
+
+    /// Makes it a primary by `FAILOVER` on the server that is its primary now. Nothing is lost; connections stay open.
+    pub async fn fail_over_from(&self, primary: &Self) {
+        let port = self.port.to_string();
+        let answer = primary.command(&["FAILOVER", "TO", "127.0.0.1", &port]).await;
+        assert_eq!(answer, Value::Okay, "{}", primary.with_log("FAILOVER"));
+        self.wait_for_replication(|info| info.contains("role:master")).await;
+        primary.follows(self).await;
+    }
+
+    async fn wait_for_replication(&self, is_so: impl Fn(&str) -> bool) {
+        let give_up_at = Instant::now() + READY_WITHIN;
+        loop {
+            let info = text_of(&self.command(&["INFO", "replication"]).await);
+            if is_so(&info) {
+                return;
+            }
+            assert!(Instant::now() < give_up_at, "{}", self.with_log(&format!("not in time: {info}")));
+            tokio::time::sleep(READY_POLL).await;
+        }
+    }
+
     /// `redis://127.0.0.1:PORT`
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)

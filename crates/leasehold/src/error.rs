@@ -76,6 +76,20 @@ pub enum Error {
         /// The request id.
         name: LockName,
     },
+    /// The work under this id was done, and its result could not be stored: it is too large, or cannot be
+    /// written. It is not done again until that is [forgotten](crate::Once::forget) or its time is over.
+    #[error(
+        "the work of {name:?} was done by {by}, but its result could not be stored: {problem}. Forget {name:?} to have \
+         the work done again"
+    )]
+    ResultNotStored {
+        /// The id of the work.
+        name: LockName,
+        /// The runner that did it.
+        by: String,
+        /// Why its result is not stored.
+        problem: String,
+    },
     /// The store itself cannot be used: a bad URL, a file that cannot be opened, a wrong password.
     #[error("cannot use the store `{store}`: {source}")]
     Connect {
@@ -118,6 +132,7 @@ impl Error {
             Self::Store { source, .. } | Self::Connect { source, .. } => source.is_passing(),
             Self::Unreadable { .. }
             | Self::OtherPayload { .. }
+            | Self::ResultNotStored { .. }
             | Self::Invalid(_)
             | Self::NotInstalled { .. }
             | Self::InsideRuntime
@@ -134,6 +149,7 @@ impl Error {
             | Self::Store { name, .. }
             | Self::Unreadable { name, .. }
             | Self::OtherPayload { name }
+            | Self::ResultNotStored { name, .. }
             | Self::NotInstalled { name }
             | Self::ShutDown { name } => Some(name),
             Self::Connect { .. } | Self::Invalid(_) | Self::InsideRuntime => None,

@@ -1,9 +1,12 @@
 //! What happened to a lock, for those who watch: [`LockEvent`] for the fleet, [`Observer`] for one
 //! process. Neither carries a secret.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+use crate::facts::{HolderId, LockName};
 
 /// Something that happened to a lock anywhere in the fleet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,7 +48,43 @@ pub enum EventKind {
     Alert,
 }
 
+/// The longest event that is read, in bytes of JSON. Ours are far shorter.
+const MOST_BYTES: usize = 32 * 1024;
+/// The longest owner and reason that are kept of an event.
+const OWNER_CHARS: usize = 256;
+const REASON_CHARS: usize = 2_048;
+
+static DROPPED: AtomicU64 = AtomicU64::new(0);
+
 impl LockEvent {
+    /// How many published events this process dropped: too long, unreadable, or about something that is no lock. Anybody
+    /// who may publish can send such.
+    pub fn dropped() -> u64 {
+        DROPPED.load(Ordering::Relaxed)
+    }
+
+    /// Reads a published event. `None`: it was dropped, and counted.
+    pub(crate) fn read(json: &[u8]) -> Option<Self> {
+        let read =
+            Some(json).filter(|json| json.len() <= MOST_BYTES).and_then(|json| serde_json::from_slice(json).ok());
+        let read = read.and_then(Self::checked);
+        if read.is_none() {
+            DROPPED.fetch_add(1, Ordering::Relaxed);
+        }
+        read
+    }
+
+    fn checked(mut self) -> Option<Self> {
+        LockName::new(self.name.as_str()).ok()?;
+        HolderId::parse(&self.holder_id).ok()?;
+        for (text, most) in [(&mut self.owner, OWNER_CHARS), (&mut self.reason, REASON_CHARS)] {
+            if let Some((end, _)) = text.char_indices().nth(most) {
+                text.truncate(end);
+            }
+        }
+        Some(self)
+    }
+
     /// Of an [`EventKind::Alert`]: which kind (`lua_script_error`, `gpu_lock_emergency_release`, `release_journalled`), and
     /// what went wrong. Its `reason` is both, with a colon between.
     pub fn alert(&self) -> Option<(&str, &str)> {
@@ -152,6 +191,8 @@ pub enum LossReason {
     MaxHold,
     /// The manager was shut down.
     Shutdown,
+    /// The database file was removed or replaced while the lease was held.
+    Displaced,
 }
 
 impl std::fmt::Display for LossReason {
@@ -162,6 +203,7 @@ impl std::fmt::Display for LossReason {
             Self::Revoked => "it was taken away",
             Self::MaxHold => "it was held for as long as its holder allowed",
             Self::Shutdown => "the lock manager was shut down",
+            Self::Displaced => "the database file was removed or replaced",
         })
     }
 }
@@ -181,4 +223,33 @@ pub enum ReleaseLayer {
     Journalled,
     /// It was not ours any more.
     NotOwner,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_events_about_locks_are_read_and_none_is_long() {
+        let json = |name: &str, holder: &str, owner: &str, reason: &str| {
+            let fields = format!(r#""name":"{name}","holder_id":"{holder}","owner":"{owner}","reason":"{reason}""#);
+            format!(r#"{{"kind":"released",{fields},"fence":1,"at_ms":5}}"#)
+        };
+        let holder = crate::Token::random().holder_id().to_string();
+        let good = LockEvent::read(json("a", &holder, "tts", "normal").as_bytes()).expect("an event");
+        assert_eq!((good.name.as_str(), good.owner.as_str(), good.reason.as_str()), ("a", "tts", "normal"));
+        let long = LockEvent::read(json("a", &holder, &"ä".repeat(3_000), &"x".repeat(9_000)).as_bytes()).expect("cut");
+        assert_eq!((long.owner.chars().count(), long.reason.len()), (OWNER_CHARS, REASON_CHARS));
+        let before = LockEvent::dropped();
+        for bad in [
+            json("", &holder, "o", "r"),
+            json(&"n".repeat(20_000), &holder, "o", "r"),
+            json("a", "nobody", "o", "r"),
+            json("a", &holder, "o", &"x".repeat(MOST_BYTES)),
+            "[]".into(),
+        ] {
+            assert_eq!(LockEvent::read(bad.as_bytes()), None, "{bad:.100}");
+        }
+        assert!(LockEvent::dropped() >= before + 5, "counted");
+    }
 }

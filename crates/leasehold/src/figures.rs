@@ -100,12 +100,13 @@ const HISTOGRAMS: [Known<Fields>; 9] = [
     ),
 ];
 
-const LOSSES: [(LossReason, &str, &str); 5] = [
+const LOSSES: [(LossReason, &str, &str); 6] = [
     (LossReason::Expired, "losses:expired", "expired"),
     (LossReason::Gone, "losses:gone", "gone"),
     (LossReason::Revoked, "losses:revoked", "revoked"),
     (LossReason::MaxHold, "losses:max_hold", "max_hold"),
     (LossReason::Shutdown, "losses:shutdown", "shutdown"),
+    (LossReason::Displaced, "losses:displaced", "displaced"),
 ];
 
 const RELEASES: [(ReleaseLayer, &str, &str); 5] = [

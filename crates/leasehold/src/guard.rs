@@ -183,6 +183,10 @@ impl Guard {
                 core.lose(cell, LossReason::Revoked);
                 Err(lost(LossReason::Revoked))
             }
+            Ok(Some(Renewed::Displaced)) => {
+                core.lose(cell, LossReason::Displaced);
+                Err(lost(LossReason::Displaced))
+            }
             Ok(Some(Renewed::Unknown(error))) | Err(error) => {
                 core.leases.touch(cell);
                 Err(core.store_error(Operation::Renew, &cell.name, error))

@@ -12,6 +12,15 @@ pub(crate) fn drift(lasts: Duration) -> Duration {
     lasts / 100 + Duration::from_millis(2)
 }
 
+/// However long a lease is, and whether it is renewed or not: the store is asked at least this often whether it is
+/// still the holder's.
+const CHECKED_AT_LEAST_EVERY: Duration = Duration::from_secs(10);
+
+/// How often the store is asked whether a lease is still its holder's.
+pub(crate) fn check_every(ttl: Duration) -> Duration {
+    (ttl / 3).min(CHECKED_AT_LEAST_EVERY)
+}
+
 /// A holder's belief in its lease.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Belief {
@@ -87,13 +96,22 @@ pub(crate) enum Step {
     MaxHold,
     /// Ask for a renewal now.
     Renew,
+    /// Ask now whether it is still ours.
+    Check,
     /// Look again then.
     Sleep(Moment),
 }
 
 impl Plan {
-    /// `renew_at`: when the next renewal is due; `None` for a lease that is never renewed.
-    pub(crate) fn next_step(&self, belief: &Belief, renew_at: Option<Moment>, now: Moment) -> Step {
+    /// `renew_at`: when the next renewal is due; `None` for a lease that is never renewed. `check_at`: when the store
+    /// is asked next whether it is still ours; `None` while an answer is on its way.
+    pub(crate) fn next_step(
+        &self,
+        belief: &Belief,
+        renew_at: Option<Moment>,
+        check_at: Option<Moment>,
+        now: Moment,
+    ) -> Step {
         if !belief.is_valid(now) {
             return Step::Lost;
         }
@@ -107,6 +125,12 @@ impl Plan {
         if let Some(due) = renew_at {
             if now >= due {
                 return Step::Renew;
+            }
+            next = next.min(due);
+        }
+        if let Some(due) = check_at {
+            if now >= due {
+                return Step::Check;
             }
             next = next.min(due);
         }
@@ -153,16 +177,27 @@ mod tests {
     }
 
     #[test]
+    fn every_lease_is_checked_three_times_or_every_ten_seconds() {
+        assert_eq!(check_every(3 * SEC), SEC);
+        assert_eq!(check_every(30 * SEC), 10 * SEC);
+        assert_eq!(check_every(3_600 * SEC), 10 * SEC);
+    }
+
+    #[test]
     fn every_step_of_a_plan() {
         let plan = Plan { every: Some(Duration::from_millis(300)), at_most_until: Some(at(700)) };
         let belief = Belief::new(at(0), SEC);
-        assert_eq!(plan.next_step(&belief, Some(at(300)), at(10)), Step::Sleep(at(300)));
-        assert_eq!(plan.next_step(&belief, Some(at(300)), at(300)), Step::Renew);
-        assert_eq!(plan.next_step(&belief, Some(at(600)), at(450)), Step::Sleep(at(600)));
-        assert_eq!(plan.next_step(&belief, Some(at(900)), at(650)), Step::Sleep(at(700)));
-        assert_eq!(plan.next_step(&belief, Some(at(900)), at(700)), Step::MaxHold);
-        assert_eq!(plan.next_step(&belief, Some(at(900)), at(990)), Step::Lost);
+        assert_eq!(plan.next_step(&belief, Some(at(300)), None, at(10)), Step::Sleep(at(300)));
+        assert_eq!(plan.next_step(&belief, Some(at(300)), None, at(300)), Step::Renew);
+        assert_eq!(plan.next_step(&belief, Some(at(600)), None, at(450)), Step::Sleep(at(600)));
+        assert_eq!(plan.next_step(&belief, Some(at(900)), None, at(650)), Step::Sleep(at(700)));
+        assert_eq!(plan.next_step(&belief, Some(at(900)), None, at(700)), Step::MaxHold);
+        assert_eq!(plan.next_step(&belief, Some(at(900)), None, at(990)), Step::Lost);
         let never = Plan { every: None, at_most_until: None };
-        assert_eq!(never.next_step(&belief, None, at(500)), Step::Sleep(at(988)));
+        assert_eq!(never.next_step(&belief, None, None, at(500)), Step::Sleep(at(988)));
+        assert_eq!(never.next_step(&belief, None, Some(at(600)), at(500)), Step::Sleep(at(600)));
+        assert_eq!(never.next_step(&belief, None, Some(at(600)), at(600)), Step::Check);
+        assert_eq!(never.next_step(&belief, Some(at(600)), Some(at(600)), at(600)), Step::Renew);
+        assert_eq!(never.next_step(&belief, None, Some(at(600)), at(990)), Step::Lost);
     }
 }

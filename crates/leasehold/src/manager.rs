@@ -198,7 +198,7 @@ impl LockManager {
     /// Releases a lock by its token, without a guard: for a lease that was handed on with
     /// [`Guard::into_token`]. `false`: it is not that token's (any more), and nothing was touched.
     ///
-    /// One request and nothing else: whoever follows the events is not told. A lease whose grant was told
+    /// It is taken out of the index of long-held locks, and no event is published. A lease whose grant was told
     /// is released by [`release_token_and_tell`](Self::release_token_and_tell).
     ///
     /// # Errors
@@ -213,8 +213,11 @@ impl LockManager {
         if answer == Release::NotOwner {
             core.stats.ownership_violations.add_one();
             tracing::warn!(%name, holder = %token.holder_id(), "released a lock that was not ours; nothing was touched");
+            return Ok(false);
         }
-        Ok(answer == Release::Released)
+        // A renewal by token may have entered it, here or in another process.
+        core.note(Note::Remove { name, holder: token.holder_id() });
+        Ok(true)
     }
 
     /// As [`release_token`](Self::release_token), and tells those who watch whose lease it was.
@@ -250,7 +253,10 @@ impl LockManager {
     {
         let (core, name) = (self.core(), name.try_into()?);
         let answer = core.within(core.store.release_value(&name, value)).await;
-        let answer = answer.map_err(|e| core.store_error(Operation::Release, &name, e))?;
+        let answer = answer.map_err(|error| {
+            core.count_failed_release(&error);
+            core.store_error(Operation::Release, &name, error)
+        })?;
         if answer == Release::NotOwner {
             core.stats.ownership_violations.add_one();
             tracing::info!(%name, reason, "not released: it is not held by the value that was named");
@@ -282,8 +288,15 @@ impl LockManager {
         let ttl = ttl.into().unwrap_or(recorded);
         // Whoever looks reads the last sign of life off the recorded ttl, so another one is written.
         let rewrite = (ttl != recorded).then_some(holder.owner);
-        let renewal =
-            Renewal { name: name.clone(), token: token.clone(), fence: holder.fence, ttl, rewrite, hand_to: None };
+        let renewal = Renewal {
+            name: name.clone(),
+            token: token.clone(),
+            fence: holder.fence,
+            ttl,
+            prolong: true,
+            rewrite,
+            hand_to: None,
+        };
         let asked_at = Moment::now();
         let answer = core.within(async { Ok(core.store.renew(&[renewal]).await.pop()) }).await;
         match answer {
@@ -293,6 +306,7 @@ impl LockManager {
             }
             Ok(Some(Renewed::Lost)) => Err(Error::Lost { name, why: LossReason::Gone }),
             Ok(Some(Renewed::Revoked)) => Err(Error::Lost { name, why: LossReason::Revoked }),
+            Ok(Some(Renewed::Displaced)) => Err(Error::Lost { name, why: LossReason::Displaced }),
             Ok(Some(Renewed::Unknown(error))) | Err(error) => Err(core.store_error(Operation::Renew, &name, error)),
             Ok(None) => Err(core.store_error(Operation::Renew, &name, StoreErrorKind::Other.into())),
         }

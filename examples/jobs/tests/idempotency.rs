@@ -14,7 +14,7 @@ use futures_util::future::join_all;
 use leasehold::LockManager;
 use leasehold::http::IdempotencyLayer;
 use leasehold_testkit::http::{Answer, receive};
-use leasehold_testkit::{Arena, Kind, on_every_store};
+use leasehold_testkit::{Arena, Kind, on_every_store, report};
 use support::{ask, replayed, send, serve};
 use tokio::sync::Semaphore;
 
@@ -24,7 +24,8 @@ on_every_store!(
     another_payload_is_refused,
     a_server_error_is_not_stored_and_a_refusal_is,
     a_client_that_goes_away_does_not_undo_it,
-    keys_belong_to_their_callers,
+    s28_a_key_belongs_to_its_caller_and_a_session_to_its_connection,
+    a_caller_that_is_not_known_is_refused,
     sizes_have_limits,
     keys_that_make_no_sense_are_refused,
 );
@@ -55,6 +56,7 @@ impl Till {
                 till.may_answer.acquire().await.expect("open").forget();
                 let mut headers = HeaderMap::new();
                 headers.insert("x-number", number.into());
+                headers.insert("set-cookie", format!("session={number}").parse().expect("a value"));
                 match body.as_str() {
                     "crash" => (StatusCode::BAD_GATEWAY, headers, "the bank is away".to_owned()),
                     "poor" => (StatusCode::PAYMENT_REQUIRED, headers, "no money".to_owned()),
@@ -83,7 +85,7 @@ async fn pay(to: SocketAddr, key: &str, body: &str) -> Answer {
 }
 
 async fn layer(arena: &Arena) -> IdempotencyLayer {
-    IdempotencyLayer::new(arena.manager().await)
+    IdempotencyLayer::new(arena.manager().await).shared()
 }
 
 async fn a_request_that_is_sent_again_is_answered_again(arena: Arena) {
@@ -168,15 +170,48 @@ async fn a_client_that_goes_away_does_not_undo_it(arena: Arena) {
     assert_eq!((again.status, replayed(&again), till.called()), (201, true, 1));
 }
 
-async fn keys_belong_to_their_callers(arena: Arena) {
-    let till = Till::new();
-    let at = till.serve(layer(&arena).await.per_header("authorization")).await;
-    let by = async |who: &str| {
-        ask(at, "POST /pay", &format!("Authorization: {who}\r\nIdempotency-Key: 1\r\n"), "9 EUR").await
+/// The same key from two callers, on two instances, and a response that opens a session.
+async fn s28_a_key_belongs_to_its_caller_and_a_session_to_its_connection(arena: Arena) {
+    let by = async |at: SocketAddr, who: &str| {
+        ask(at, "POST /pay", &format!("X-Tenant: {who}\r\nIdempotency-Key: 1\r\n"), "9 EUR").await
     };
-    assert!(!replayed(&by("alice").await) && !replayed(&by("bob").await));
-    assert!(replayed(&by("alice").await) && replayed(&by("bob").await));
-    assert_eq!(till.called(), 2);
+    let mut results = 0;
+    for function in [false, true] {
+        let till = Till::new();
+        let mut instances = Vec::new();
+        for _ in 0..2 {
+            let layer = IdempotencyLayer::new(arena.manager().await);
+            let layer = match function {
+                false => layer.per_header("x-tenant"),
+                true => layer.per(|parts| Some(format!("{:?}", parts.headers.get("x-tenant")?))),
+            };
+            instances.push(till.serve(layer).await);
+        }
+        for (at, who) in [(instances[0], "alice"), (instances[1], "bob")] {
+            let first = by(at, who).await;
+            assert!(!replayed(&first) && first.head.contains("set-cookie: session="), "{first:?}");
+        }
+        for (at, who, body) in [(instances[1], "alice", "1: 9 EUR paid"), (instances[0], "bob", "2: 9 EUR paid")] {
+            let again = by(at, who).await;
+            assert!(replayed(&again) && again.body == body, "{again:?}");
+            assert!(!again.head.contains("set-cookie"), "a session is nobody else's: {again:?}");
+        }
+        assert_eq!(till.called(), 2);
+        results += 2;
+    }
+    report("S28", format!("{:?}: {results} results for two callers of one key, 0 sessions replayed", arena.kind()));
+}
+
+async fn a_caller_that_is_not_known_is_refused(arena: Arena) {
+    let till = Till::new();
+    let locks = arena.manager().await;
+    let header = till.serve(IdempotencyLayer::new(locks.clone()).per_header("x-tenant")).await;
+    assert_eq!(pay(header, "k", "9 EUR").await.code(), (400, "missing_header".into()));
+    let nobody = till.serve(IdempotencyLayer::new(locks).per(|_| None)).await;
+    assert_eq!(pay(nobody, "k", "9 EUR").await.code(), (400, "unknown_caller".into()));
+    assert_eq!(till.called(), 0);
+    // Looking needs no caller.
+    assert_eq!(ask(nobody, "GET /look", "Idempotency-Key: k\r\n", "").await.status, 200);
 }
 
 async fn sizes_have_limits(arena: Arena) {
@@ -211,9 +246,9 @@ async fn a_store_that_is_away_is_503_and_nothing_is_begun() {
     options.answer_within = Duration::from_millis(300);
     let locks: LockManager = arena.manager_with(options).await;
     let till = Till::new();
-    let at = till.serve(IdempotencyLayer::new(locks)).await;
+    let at = till.serve(IdempotencyLayer::new(locks).per_header("x-tenant")).await;
     arena.server().kill9();
-    let unknown = pay(at, "k", "9 EUR").await;
+    let unknown = ask(at, "POST /pay", "X-Tenant: a\r\nIdempotency-Key: k\r\n", "9 EUR").await;
     assert_eq!(unknown.code(), (503, "store_unreachable".into()));
     assert!(!unknown.body.contains("redis") && till.called() == 0, "{unknown:?}");
 }

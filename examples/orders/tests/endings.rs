@@ -186,3 +186,21 @@ async fn a_layer_needs_its_header_and_its_parameter() {
     assert!(answer_held_with(StatusCode::CONFLICT).is_ok());
     assert!(answer_held_with(StatusCode::OK).is_err());
 }
+
+/// Values that have the parting text inside them are not mixed up with others.
+#[tokio::test]
+async fn names_of_several_values_are_not_mixed_up() {
+    let locks = LockManager::connect("memory:").await.expect("memory");
+    let layer = LockLayer::new(locks.clone(), "cart:{header:x-tenant}:{cart}").expect("a key");
+    let inside = {
+        let locks = locks.clone();
+        async move || locks.list("", None, 10).await.expect("answered").locks[0].0.to_string()
+    };
+    let address = serve(Router::new().route("/{cart}", get(inside).layer(layer))).await;
+    let name = async |tenant: &str, cart: &str| {
+        let sent = send(address, &format!("GET /{cart}"), &format!("X-Tenant: {tenant}\r\n")).await;
+        receive(sent).await.expect("an answer").body
+    };
+    assert_eq!(name("acme", "7").await, "cart:acme:7", "ordinary values are as they were");
+    assert_ne!(name("a:b", "c").await, name("a", "b:c").await);
+}

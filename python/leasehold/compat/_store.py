@@ -13,6 +13,10 @@ from .._errors import InvalidArgument
 _clients: dict[str, Client] = {}
 
 
+#: Whose connections go by TCP or TLS to the host and port of their settings.
+_CONNECTS = ("redis.connection", "redis.asyncio.connection", "valkey.connection", "valkey.asyncio.connection")
+
+
 def raw_client(redis: Any) -> Client:
     """The client on the raw keys of what was given: a redis-py client, one of ours, or a URL."""
     if isinstance(redis, Client):
@@ -41,6 +45,10 @@ def _url(redis: Any) -> str:
         )
     if hasattr(pool, "sentinel_manager"):
         raise _unusable("a client that finds its server by Sentinel")
+    for part in (type(pool), pool.connection_class):
+        if part.__module__ not in _CONNECTS:
+            # A fake, a tunnel, a proxy: the host in its settings is not where it goes.
+            raise _unusable(f"a client that connects in its own way ({part.__module__}.{part.__qualname__})")
     settings: dict[str, Any] = pool.connection_kwargs
     if "path" in settings:
         raise _unusable("a client on a Unix socket; leasehold connects by TCP")

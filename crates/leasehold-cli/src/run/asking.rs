@@ -53,7 +53,7 @@ impl Keeper {
                 }
                 return Ok(Err(End { code, by }));
             }
-            Ok(Err(error)) => return Err(self.not_acquired(error).await),
+            Ok(Err(error)) => return self.not_acquired(error).await.map(Err),
             Ok(Ok(Got::Done(done))) => return self.replay(done).await.map(Err),
             Ok(Ok(Got::Lock(guard, slot))) => (guard, slot),
         };
@@ -108,7 +108,7 @@ impl Keeper {
         let locks = locks.insert(store.connect_with(options).await.map_err(NotGot::Failed)?);
         if let Some(lifeline) = locks.lifeline() {
             // Before there is anything to lose: it holds even while it is on its way.
-            link.send(&ToFront::Lifeline, Some(lifeline.as_fd()));
+            link.send(&ToFront::Lifeline, &[lifeline.as_fd()]);
         }
         let asked = Self::wait_for(args, locks, store);
         let got = if args.no_wait {
@@ -164,7 +164,7 @@ impl Keeper {
                 None => return None,
                 Some(came) if stops(came.signal) => {
                     *stops_told += 1;
-                    link.send(&ToFront::Stop(came.signal), None);
+                    link.send(&ToFront::Stop(came.signal), &[]);
                 }
                 Some(came) if came.signal == Signal::SIGCONT => *stops_told = stops_told.saturating_sub(1),
                 Some(came) if ends(came.signal) => return Some(came.signal),
@@ -173,11 +173,18 @@ impl Keeper {
         }
     }
 
-    async fn not_acquired(&self, why: NotGot) -> Failure {
-        match why {
-            NotGot::Failed(failure) => failure,
-            NotGot::Error(error) => {
-                held::failure(error, self.locks.as_ref(), self.json, self.args.conflict_exit_code).await
+    /// Says why there is no lock. With `--json` that is data on stdout, and a signal ends the writing.
+    async fn not_acquired(&mut self, why: NotGot) -> Result<End, Failure> {
+        let error = match why {
+            NotGot::Failed(failure) => return Err(failure),
+            NotGot::Error(error) => error,
+        };
+        let failure = held::failure(error, self.locks.as_ref(), self.json, self.args.conflict_exit_code);
+        tokio::select! {
+            failure = failure => Err(failure),
+            by = Self::cancelled(&self.link, &mut self.stops) => {
+                let code = by.map_or(128 + 9, |signal| 128 + number(signal));
+                Ok(End { code, by })
             }
         }
     }

@@ -4,8 +4,13 @@ use std::time::Duration;
 
 use leasehold::clock::Moment;
 
+use super::orders::Times;
+
 /// How long a command gets between SIGTERM and SIGKILL unless the caller says.
 const LONGEST_GRACE: Duration = Duration::from_secs(10);
+/// The bounds of the time between SIGKILL and the lease's end.
+const MARGIN_MIN: Duration = Duration::from_millis(10);
+const MARGIN_MAX: Duration = Duration::from_secs(1);
 
 /// The times of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,14 +22,15 @@ pub(super) struct Deadlines {
 impl Deadlines {
     /// `None`: that much grace leaves a lease of `ttl` no time to be renewed.
     pub(super) fn new(ttl: Duration, grace: Option<Duration>) -> Option<Self> {
-        // What killing, burying and a busy machine may take.
-        let margin = (ttl / 20).clamp(Duration::from_millis(10), Duration::from_secs(1));
         let grace = match grace {
-            // A renewal is due after a third; from then until the grace begins the store may answer.
             Some(grace) if grace > ttl / 2 => return None,
             Some(grace) => grace,
             None => (ttl / 4).min(LONGEST_GRACE),
         };
+        // A renewal is due after a third of the ttl. The store has two thirds of the time from then until the grace
+        // begins to answer it. The last third is for the kill: on a busy machine the guardian wakes up late, looks
+        // for what it must kill slowly, and even a killed process has to be scheduled once more to die.
+        let margin = ((ttl - ttl / 3 - grace) / 3).clamp(MARGIN_MIN, MARGIN_MAX);
         Some(Self { grace, margin })
     }
 
@@ -33,8 +39,27 @@ impl Deadlines {
         valid_until - self.margin - self.grace
     }
 
+    /// The times for a guardian that hears nothing more from its keeper. The keeper itself comes first.
+    pub(super) fn without_word(&self, valid_until: Moment) -> Times {
+        Times {
+            ask_at: self.give_up_at(valid_until) + self.margin / 2,
+            kill_at: valid_until - self.margin,
+            over_at: valid_until,
+        }
+    }
+
+    /// The times of a lease that is lost now.
+    pub(super) fn lost(&self, now: Moment, valid_until: Moment) -> Times {
+        Times { ask_at: now, kill_at: self.kill_at(now, valid_until), over_at: valid_until }
+    }
+
+    /// A guardian that should have killed at `kill_at` and has not reported by then was stopped.
+    pub(super) fn overdue_at(&self, now: Moment, kill_at: Moment) -> Moment {
+        kill_at.max(now) + self.margin / 2
+    }
+
     /// Told now, the command is killed then.
-    pub(super) fn kill_at(&self, now: Moment, valid_until: Moment) -> Moment {
+    fn kill_at(&self, now: Moment, valid_until: Moment) -> Moment {
         (now + self.grace).min(valid_until - self.margin)
     }
 }
@@ -52,14 +77,25 @@ mod tests {
 
     #[test]
     fn the_command_is_dead_before_the_lease_is_over() {
-        let short = Deadlines::new(ms(2_000), None).expect("fits");
-        assert_eq!(short.give_up_at(at(1_978)), at(1_378));
-        assert_eq!(short.kill_at(at(1_378), at(1_978)), at(1_878));
+        let short = Deadlines::new(ms(2_400), None).expect("fits");
+        assert_eq!((short.grace, short.margin), (ms(600), Duration::from_millis(1_000) / 3));
+        let short = Deadlines { margin: ms(300), ..short };
+        assert_eq!(short.give_up_at(at(2_378)), at(1_478));
+        assert_eq!(short.kill_at(at(1_478), at(2_378)), at(2_078));
         // Told late, the grace is what is left.
-        assert_eq!(short.kill_at(at(1_700), at(1_978)), at(1_878));
+        assert_eq!(short.kill_at(at(1_700), at(2_378)), at(2_078));
         // Told early, as by a revocation, it is not longer than promised.
-        assert_eq!(short.kill_at(at(100), at(1_978)), at(600));
-        assert_eq!(short.kill_at(at(5_000), at(1_978)), at(1_878));
+        assert_eq!(short.kill_at(at(100), at(2_378)), at(700));
+        assert_eq!(short.kill_at(at(5_000), at(2_378)), at(2_078));
+    }
+
+    #[test]
+    fn a_silent_keeper_gets_half_a_margin() {
+        let short = Deadlines { grace: ms(500), margin: ms(100) };
+        let times = short.without_word(at(1_978));
+        assert_eq!((times.ask_at, times.kill_at, times.over_at), (at(1_428), at(1_878), at(1_978)));
+        assert_eq!(short.overdue_at(at(100), at(1_878)), at(1_928));
+        assert_eq!(short.overdue_at(at(1_900), at(1_878)), at(1_950));
     }
 
     #[test]
@@ -70,5 +106,18 @@ mod tests {
         assert_eq!(none.give_up_at(at(29_000)), at(28_000));
         let long = Deadlines::new(Duration::from_secs(3_600), None).expect("fits");
         assert_eq!(long.give_up_at(at(100_000)), at(89_000));
+    }
+
+    #[test]
+    fn every_lease_is_due_for_renewal_before_it_is_given_up() {
+        for ttl in [100, 500, 1_000, 5_000, 30_000, 3_600_000].map(ms) {
+            for grace in [None, Some(ms(0)), Some(ttl / 4), Some(ttl / 2)] {
+                let deadlines = Deadlines::new(ttl, grace).expect("fits");
+                let given_up_after = deadlines.give_up_at(Moment::from_boot(ttl)).since_boot();
+                assert!(given_up_after > ttl / 3, "{ttl:?} {grace:?}: {given_up_after:?}");
+                // At least as long as a loaded machine took to kill a handful of processes: 74 ms.
+                assert!(ttl < ms(1_000) || deadlines.margin > ms(100) || grace == Some(ttl / 2), "{ttl:?} {grace:?}");
+            }
+        }
     }
 }

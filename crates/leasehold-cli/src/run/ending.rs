@@ -1,4 +1,6 @@
 //! The keeper ends what it kept: the command and all it started, and the lease.
+//!
+//! The guardian does the killing; where it was killed or stopped itself, the keeper does.
 
 use std::time::Duration;
 
@@ -6,42 +8,54 @@ use leasehold::clock::Moment;
 
 use super::keeper::{Keeper, until};
 use super::lease::Lease;
+use super::orders::{Order, Report};
 use super::tree::{self, Reaped};
 use crate::exit::{Exit, Failure};
 use crate::say;
 
 /// A child that has to be killed is looked for again this often.
 const AGAIN: Duration = Duration::from_millis(5);
+/// A guardian that does not report what it was to kill at once was stopped, or kills what cannot die yet.
+const KILLS_WITHIN: Duration = Duration::from_millis(500);
 
 impl Keeper {
-    /// The lease is lost: asks everything below us to end, and kills it in time.
+    /// The lease is lost: has everything asked to end, and killed in time.
     pub(super) async fn end_tree(&mut self, guard: &Lease, why: &str) {
-        let kill_at = self.deadlines.kill_at(Moment::now(), guard.valid_until());
-        tree::signal_all(rustix::process::Signal::TERM);
-        // What is stopped cannot end.
-        tree::signal_all(rustix::process::Signal::CONT);
+        let (now, valid_until) = (Moment::now(), guard.valid_until());
+        let times = self.deadlines.lost(now, valid_until);
+        self.guardian.send(&Order::End(times), &[]);
         say::failure(&Failure::new(Exit::Lost, why).detail("the command and all it started are being ended"));
-        loop {
-            let left = loop {
-                match tree::reap() {
-                    Reaped::Child(..) => {}
-                    Reaped::Nothing => break true,
-                    Reaped::Nobody => break false,
-                }
-            };
-            if !left || Moment::now() >= kill_at {
-                break;
-            }
-            tokio::select! {
-                _ = self.children.recv() => {}
-                () = until(kill_at) => {}
-            }
-        }
-        self.kill_tree(guard.valid_until()).await;
+        self.await_death(self.deadlines.overdue_at(now, times.kill_at), valid_until).await;
     }
 
-    /// Kills everything below us and waits until it is dead.
+    /// Has everything killed at once, and waits until it is dead.
     pub(super) async fn kill_tree(&mut self, at_most_until: Moment) {
+        self.guardian.send(&Order::Kill, &[]);
+        self.await_death(Moment::now() + KILLS_WITHIN, at_most_until).await;
+    }
+
+    /// Waits for the guardian's report. One that is overdue makes the killing ours.
+    async fn await_death(&mut self, report_by: Moment, at_most_until: Moment) {
+        loop {
+            tokio::select! {
+                biased;
+                report = self.guardian.next() => match report {
+                    Some(Report::Dead { not_permitted }) => {
+                        self.guardian.send(&Order::Bye, &[]);
+                        return say_not_permitted(&not_permitted);
+                    }
+                    Some(Report::NotStarted(_)) | None => break,
+                    // CMD's own end may have come first; what it has started is ended all the same.
+                    Some(Report::Started { .. } | Report::Stopped | Report::Continued | Report::Ended(_)) => {}
+                },
+                () = until(report_by) => break,
+            }
+        }
+        self.kill_tree_below(at_most_until).await;
+    }
+
+    /// Kills everything below us, a guardian among it, and waits until it is dead.
+    pub(super) async fn kill_tree_below(&mut self, at_most_until: Moment) {
         loop {
             let refused = tree::signal_all(rustix::process::Signal::KILL);
             loop {
@@ -52,15 +66,20 @@ impl Keeper {
                 }
             }
             if Moment::now() >= at_most_until && !refused.is_empty() {
-                let pids: Vec<String> = refused.iter().map(|pid| pid.as_raw_nonzero().to_string()).collect();
-                say::talk(&format!("leasehold: not permitted to kill, and still running: {}", pids.join(" ")));
-                return;
+                let pids: Vec<i32> = refused.iter().map(|pid| pid.as_raw_nonzero().get()).collect();
+                return say_not_permitted(&pids);
             }
             tokio::select! {
                 _ = self.children.recv() => {}
                 () = tokio::time::sleep(AGAIN) => {}
             }
         }
+    }
+
+    /// The guardian has ended CMD without us.
+    pub(super) fn say_dead(&self, why: &str, not_permitted: &[i32]) {
+        say::failure(&Failure::new(Exit::Lost, why).detail("the command and all it started were ended"));
+        say_not_permitted(not_permitted);
     }
 
     /// Gives the lock back. `false`: it was lost before that.
@@ -94,5 +113,12 @@ impl Keeper {
     pub(super) async fn release_lost(&self, guard: Lease) {
         let left = Moment::now().until(guard.valid_until());
         let _ = tokio::time::timeout(left, guard.release()).await;
+    }
+}
+
+fn say_not_permitted(pids: &[i32]) {
+    if !pids.is_empty() {
+        let pids: Vec<String> = pids.iter().map(ToString::to_string).collect();
+        say::talk(&format!("leasehold: not permitted to kill, and still running: {}", pids.join(" ")));
     }
 }

@@ -12,8 +12,9 @@ use rustix::event::{PollFd, PollFlags, poll};
 use super::link::{Link, Read, ToFront, ToKeeper};
 use super::tree::{self, Reaped};
 use super::{KEEPER, let_go_of_stdio, refused};
-use crate::cli;
+use crate::cli::{self, JobCli, JobCommand, RunArgs};
 use crate::exit::{Exit, Failure};
+use crate::say;
 use crate::signals::{Blocked, Came, Inbox, suffer};
 
 /// Between two rounds of killing.
@@ -21,6 +22,7 @@ const AGAIN: Duration = Duration::from_millis(1);
 
 /// Starts the keeper, passes signals on, and ends as it says. Reading the command line is the keeper's business.
 pub(super) fn run() -> Result<Exit, Failure> {
+    say::in_background();
     tree::adopt_orphans();
     // Before the keeper is there, so that none is lost and it starts with them blocked, too.
     let blocked = Blocked::now().map_err(|e| refused("block signals", &e))?;
@@ -28,7 +30,7 @@ pub(super) fn run() -> Result<Exit, Failure> {
     let (mut keeper, link) = start_keeper(blocked)?;
     let_go_of_stdio();
     // Held, not read: see `ToFront::Lifeline`.
-    let mut _lifeline: Option<OwnedFd> = None;
+    let mut _lifeline: Vec<OwnedFd> = Vec::new();
     let mut got = HashSet::new();
     loop {
         let mut ends = [PollFd::new(&signals, PollFlags::IN), PollFd::new(&link, PollFlags::IN)];
@@ -38,12 +40,11 @@ pub(super) fn run() -> Result<Exit, Failure> {
         pass_on(&signals, &link, &mut got);
         match link.poll() {
             Read::Nothing => {}
-            Read::Message(ToFront::Lifeline, fd) => _lifeline = fd,
+            Read::Message(ToFront::Lifeline, fds) => _lifeline = fds,
             Read::Message(ToFront::Stop(signal), _) => {
                 suffer(signal);
                 // Whoever made us go on may have meant us alone.
-                let went_on = Came { signal: Signal::SIGCONT, by_terminal: false };
-                link.send(&ToKeeper::Signal(went_on), None);
+                link.send(&ToKeeper::Signal(Came::continued()), &[]);
             }
             Read::Message(ToFront::Done { code, by }, _) => {
                 // Whatever ended the command was sent to us before.
@@ -64,7 +65,7 @@ fn pass_on(signals: &Inbox, link: &Link, got: &mut HashSet<Signal>) {
         got.insert(came.signal);
         // Going on is told after a stop: here it could only be an old one, and undo the next stop.
         if came.signal != Signal::SIGCONT {
-            link.send(&ToKeeper::Signal(came), None);
+            link.send(&ToKeeper::Signal(came), &[]);
         }
     }
 }
@@ -79,7 +80,7 @@ fn start_keeper(blocked: Blocked) -> Result<(Child, Link), Failure> {
         .spawn();
     let keeper = started.map_err(|e| refused("start a second process", &e))?;
     let start = ToKeeper::Start { front: std::process::id(), blocked: blocked.bits() };
-    link.send(&start, Some(std::io::stdin().as_fd()));
+    link.send(&start, &[std::io::stdin().as_fd()]);
     Ok((keeper, link))
 }
 
@@ -97,8 +98,8 @@ fn keeper_ended(keeper: &mut Child) -> Result<Exit, Failure> {
 /// Nobody renews any more: the command must be gone before the lock can be somebody else's.
 fn keeper_died() -> Failure {
     let name = match cli::parse() {
-        Ok(Some(cli::Cli { command: cli::Command::Run(args), .. })) => args.wanted(),
-        Ok(Some(cli::Cli { command: cli::Command::Once(args), .. })) => cli::RunArgs::from(args).wanted(),
+        Ok(Some(JobCli { command: JobCommand::Run(args), .. })) => args.wanted(),
+        Ok(Some(JobCli { command: JobCommand::Once(args), .. })) => RunArgs::from(args).wanted(),
         _ => String::from("the lock"),
     };
     loop {

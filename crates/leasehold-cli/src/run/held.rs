@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use leasehold::{Error, Holder, LockManager};
+use serde::Serialize;
 
 use crate::exit::{Exit, Failure};
 use crate::say;
@@ -11,11 +12,14 @@ use crate::say;
 pub(super) async fn failure(error: Error, locks: Option<&LockManager>, json: bool, code: Option<u8>) -> Failure {
     let said = match &error {
         Error::NotAcquired { name, .. } if json => match locks {
-            Some(locks) => locks.info(name).await.map_or(Ok(true), |info| say::json(&info.view())),
+            Some(locks) => match locks.info(name).await {
+                Ok(info) => write_json(info.view()).await,
+                Err(_) => Ok(true),
+            },
             None => Ok(true),
         },
         Error::PoolBusy { members, .. } if json => {
-            say::json(&members.iter().map(|member| member.lock.view()).collect::<Vec<_>>())
+            write_json(members.iter().map(|member| member.lock.view()).collect::<Vec<_>>()).await
         }
         Error::NotAcquired { .. } | Error::PoolBusy { .. } => Ok(true),
         _ => return error.into(),
@@ -25,6 +29,13 @@ pub(super) async fn failure(error: Error, locks: Option<&LockManager>, json: boo
     }
     let failure = Failure::from(error);
     Failure { exit: code.map_or(failure.exit, Exit::Code), ..failure }
+}
+
+/// Writes to stdout on a thread of its own: a reader that is slow must not keep signals waiting.
+async fn write_json(value: impl Serialize + Send + 'static) -> Result<bool, Failure> {
+    let (tell, written) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || tell.send(say::json(&value)));
+    written.await.unwrap_or_else(|_| Err(Failure::new(Exit::Output, "the output could not be written")))
 }
 
 /// For how long somebody has held a lock, if that is known.

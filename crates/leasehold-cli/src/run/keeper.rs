@@ -1,27 +1,32 @@
-//! The process that holds the lease: it takes it, starts CMD, watches both, and gives it back.
+//! The process that holds the lease: it takes it, has CMD started, renews, and gives it back.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::process::ExitStatus;
 use std::time::Duration;
 
 use leasehold::clock::Moment;
 use leasehold::{LockManager, LossReason, Owner, ResultSlot, Ttl};
 use nix::sys::signal::Signal;
-use rustix::process::{Pid, WaitStatus, getppid, kill_process};
-use tokio::signal::unix::SignalKind;
+use rustix::process::{Pid, getpgrp, getppid, kill_process};
+use tokio::io::unix::AsyncFd;
 
-use super::command::{self, Start};
+use super::command;
 use super::deadline::Deadlines;
+use super::launch::Launch;
 use super::lease::Lease;
 use super::link::{Ear, Link, Read, ToFront, ToKeeper};
+use super::orders::{Fds, Order};
 use super::tee::Tee;
-use super::tree::{self, Reaped};
+use super::tree;
+use super::watching::Watched;
 use super::{KEEPER, let_go_of_stdio, refused, result};
-use crate::cli::{OnLost, RunArgs};
+use crate::cli::RunArgs;
 use crate::exit::{Exit, Failure};
 use crate::say;
-use crate::signals::{Blocked, Came, Caught, stops};
+use crate::signals::{Blocked, Inbox};
 use crate::store::Choice;
 
 /// How the run ended, for the front.
@@ -37,40 +42,48 @@ impl From<Exit> for End {
     }
 }
 
+/// What the front sends with its first message.
+struct Front {
+    pid: u32,
+    blocked: Blocked,
+    /// CMD's stdin.
+    stdin: OwnedFd,
+}
+
+/// The failure of a keeper that no front started.
+pub(super) fn misused() -> Failure {
+    Failure::new(Exit::Usage, format!("{KEEPER} is started by `leasehold run` and by nobody else"))
+}
+
 /// Runs the command under the lock, and tells the front how that ended.
-pub(super) fn run(args: RunArgs, json: bool, store: &Choice) -> Result<Exit, Failure> {
+pub(super) fn run(args: RunArgs, json: bool, store: &Choice, launch: Launch) -> Result<Exit, Failure> {
     let _ = rustix::thread::set_name(c"lh-keeper");
+    say::in_background();
     tree::adopt_orphans();
-    let misused = || Failure::new(Exit::Usage, format!("{KEEPER} is started by `leasehold run` and by nobody else"));
     let link = Link::from_stdin().map_err(|_| misused())?;
-    let Read::Message(ToKeeper::Start { front, blocked }, Some(stdin)) = link.wait() else { return Err(misused()) };
-    let told = keep(args, json, store, &link, front, Blocked::from_bits(blocked), stdin);
+    let Read::Message(ToKeeper::Start { front, blocked }, mut fds) = link.wait() else { return Err(misused()) };
+    let stdin = fds.pop().ok_or_else(misused)?;
+    let front = Front { pid: front, blocked: Blocked::from_bits(blocked), stdin };
+    let told = keep(args, json, store, &link, front, launch);
     Ok(told.unwrap_or_else(|failure| {
         say::failure(&failure);
-        link.send(&ToFront::Done { code: failure.exit.code(), by: None }, None);
+        say::flush();
+        link.send(&ToFront::Done { code: failure.exit.code(), by: None }, &[]);
         failure.exit
     }))
 }
 
 /// A failure here is one before there was anything to keep.
-fn keep(
-    args: RunArgs,
-    json: bool,
-    store: &Choice,
-    link: &Link,
-    front: u32,
-    blocked: Blocked,
-    stdin: OwnedFd,
-) -> Result<Exit, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|e| refused("start", &e))?;
+fn keep(args: RunArgs, json: bool, store: &Choice, link: &Link, front: Front, launch: Launch) -> Result<Exit, Failure> {
+    let Launch { runtime, guardian, children } = launch;
     runtime.block_on(async {
-        let ear = Ear::new(link).map_err(|e| refused("listen", &e))?;
-        let mut keeper = Keeper::new(args, json, ear, front, blocked)?;
-        let end = keeper.run(store, stdin).await.unwrap_or_else(|failure| {
+        let mut keeper = Keeper::new(args, json, link, &front, (&guardian, children))?;
+        let end = keeper.run(store, front.stdin).await.unwrap_or_else(|failure| {
             say::failure(&failure);
             failure.exit.into()
         });
+        // The lock is free again, or nothing more can be done about it: now there is time for a message.
+        say::flush();
         keeper.tell(&ToFront::Done { code: end.code, by: end.by });
         keeper.wake_front();
         // The front is gone from here on, and nobody waits for the rest.
@@ -85,6 +98,7 @@ pub(super) struct Keeper {
     pub(super) args: RunArgs,
     pub(super) json: bool,
     pub(super) link: Ear,
+    pub(super) guardian: Ear,
     pub(super) children: tokio::signal::unix::Signal,
     front: Option<Pid>,
     blocked: Blocked,
@@ -97,15 +111,14 @@ pub(super) struct Keeper {
     pub(super) warned: bool,
 }
 
-/// Why watching came to an end.
-enum Watched {
-    Ended(WaitStatus),
-    Lost(String),
-    FrontDied,
-}
-
 impl Keeper {
-    fn new(args: RunArgs, json: bool, link: Ear, front: u32, blocked: Blocked) -> Result<Self, Failure> {
+    fn new(
+        args: RunArgs,
+        json: bool,
+        link: &Link,
+        front: &Front,
+        (guardian, children): (&Link, tokio::signal::unix::Signal),
+    ) -> Result<Self, Failure> {
         let program = args.command.first().map(Path::new).and_then(Path::file_name).unwrap_or_default();
         let owner = match &args.owner {
             Some(owner) => Owner::named(owner),
@@ -117,15 +130,19 @@ impl Keeper {
             let text = format!("--grace {grace:?} is too long for a lease of {ttl}: at most half of it");
             Failure::new(Exit::Usage, text)
         };
+        let deadlines = Deadlines::new(ttl, args.grace).ok_or_else(too_long)?;
+        let owner = owner.map_err(|e| Failure::new(Exit::Usage, e.to_string()))?.with_pid(front.pid);
+        let listen = |link| Ear::new(link).map_err(|e| refused("listen", &e));
         Ok(Self {
-            deadlines: Deadlines::new(ttl, args.grace).ok_or_else(too_long)?,
-            owner: owner.map_err(|e| Failure::new(Exit::Usage, e.to_string()))?.with_pid(front),
+            link: listen(link)?,
+            guardian: listen(guardian)?,
+            children,
+            deadlines,
+            owner,
             args,
             json,
-            link,
-            children: tokio::signal::unix::signal(SignalKind::child()).map_err(|e| refused("wait for a child", &e))?,
-            front: i32::try_from(front).ok().and_then(Pid::from_raw),
-            blocked,
+            front: i32::try_from(front.pid).ok().and_then(Pid::from_raw),
+            blocked: front.blocked,
             locks: None,
             stops: 0,
             warned: false,
@@ -149,28 +166,22 @@ impl Keeper {
                 }
             }
         }
-        let start = Start {
-            words: &self.args.command,
-            lease: &guard,
-            stdin,
-            output,
-            lifeline: self.locks.as_ref().and_then(LockManager::lifeline),
-            blocked: self.blocked,
-        };
-        let mut caught = Caught::install().map_err(|e| refused("catch signals", &e))?;
-        let started_at = Moment::now();
-        let started = command::start(&start);
-        drop(start);
-        let pid = match started {
-            Ok(pid) => pid,
-            Err(failure) => {
-                Self::forget(slot.as_ref()).await;
+        // What was drawn for a person who waited is wiped away before CMD writes.
+        say::flushed().await;
+        let signals = match own_signals() {
+            Ok(signals) => signals,
+            Err(error) => {
                 self.release(guard).await;
-                return Err(failure);
+                return Err(refused("receive signals", &error));
             }
         };
+        // They came before CMD: the front has told of them, or does so now.
+        signals.get_ref().drain();
+        let started_at = Moment::now();
+        self.order_start(&guard, stdin, output);
         let_go_of_stdio();
-        match self.watch(&guard, pid, &mut caught).await {
+        let watched = self.watch(&guard, &signals).await;
+        match watched {
             Watched::Ended(status) => {
                 let end = Self::end_of(status);
                 if let Some(hold) = self.args.hold_at_least {
@@ -185,8 +196,18 @@ impl Keeper {
                 let kept = self.release(guard).await;
                 Ok(if kept || self.warned { end } else { Exit::Lost.into() })
             }
+            Watched::NotStarted(error) => {
+                Self::forget(slot.as_ref()).await;
+                self.release(guard).await;
+                Err(command::not_started(self.args.command[0].as_os_str(), &error))
+            }
             Watched::Lost(why) => {
                 self.end_tree(&guard, &why).await;
+                self.release_lost(guard).await;
+                Ok(Exit::Lost.into())
+            }
+            Watched::Dead { not_permitted } => {
+                self.say_dead(&lost_text(&guard, guard.loss()), &not_permitted);
                 self.release_lost(guard).await;
                 Ok(Exit::Lost.into())
             }
@@ -195,7 +216,36 @@ impl Keeper {
                 self.release(guard).await;
                 Ok(Exit::Code(128 + 9).into())
             }
+            Watched::GuardianDied => {
+                self.kill_tree_below(guard.valid_until()).await;
+                let text = format!("the guardian of the lease on {} was killed, and so was what it ran", guard.name());
+                say::failure(&Failure::new(Exit::Lost, text));
+                self.release(guard).await;
+                Ok(Exit::Lost.into())
+            }
+            Watched::Cancelled(signal) => {
+                self.kill_tree(guard.valid_until()).await;
+                Self::forget(slot.as_ref()).await;
+                self.release(guard).await;
+                Ok(End { code: 128 + number(signal), by: Some(signal) })
+            }
         }
+    }
+
+    /// Has the guardian start CMD.
+    fn order_start(&self, guard: &Lease, stdin: OwnedFd, output: Option<(OwnedFd, OwnedFd)>) {
+        let lifeline = self.locks.as_ref().and_then(LockManager::lifeline);
+        let order = Order::Start {
+            group: getpgrp().as_raw_nonzero().get(),
+            blocked: self.blocked.bits(),
+            words: self.args.command.len(),
+            fds: Fds { output: output.is_some(), lifeline: lifeline.is_some() },
+            env: command::env(guard),
+        };
+        let (stdout, stderr) = output.map_or((None, None), |(stdout, stderr)| (Some(stdout), Some(stderr)));
+        let fds = [Some(stdin), stdout, stderr, lifeline];
+        let fds: Vec<BorrowedFd<'_>> = fds.iter().flatten().map(AsFd::as_fd).collect();
+        self.guardian.send(&order, &fds);
     }
 
     /// Puts a pipe between the command and our own stdout and stderr.
@@ -210,26 +260,35 @@ impl Keeper {
         &mut self,
         guard: &Lease,
         slot: &ResultSlot,
-        (out, err): (Tee, Tee),
+        (mut out, mut err): (Tee, Tee),
         end: &End,
-        status: WaitStatus,
+        status: ExitStatus,
     ) -> Result<(), Exit> {
         let until_ok = self.args.once.as_ref().is_some_and(|once| once.until_ok);
-        let written = async { (out.finish().await, err.finish().await) };
-        let (out, err) = tokio::select! {
-            written = written => written,
-            // Whoever reads our output does not keep up with it.
-            why = guard.lost() => {
-                say::failure(&Failure::new(Exit::Lost, lost_text(guard, Some(why))));
-                return Err(Exit::Lost);
+        let mut interrupted = false;
+        loop {
+            let written = async {
+                out.finish().await;
+                err.finish().await;
+            };
+            tokio::select! {
+                () = written => break,
+                // Nobody reads our output, and somebody wants an end: the rest is kept and not passed on.
+                _ = Self::cancelled(&self.link, &mut self.stops), if !interrupted => interrupted = true,
+                why = guard.lost() => {
+                    say::failure(&Failure::new(Exit::Lost, lost_text(guard, Some(why))));
+                    return Err(Exit::Lost);
+                }
             }
-        };
-        if status.terminating_signal().is_some() || (until_ok && end.code != 0) {
+            out.stop_passing_on();
+            err.stop_passing_on();
+        }
+        if status.signal().is_some() || (until_ok && end.code != 0) {
             Self::forget(Some(slot)).await;
             return Ok(());
         }
         let id = &guard.name();
-        match slot.store(guard.guard(), &result::written(end.code, &out, &err)).await {
+        match slot.store(guard.guard(), &result::written(end.code, &out.kept(), &err.kept())).await {
             Ok(true) => Ok(()),
             Ok(false) => {
                 let text = format!("{id} is done, but its result could not be stored: the next one runs it again");
@@ -252,96 +311,6 @@ impl Keeper {
         }
     }
 
-    /// Until CMD ends, the lease is lost, or the front is killed.
-    async fn watch(&mut self, guard: &Lease, pid: Pid, caught: &mut Caught) -> Watched {
-        loop {
-            let give_up_at = self.deadlines.give_up_at(guard.valid_until());
-            let lost = tokio::select! {
-                biased;
-                _ = self.children.recv() => {
-                    if let Some(status) = self.look_after(pid) {
-                        return Watched::Ended(status);
-                    }
-                    continue;
-                }
-                heard = self.link.hear() => match heard {
-                    None => return Watched::FrontDied,
-                    Some(came) => {
-                        if let Some(status) = self.pass_on(came, pid) {
-                            return Watched::Ended(status);
-                        }
-                        continue;
-                    }
-                },
-                signal = caught.next() => {
-                    if let Some(status) = self.pass_on(Came { signal, by_terminal: false }, pid) {
-                        return Watched::Ended(status);
-                    }
-                    continue;
-                }
-                why = guard.lost(), if !self.warned => lost_text(guard, Some(why)),
-                () = until(give_up_at), if !self.warned => {
-                    // Renewed meanwhile: another day.
-                    if Moment::now() < self.deadlines.give_up_at(guard.valid_until()) {
-                        continue;
-                    }
-                    lost_text(guard, None)
-                }
-            };
-            if self.args.on_lost == OnLost::Kill {
-                return Watched::Lost(lost);
-            }
-            self.warned = true;
-            say::failure(
-                &Failure::new(Exit::Lost, lost).detail("the command goes on without the lock (--on-lost warn)"),
-            );
-        }
-    }
-
-    /// Takes note of everything that happened to children. CMD's end, if it was among it.
-    fn look_after(&mut self, pid: Pid) -> Option<WaitStatus> {
-        while let Reaped::Child(child, status) = tree::reap() {
-            if child != pid {
-                continue;
-            }
-            if status.stopped() {
-                self.stops += 1;
-                // Not by the signal that stopped CMD: that one may reach the front from the terminal as
-                // well, while it goes on, and it would stop twice.
-                self.tell(&ToFront::Stop(Signal::SIGSTOP));
-            } else if status.continued() {
-                self.wake_front();
-            } else {
-                return Some(status);
-            }
-        }
-        None
-    }
-
-    /// A signal that somebody sent to the front is meant for CMD. CMD's end, should it show on the way.
-    fn pass_on(&mut self, came: Came, pid: Pid) -> Option<WaitStatus> {
-        // Shells and editors stop and continue the whole group, and CMD is part of it.
-        if came.signal == Signal::SIGCONT {
-            self.stops = self.stops.saturating_sub(1);
-            if self.stops > 0 || !tree::is_stopped(pid) {
-                return None;
-            }
-            // Stopped still, or once more? A stop that is news is told to the front, and stays.
-            if let Some(status) = self.look_after(pid) {
-                return Some(status);
-            }
-            if self.stops > 0 {
-                return None;
-            }
-        } else if came.by_terminal || (stops(came.signal) && tree::is_stopped(pid)) {
-            return None;
-        }
-        if let Some(signal) = rustix::process::Signal::from_named_raw(came.signal as i32) {
-            let _ = kill_process(pid, signal);
-        }
-        None
-    }
-
     /// CMD has ended, and the lock is kept for a while; a signal ends that.
     async fn hold(&mut self, guard: &Lease, until_then: Moment) {
         let cancelled = Self::cancelled(&self.link, &mut self.stops);
@@ -352,23 +321,23 @@ impl Keeper {
         }
     }
 
-    fn end_of(status: WaitStatus) -> End {
-        match status.terminating_signal() {
+    fn end_of(status: ExitStatus) -> End {
+        match status.signal() {
             Some(signal) => End {
                 code: u8::try_from(128 + signal).unwrap_or(u8::MAX),
                 // A shell goes on with its script unless it sees that this ended the job.
                 by: (signal == Signal::SIGINT as i32).then_some(Signal::SIGINT),
             },
-            None => Exit::Code(status.exit_status().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)).into(),
+            None => Exit::Code(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)).into(),
         }
     }
 
-    fn tell(&self, message: &ToFront) {
-        self.link.send(message, None);
+    pub(super) fn tell(&self, message: &ToFront) {
+        self.link.send(message, &[]);
     }
 
     /// The front stands still: there is nothing any more to stand still for.
-    fn wake_front(&self) {
+    pub(super) fn wake_front(&self) {
         if self.stops > 0
             && let Some(front) = self.front
             && getppid() == Some(front)
@@ -376,6 +345,12 @@ impl Keeper {
             let _ = kill_process(front, rustix::process::Signal::CONT);
         }
     }
+}
+
+/// The keeper's own signals, which tell it what was sent to the whole group.
+#[expect(deprecated, reason = "its successor is `unsafe`; an inbox owns its descriptor, so this is sound")]
+fn own_signals() -> io::Result<AsyncFd<Inbox>> {
+    AsyncFd::new(Inbox::open()?)
 }
 
 /// Sleeps until then. The runtime's timer stops while the machine sleeps; a lease does not.
@@ -389,7 +364,7 @@ pub(super) async fn until(moment: Moment) {
     }
 }
 
-fn lost_text(guard: &Lease, why: Option<LossReason>) -> String {
+pub(super) fn lost_text(guard: &Lease, why: Option<LossReason>) -> String {
     match why {
         Some(why) => format!("the lease on {} was lost: {why}", guard.name()),
         None => {

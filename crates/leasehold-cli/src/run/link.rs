@@ -1,6 +1,7 @@
-//! The socket between the two processes of a run: short messages, some with a descriptor.
+//! The sockets between the processes of a run: short messages, some with descriptors.
 //!
-//! Its end is news as well: each side learns at once that the other one died.
+//! The end of a socket is news as well: each side learns at once that the other one died. Sending never blocks: a
+//! process that was stopped reads nothing, and the others must not wait for it.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -38,12 +39,15 @@ pub(super) enum ToFront {
     Done { code: u8, by: Option<Signal> },
 }
 
+/// Descriptors that one message carries.
+const FDS_MAX: usize = 4;
+
 /// One end.
 pub(super) struct Link(OwnedFd);
 
 /// What was read.
 pub(super) enum Read<M> {
-    Message(M, Option<OwnedFd>),
+    Message(M, Vec<OwnedFd>),
     /// Nothing there at the moment.
     Nothing,
     /// The other side is gone.
@@ -52,33 +56,35 @@ pub(super) enum Read<M> {
 
 /// A message as it travels.
 pub(super) trait Message: Sized {
+    /// The longest message.
+    const BYTES_MAX: usize;
     fn write(&self) -> Vec<u8>;
     fn read(bytes: &[u8]) -> Option<Self>;
 }
 
 impl Link {
-    /// Two ends; the second one is for the keeper.
+    /// Two ends; the second one is for the process to be started.
     pub(super) fn pair() -> Result<(Self, OwnedFd), Errno> {
-        let (ours, keepers) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        Ok((Self(ours), keepers))
+        let (ours, other) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        Ok((Self(ours), other))
     }
 
-    /// The keeper's end, which it was started with as its stdin.
+    /// The end that this process was started with as its stdin.
     pub(super) fn from_stdin() -> io::Result<Self> {
         io::stdin().as_fd().try_clone_to_owned().map(Self)
     }
 
-    /// Sends a message. When the other side is gone there is nobody to tell.
-    pub(super) fn send<M: Message>(&self, message: &M, with: Option<BorrowedFd<'_>>) {
+    /// Sends a message with at most four descriptors. It is lost when the other side is gone, or was stopped and has
+    /// left hundreds of messages unread.
+    pub(super) fn send<M: Message>(&self, message: &M, with: &[BorrowedFd<'_>]) {
         let bytes = message.write();
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(FDS_MAX))];
         let mut extra = SendAncillaryBuffer::new(&mut space);
-        let fds: Vec<BorrowedFd<'_>> = with.into_iter().collect();
-        if !fds.is_empty() {
-            extra.push(SendAncillaryMessage::ScmRights(&fds));
+        if !with.is_empty() {
+            extra.push(SendAncillaryMessage::ScmRights(with));
         }
-        // Neither side ever leaves so much unread that this would block for long.
-        while let Err(Errno::INTR) = sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut extra, SendFlags::NOSIGNAL) {}
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        while let Err(Errno::INTR) = sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut extra, flags) {}
     }
 
     /// Reads a message, waiting for one.
@@ -92,8 +98,8 @@ impl Link {
     }
 
     fn receive<M: Message>(&self, flags: RecvFlags) -> Read<M> {
-        let mut bytes = [0; 32];
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(1))];
+        let mut bytes = vec![0; M::BYTES_MAX];
+        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(FDS_MAX))];
         let mut extra = RecvAncillaryBuffer::new(&mut space);
         let received = loop {
             let into = &mut [IoSliceMut::new(&mut bytes)];
@@ -105,12 +111,14 @@ impl Link {
                 Ok(received) => break received.bytes,
             }
         };
-        let fd = extra.drain().find_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-            _ => None,
-        });
+        let mut fds = Vec::new();
+        for message in extra.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                fds.extend(rights);
+            }
+        }
         // No message of ours is empty or unknown: nothing means the end.
-        M::read(&bytes[..received]).map_or(Read::Gone, |message| Read::Message(message, fd))
+        M::read(&bytes[..received]).map_or(Read::Gone, |message| Read::Message(message, fds))
     }
 }
 
@@ -120,7 +128,7 @@ impl AsFd for Link {
     }
 }
 
-/// The keeper's end inside its runtime.
+/// An end inside the keeper's runtime.
 pub(super) struct Ear {
     link: Link,
     /// A second descriptor of the same socket: knows when there is something to read.
@@ -134,15 +142,15 @@ impl Ear {
         Ok(Self { ready: UnixDatagram::from_std(ready)?, link: Link(link.0.try_clone()?) })
     }
 
-    /// Sends a message.
-    pub(super) fn send(&self, message: &ToFront, with: Option<BorrowedFd<'_>>) {
+    /// Sends a message, see [`Link::send`].
+    pub(super) fn send<M: Message>(&self, message: &M, with: &[BorrowedFd<'_>]) {
         self.link.send(message, with);
     }
 
-    /// The next signal that somebody sent to the front; `None` when the front was killed.
+    /// The next message; `None` when the other side is gone.
     ///
     /// Cancel safe: what is not returned was not read.
-    pub(super) async fn hear(&self) -> Option<Came> {
+    pub(super) async fn next<M: Message>(&self) -> Option<M> {
         loop {
             self.ready.readable().await.ok()?;
             let read = self.ready.try_io(Interest::READABLE, || match self.link.poll() {
@@ -150,19 +158,34 @@ impl Ear {
                 read => Ok(read),
             });
             match read {
-                Ok(Read::Message(ToKeeper::Signal(came), _)) => return Some(came),
+                Ok(Read::Message(message, _)) => return Some(message),
                 Ok(Read::Gone) => return None,
-                Ok(Read::Message(ToKeeper::Start { .. }, _) | Read::Nothing) | Err(_) => {}
+                Ok(Read::Nothing) | Err(_) => {}
+            }
+        }
+    }
+
+    /// The next signal that was sent to the front; `None` when the front was killed.
+    ///
+    /// Cancel safe.
+    pub(super) async fn hear(&self) -> Option<Came> {
+        loop {
+            if let ToKeeper::Signal(came) = self.next().await? {
+                return Some(came);
             }
         }
     }
 }
 
 impl Message for ToKeeper {
+    const BYTES_MAX: usize = 16;
+
     fn write(&self) -> Vec<u8> {
         match self {
             Self::Start { front, blocked } => [&b"0"[..], &front.to_le_bytes(), &blocked.to_le_bytes()].concat(),
-            Self::Signal(came) => vec![b'1', number(came.signal), came.by_terminal.into()],
+            Self::Signal(Came { signal, code, sender }) => {
+                [&[b'1', number(*signal)][..], &code.to_le_bytes(), &sender.to_le_bytes()].concat()
+            }
         }
     }
 
@@ -175,8 +198,13 @@ impl Message for ToKeeper {
                     blocked: u64::from_le_bytes(blocked.try_into().ok()?),
                 })
             }
-            [b'1', number, by_terminal] => {
-                Some(Self::Signal(Came { signal: signal(*number)?, by_terminal: *by_terminal != 0 }))
+            [b'1', number, rest @ ..] => {
+                let (code, sender) = rest.split_at_checked(4)?;
+                Some(Self::Signal(Came {
+                    signal: signal(*number)?,
+                    code: i32::from_le_bytes(code.try_into().ok()?),
+                    sender: u32::from_le_bytes(sender.try_into().ok()?),
+                }))
             }
             _ => None,
         }
@@ -184,6 +212,8 @@ impl Message for ToKeeper {
 }
 
 impl Message for ToFront {
+    const BYTES_MAX: usize = 16;
+
     fn write(&self) -> Vec<u8> {
         match self {
             Self::Lifeline => vec![b'0'],
@@ -203,11 +233,11 @@ impl Message for ToFront {
     }
 }
 
-fn number(signal: Signal) -> u8 {
+pub(super) fn number(signal: Signal) -> u8 {
     u8::try_from(signal as i32).unwrap_or(0)
 }
 
-fn signal(number: u8) -> Option<Signal> {
+pub(super) fn signal(number: u8) -> Option<Signal> {
     Signal::try_from(i32::from(number)).ok()
 }
 
@@ -222,7 +252,7 @@ mod tests {
     #[test]
     fn every_message_arrives_as_it_was_sent() {
         travels(&ToKeeper::Start { front: 4_711, blocked: u64::MAX });
-        travels(&ToKeeper::Signal(Came { signal: Signal::SIGUSR2, by_terminal: true }));
+        travels(&ToKeeper::Signal(Came { signal: Signal::SIGUSR2, code: -6, sender: 70_000 }));
         travels(&ToFront::Lifeline);
         travels(&ToFront::Stop(Signal::SIGTSTP));
         travels(&ToFront::Done { code: 255, by: None });
@@ -237,25 +267,35 @@ mod tests {
         let keeper = Link(keeper);
         assert!(matches!(keeper.poll::<ToKeeper>(), Read::Nothing));
         let (reader, writer) = io::pipe().expect("a pipe");
-        front.send(&ToKeeper::Start { front: 1, blocked: 2 }, Some(writer.as_fd()));
+        front.send(&ToKeeper::Start { front: 1, blocked: 2 }, &[writer.as_fd()]);
         drop(writer);
-        let Read::Message(ToKeeper::Start { front: 1, blocked: 2 }, Some(fd)) = keeper.wait() else {
+        let Read::Message(ToKeeper::Start { front: 1, blocked: 2 }, fds) = keeper.wait() else {
             panic!("not what was sent");
         };
-        drop(fd);
+        assert_eq!(fds.len(), 1);
+        drop(fds);
         assert_eq!(io::read_to_string(reader).expect("the pipe's end"), "");
         drop(front);
         assert!(matches!(keeper.wait::<ToKeeper>(), Read::Gone));
     }
 
     #[test]
+    fn a_reader_that_was_stopped_does_not_block_the_sender() {
+        let (front, keeper) = Link::pair().expect("a socket pair");
+        for _ in 0..10_000 {
+            front.send(&ToKeeper::Start { front: 1, blocked: 2 }, &[]);
+        }
+        assert!(matches!(Link(keeper).poll::<ToKeeper>(), Read::Message(..)));
+    }
+
+    #[test]
     fn the_last_word_arrives_although_something_was_left_unread() {
         let (front, keeper) = Link::pair().expect("a socket pair");
         let keeper = Link(keeper);
-        front.send(&ToKeeper::Start { front: 1, blocked: 2 }, None);
-        keeper.send(&ToFront::Done { code: 7, by: None }, None);
+        front.send(&ToKeeper::Start { front: 1, blocked: 2 }, &[]);
+        keeper.send(&ToFront::Done { code: 7, by: None }, &[]);
         drop(keeper);
-        assert!(matches!(front.wait(), Read::Message(ToFront::Done { code: 7, by: None }, None)));
+        assert!(matches!(front.wait(), Read::Message(ToFront::Done { code: 7, by: None }, _)));
         assert!(matches!(front.wait::<ToFront>(), Read::Gone));
     }
 }

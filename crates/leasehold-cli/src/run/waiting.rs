@@ -1,6 +1,6 @@
 //! What a person sees who waits: one line, drawn again and again, and gone afterwards.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::time::Duration;
 
 use leasehold::{LockInfo, LockManager, Owner};
@@ -53,8 +53,7 @@ impl Line {
             let width = tcgetwinsize(io::stderr())
                 .map_or(80, |size| if size.ws_col == 0 { 80 } else { usize::from(size.ws_col).max(20) });
             let text: String = text.chars().take(width - 1).collect();
-            let _ = io::stderr().write_all(format!("{CLEAR_LINE}{text}").as_bytes());
-            self.drawn = true;
+            self.drawn |= say::draw(format!("{CLEAR_LINE}{text}"));
         }
     }
 }
@@ -62,7 +61,7 @@ impl Line {
 impl Drop for Line {
     fn drop(&mut self) {
         if self.drawn {
-            let _ = io::stderr().write_all(CLEAR_LINE.as_bytes());
+            say::wipe(CLEAR_LINE);
         }
     }
 }

@@ -1,8 +1,10 @@
 //! `doctor`, `journal`, and the pages made from the definitions.
 
 use std::fs;
+use std::process::Command;
 
 use crate::common::{Place, bare, ran};
+use crate::run_support::wait_for;
 use serde_json::{Value, json};
 
 fn level<'a>(findings: &'a Value, check: &str) -> (&'a str, &'a str) {
@@ -32,6 +34,83 @@ fn doctor_looks_at_the_file_and_its_place() {
     fs::write(place.home.path().join("locks.db"), "x".repeat(5_000)).expect("written");
     let (code, found) = doctor(&place);
     assert_eq!((code, level(&found, "reachable").0), (1, "bad"), "{found}");
+}
+
+/// What `doctor` says of a file that it must refuse.
+fn refused(place: &Place, file: &str) -> String {
+    let path = place.home.path().join(file);
+    let store = format!("sqlite:{}", path.display());
+    let ran = ran(bare(&["--store", &store, "doctor"]));
+    assert_eq!((ran.code, ran.out.lines().count()), (1, 1), "{ran:?}");
+    assert!(ran.out.starts_with("bad   reachable ") && ran.out.contains(path.to_str().expect("text")), "{ran:?}");
+    // Nor can it be used.
+    assert_eq!(self::ran(bare(&["--store", &store, "run", "a", "--", "true"])).code, 78);
+    ran.out
+}
+
+#[test]
+fn doctor_refuses_a_file_that_has_another_path() {
+    let place = Place::sqlite();
+    place.ok(&["run", "a", "--", "true"]);
+    let at = |name: &str| place.home.path().join(name);
+    fs::hard_link(at("locks.db"), at("hard.db")).expect("linked");
+    let said = refused(&place, "hard.db");
+    assert!(said.contains("hard links") && said.contains("find / -samefile"), "{said}");
+    refused(&place, "locks.db");
+    fs::remove_file(at("hard.db")).expect("removed");
+    assert_eq!(doctor(&place).0, 0);
+
+    fs::write(at("mounted.db"), "").expect("written");
+    let mounted = Command::new("mount").arg("--bind").args([at("locks.db"), at("mounted.db")]).output();
+    if !mounted.as_ref().is_ok_and(|done| done.status.success()) {
+        println!("skipped: a file cannot be mounted here: {mounted:?}");
+        return;
+    }
+    let said = std::panic::catch_unwind(|| refused(&place, "mounted.db"));
+    let unmounted = Command::new("umount").arg(at("mounted.db")).status();
+    assert!(unmounted.is_ok_and(|status| status.success()), "the mount is left behind");
+    let said = said.expect("refused");
+    assert!(said.contains("mount point") && said.contains("Mount the directory"), "{said}");
+}
+
+#[test]
+fn a_copied_database_is_adopted_once_its_leases_have_ended() {
+    let place = Place::sqlite();
+    place.ok(&["acquire", "a", "--ttl", "3s"]);
+    let copy = place.home.path().join("a copy.db");
+    fs::copy(place.home.path().join("locks.db"), &copy).expect("copied");
+    let said = refused(&place, "a copy.db");
+    assert!(said.contains("does not belong to") && said.contains("a copy.db.alive"), "{said}");
+    // The command it names, as a shell takes it.
+    let named = said.split('`').find(|part| part.starts_with("leasehold ")).expect("a command");
+    let program = env!("CARGO_BIN_EXE_leasehold");
+    let adopt = || {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &named.replacen("leasehold", "\"$0\"", 1), program]);
+        ran(shell)
+    };
+    assert!(named.starts_with("leasehold --store ") && named.ends_with("doctor --adopt"), "{named}");
+    let early = adopt();
+    assert_eq!(early.code, 75, "{early:?}");
+    assert!(early.err.contains("a copy.db cannot be adopted yet: 1 lease in it"), "{early:?}");
+    refused(&place, "a copy.db");
+    let adopted = wait_for("the end of its lease", || Some(adopt()).filter(|ran| ran.code != 75));
+    assert_eq!(adopted.code, 0, "{adopted:?}");
+    assert!(adopted.out.lines().all(|line| line.starts_with("ok  ")), "{adopted:?}");
+    let store = format!("sqlite:{}", copy.display());
+    assert_eq!(ran(bare(&["--store", &store, "run", "a", "--", "true"])).code, 0);
+    // The original is as it was.
+    assert_eq!(doctor(&place).0, 0);
+}
+
+#[test]
+fn only_a_database_that_exists_is_adopted() {
+    let place = Place::sqlite();
+    let missing = place.run(&["doctor", "--adopt"]);
+    assert!(missing.code == 78 && missing.err.contains("there is no such database"), "{missing:?}");
+    assert!(!place.home.path().join("locks.db").exists(), "nothing was made");
+    let memory = ran(bare(&["--store", "memory:", "doctor", "--adopt"]));
+    assert!(memory.code == 64 && memory.err.contains("SQLite"), "{memory:?}");
 }
 
 #[tokio::test]

@@ -1,10 +1,10 @@
 //! `ls` and `why`: who holds what, and who waits.
 
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::common::Place;
+use crate::common::{Place, ran};
 use serde_json::json;
 
 const FIELDS: [&str; 14] = [
@@ -148,4 +148,26 @@ async fn watch_prints_each_time_and_ends_when_nobody_reads() {
     }
     drop(lines);
     assert_eq!(watch.wait().expect("it ends").code(), Some(0), "a closed pipe is no error");
+}
+
+/// Ages are by the store's clock: an observer whose own is wrong sees the same ones.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_clock_of_the_observer_changes_no_age() {
+    if Command::new("faketime").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
+        println!("skipped: faketime is not installed");
+        return;
+    }
+    let place = Place::redis().await;
+    place.ok(&["acquire", "deploy", "--ttl", "1m"]);
+    for ahead in ["+2h", "-2h"] {
+        let ls = place.command(&["ls", "--json"]);
+        let mut command = Command::new("faketime");
+        command.args(["-f", ahead]).arg(ls.get_program()).args(ls.get_args());
+        command.env("LEASEHOLD_STORE", &place.store).env("HOME", place.home.path());
+        let listed: serde_json::Value = serde_json::from_str(&ran(command).out).expect("JSON");
+        let held_ms = listed[0]["held_ms"].as_u64().expect("an age");
+        assert!(held_ms < 60_000, "{ahead}: held for {held_ms} ms");
+        let (since_ms, seen_ms) = (listed[0]["since_ms"].as_u64(), listed[0]["last_seen_ms"].as_u64());
+        assert!(since_ms.expect("since") <= seen_ms.expect("seen") + 5, "{ahead}: {listed}");
+    }
 }

@@ -3,6 +3,7 @@
 mod alerting;
 mod common;
 mod config;
+mod crowds;
 mod demo;
 mod gpu;
 mod health;
@@ -10,6 +11,7 @@ mod load;
 mod looking;
 mod once;
 mod run_exit;
+mod run_guarded;
 mod run_killed;
 mod run_lost;
 mod run_many;

@@ -3,20 +3,20 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::run_support::{Job, World, is_alive, keeper_of, kill, wait_for};
+use crate::run_support::{Job, World, guardian_of, is_alive, keeper_of, kill, wait_for};
 use leasehold_testkit::{full_or, report};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A child in the background, one in a session of its own, and an orphan there that has closed all
 /// descriptors and cleared its environment. Each writes its process id; all ignore what can be ignored.
-const TREE: &str = "trap '' HUP INT TERM; echo $$ >> pids; \
+pub(crate) const TREE: &str = "trap '' HUP INT TERM; echo $$ >> pids; \
     sh -c 'echo $$ >> pids; while :; do sleep 1; done' & \
     setsid sh -c 'echo $$ >> pids; while :; do sleep 1; done' & \
     (env -i setsid sh -c 'echo $$ >> pids; exec <&- >&- 2>&- 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-; while :; do /bin/sleep 1; done' &) ; \
     while :; do sleep 1; done";
 
 /// Writes whoever is still there when the next holder enters.
-const NEXT: &str = "for pid in $(cat pids 2>/dev/null); do \
+pub(crate) const NEXT: &str = "for pid in $(cat pids 2>/dev/null); do \
     s=$(sed 's/.*) //' /proc/$pid/stat 2>/dev/null | cut -c1); \
     case $s in ''|Z|X) ;; *) echo $pid >> alive;; esac; done; date +%s%N >> entered";
 
@@ -114,16 +114,22 @@ fn a_killed_runner_that_waited_leaves_no_place_in_line() {
     }
 }
 
-/// SIGKILL to the whole group at once leaves nobody to clean up. On SQLite what is left of the command
+/// SIGKILL to front, keeper and guardian at once leaves nobody to clean up. On SQLite what is left of the command
 /// keeps the lock while it lives.
 #[test]
-fn what_survives_a_killed_group_keeps_the_lock() {
+fn what_survives_a_run_that_was_killed_altogether_keeps_the_lock() {
     use std::os::unix::process::CommandExt;
     let world = World::sqlite();
     let script = "setsid sh -c 'echo $$ >> pids; while :; do sleep 1; done' & wait";
     let mut command: Command = world.run(&["--ttl", "1h", "a", "--", "sh", "-c", script]);
     let mut job = Job::start(command.process_group(0));
     let pid = world.lines("pids", 1).remove(0);
+    let keeper = keeper_of(job.pid()).expect("a keeper");
+    let guardian = guardian_of(keeper).expect("a guardian");
+    // None of them sees another one's end before its own.
+    kill_process(guardian, Signal::STOP).expect("ours");
+    rustix::process::kill_process_group(job.pid(), Signal::STOP).expect("ours");
+    kill_process(guardian, Signal::KILL).expect("ours");
     rustix::process::kill_process_group(job.pid(), Signal::KILL).expect("ours");
     job.wait();
     assert_eq!(world.output(&["--wait", "300ms", "a", "--", "true"]).code, Some(75));

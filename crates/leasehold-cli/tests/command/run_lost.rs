@@ -66,6 +66,29 @@ fn a_lock_that_vanished_is_noticed_at_the_next_renewal() {
 }
 
 #[test]
+fn a_database_that_is_removed_or_replaced_ends_the_command() {
+    for replaced in [false, true] {
+        let world = World::sqlite();
+        let script = "trap 'echo >> asked; exit 0' TERM; echo >> in; while :; do sleep 0.01; done";
+        let job = start(&world, &["--ttl", "3s", "a", "--", "sh", "-c", script]);
+        world.lines("in", 1);
+        if replaced {
+            std::fs::write(world.path("new.db"), "").expect("written");
+            std::fs::rename(world.path("new.db"), world.path("locks.db")).expect("replaced");
+        } else {
+            std::fs::remove_file(world.path("locks.db")).expect("removed");
+        }
+        let began = Instant::now();
+        world.lines("asked", 1);
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(3), "before its lease was over: {took:?}");
+        let ended = ended(job);
+        assert_eq!(ended.code, Some(76), "{ended:?}");
+        assert!(ended.err.contains("the lease on a was lost: the database file was removed or replaced"), "{ended:?}");
+    }
+}
+
+#[test]
 fn whoever_is_revoked_stops_and_hands_on() {
     for world in World::all() {
         let job = start(&world, &["--ttl", "10s", "--grace", "300ms", "a", "--", "sh", "-c", STUBBORN]);

@@ -43,6 +43,17 @@ impl Serving {
     }
 
     fn ask(&self, method: &str, path: &str, body: &str) -> (String, Value) {
+        let (head, body) = self.exchange(method, path, body);
+        let value = serde_json::from_str(&body).unwrap_or_else(|error| panic!("{head} {body}: {error}"));
+        (head, value)
+    }
+
+    /// Asks for something that is no JSON.
+    pub(crate) fn text(&self, path: &str) -> (String, String) {
+        self.exchange("GET", path, "")
+    }
+
+    fn exchange(&self, method: &str, path: &str, body: &str) -> (String, String) {
         let mut stream = TcpStream::connect(self.at).expect("listening");
         let head = format!("{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n", self.at);
         let kind = format!("Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len());
@@ -50,7 +61,7 @@ impl Serving {
         let mut text = String::new();
         stream.read_to_string(&mut text).expect("an answer");
         let (head, body) = text.split_once("\r\n\r\n").expect("a head");
-        (head.to_owned(), serde_json::from_str(body).unwrap_or_else(|error| panic!("{text}: {error}")))
+        (head.to_owned(), body.to_owned())
     }
 
     pub(crate) fn end(mut self, signal: Signal) -> (Option<i32>, String) {
@@ -268,35 +279,41 @@ fn until(serving: &Serving, path: &str, wanted: impl Fn(&Value) -> bool) -> Valu
     }
 }
 
+/// Its lease frees a killed holder's GPU. One with a long lease is revoked at the hard level, and keeps others out until
+/// its ttl is over.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_gpu_holder_is_freed_and_a_living_one_is_not() {
+async fn a_killed_gpu_holder_is_freed_by_its_lease_and_a_living_one_is_not() {
     let place = Place::redis().await;
     let config = impatient(&place);
     let serving = Serving::start(&place, &["--config", &config]);
-    let run = |gpu: &str| {
-        // A lease of ten minutes: nobody wants to wait for its end.
-        let mut command = place.command(&["run", "--gpu", gpu, "--gpus", "2", "--ttl", "10m", "--", "sleep", "600"]);
+    let run = |gpu: &str, ttl: &str| {
+        let mut command = place.command(&["run", "--gpu", gpu, "--gpus", "3", "--ttl", ttl, "--", "sleep", "600"]);
         command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts")
     };
-    let (mut dies, mut lives) = (run("0"), run("1"));
-    for gpu in ["0", "1"] {
+    let mut runs = [run("0", "1s"), run("1", "10m"), run("2", "10m")];
+    for gpu in 0..3 {
         until(&serving, &format!("/api/v1/locks/gpu_lock:{gpu}"), |lock| lock["held"] == true);
     }
-    // The keeper is the one that holds it: the other one would end it in good order.
-    let keeper = children(dies.id()).into_iter().next().expect("a keeper");
-    kill_process(Pid::from_raw(keeper.cast_signed()).expect("an id"), Signal::KILL).expect("it lives");
+    for dies in &runs[..2] {
+        // The keeper is the one that holds it: the other one would end it in good order.
+        let keeper = children(dies.id()).into_iter().next().expect("a keeper");
+        kill_process(Pid::from_raw(keeper.cast_signed()).expect("an id"), Signal::KILL).expect("it lives");
+    }
     let died = Instant::now();
     until(&serving, "/api/v1/locks/gpu_lock:0", |lock| lock["held"] == false);
     let freed_in = died.elapsed();
+    let revoked = until(&serving, "/api/v1/locks/gpu_lock:1", |lock| lock["revoked"] == true);
+    assert_eq!((&revoked["held"], &revoked["connected"]), (&true.into(), &false.into()), "{revoked}");
     let shown = serving.get("/api/v1/monitor").1;
-    let done = &shown["actions"].as_array().expect("a list").iter().find(|done| done["action"] == "force");
-    let done = done.unwrap_or_else(|| panic!("by the monitor, not by the end of its lease: {shown}"));
-    assert_eq!((&done["name"], &done["outcome"]), (&"gpu_lock:0".into(), &"forced".into()), "{shown}");
-    let living = serving.get("/api/v1/locks/gpu_lock:1").1;
+    let actions = shown["actions"].as_array().expect("a list");
+    assert!(actions.iter().all(|done| done["action"] != "force"), "{shown}");
+    let done = actions.iter().find(|done| done["action"] == "revoke").expect("revoked");
+    assert_eq!((&done["name"], &done["outcome"]), (&"gpu_lock:1".into(), &"revoked".into()), "{shown}");
+    let living = serving.get("/api/v1/locks/gpu_lock:2").1;
     assert_eq!((&living["held"], &living["revoked"]), (&true.into(), &false.into()), "{living}");
-    println!("a killed holder was freed in {freed_in:?}: heartbeat timeout 1 s, interval 0.2 s");
+    println!("a killed holder was freed in {freed_in:?} by its lease of 1 s");
     assert!(freed_in < Duration::from_secs(10), "{freed_in:?}");
-    for child in [&mut dies, &mut lives] {
+    for child in &mut runs {
         kill_process(Pid::from_child(child), Signal::TERM).ok();
         child.wait().expect("it ends");
     }

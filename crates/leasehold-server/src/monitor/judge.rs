@@ -188,37 +188,23 @@ pub(crate) fn judge(name: &LockName, holder: &Holder, past: &Past, now_ms: u64, 
     Verdict { conditions, action, remember }
 }
 
-/// What is done to a holder that may be touched: a living one is asked, a dead one loses its lock.
+/// Decides what is done to a holder of a watched lock. Nothing is taken away below the hard level, and a lease of ours
+/// is revoked, never forced: its holder may be alive, cut off from the store, and believe in it until its ttl ends.
 fn decide(holder: &Holder, look: &Look<'_>, dead: bool, reached: Option<Reached>, rules: &Rules) -> Option<Action> {
-    let evict = |mode, why| Some(Action::Evict { mode, why });
     let over_hard = reached == Some(Reached::Hard);
     let held = shown(look.held);
-    if !dead {
-        if over_hard && rules.auto_recovery && rules.evict_living && !holder.revoked {
-            let why = format!("held for {held}, over the hard level, and the living are evicted too");
-            return evict(if holder.foreign { EvictMode::Force } else { EvictMode::Revoke }, why);
-        }
-        let at = reached.filter(|reached| *reached >= Reached::Soft)?;
-        let why = format!("held for {held}: please come to an end");
-        return (look.can_be_asked() && !holder.revoked).then_some(Action::Ask { at, why });
+    if over_hard && rules.auto_recovery && (dead || rules.evict_living) {
+        let mode = if holder.foreign || look.has_outlived_its_ttl() { EvictMode::Force } else { EvictMode::Revoke };
+        let why = if dead {
+            format!("no sign of life for {}, and held for {held}: over the hard level", shown(look.silent))
+        } else {
+            format!("held for {held}, over the hard level, and the living are evicted too")
+        };
+        return (mode == EvictMode::Force || !holder.revoked).then_some(Action::Evict { mode, why });
     }
-    if !rules.auto_recovery {
-        return None;
-    }
-    let silent = shown(look.silent);
-    if !look.can_be_asked() && holder.connected == Some(false) {
-        return evict(EvictMode::Force, format!("no sign of life for {silent}, and its process cannot be reached"));
-    }
-    if !look.can_be_asked() && over_hard {
-        return evict(
-            EvictMode::Force,
-            format!("no sign of life for {silent}, and held for {held}: over the hard level"),
-        );
-    }
-    if holder.foreign || holder.revoked {
-        return None;
-    }
-    evict(EvictMode::Revoke, format!("no sign of life for {silent}"))
+    let at = reached.filter(|reached| *reached >= Reached::Soft && !dead)?;
+    let why = format!("held for {held}: please come to an end");
+    (look.can_be_asked() && !holder.revoked).then_some(Action::Ask { at, why })
 }
 
 /// One look, with what the past adds to it.
@@ -251,6 +237,13 @@ impl<'a> Look<'a> {
             None => false,
         };
         self.silent >= rules.silence && !there
+    }
+
+    /// A revoked lease whose end somebody removed (`PERSIST`), and that has shown no renewal for its whole ttl: its
+    /// holder cannot believe in it any more, and it would stay for ever.
+    fn has_outlived_its_ttl(&self) -> bool {
+        let endless = self.holder.revoked && self.holder.ttl_left.is_none();
+        endless && self.holder.ttl.is_some_and(|ttl| self.silent > ttl)
     }
 
     fn can_be_asked(&self) -> bool {

@@ -108,27 +108,36 @@ fn the_living_are_evicted_only_where_that_is_configured_and_never_by_force() {
 }
 
 #[test]
-fn the_dead_lose_their_locks() {
+fn a_dead_lease_of_ours_is_revoked_at_the_hard_level_and_never_forced_inside_its_ttl() {
     let rules = rules();
-    // Its process is gone, and it is silent for five minutes.
-    assert_eq!(of(&ours(400, 299, 3_600, Some(false)), &rules), (vec![WARNING, DEAD], None), "not yet");
-    assert_eq!(of(&ours(400, 300, 3_600, Some(false)), &rules), (vec![WARNING, DEAD], Some("force")));
-    // A lease that belongs to no process: its renewals are refused, and over the hard level it is freed.
-    assert_eq!(of(&ours(400, 300, 3_600, None), &rules), (vec![WARNING, DEAD], Some("revoke")));
-    let revoked = |held_s| Holder { revoked: true, ..ours(held_s, held_s, 3_600, None) };
-    assert_eq!(of(&revoked(899), &rules).1, None, "once is enough");
-    assert_eq!(of(&revoked(900), &rules).1, Some("force"));
-    // Where the store cannot tell whether the process is there, it is only told.
-    let unknown = Holder { listens: true, ..ours(2_000, 2_000, 3_600, None) };
-    assert_eq!(of(&unknown, &rules).1, Some("revoke"));
-    assert_eq!(of(&Holder { revoked: true, ..unknown }, &rules).1, None);
-    // Somebody took the end of its lease away, and it is not put back.
-    let endless = Holder { ttl_left: None, ..ours(400, 0, 300, None) };
-    assert_eq!(judged("gpu_lock:0", &endless, &since(&endless, 299), &rules), (vec![WARNING], None));
-    assert_eq!(
-        judged("gpu_lock:0", &endless, &since(&endless, 300), &rules),
-        (vec![WARNING, DEAD, STALE_LOCK], Some("revoke"))
-    );
+    // Its process is gone, a lease that belongs to no process, and one where the store cannot tell.
+    let unknown = |held_s| Holder { listens: true, ..ours(held_s, held_s, 3_600, None) };
+    for dead in [|s| ours(s, s, 3_600, Some(false)), |s| ours(s, s, 3_600, None), unknown] {
+        assert_eq!(of(&dead(299), &rules).1, None, "not dead yet");
+        assert_eq!(of(&dead(400), &rules), (vec![WARNING, DEAD], None), "alerted");
+        assert_eq!(of(&dead(899), &rules).1, None, "below the hard level");
+        assert_eq!(of(&dead(900), &rules), (vec![WARNING, SOFT, HARD, DEAD], Some("revoke")));
+        for held_s in [900, 3_599] {
+            assert_eq!(of(&Holder { revoked: true, ..dead(held_s) }, &rules).1, None, "its ttl is the promise");
+        }
+    }
+    // It renewed until it died.
+    assert_eq!(of(&ours(5_000, 299, 3_600, Some(false)), &rules).1, None, "not dead yet");
+    assert_eq!(of(&ours(5_000, 300, 3_600, Some(false)), &rules).1, Some("revoke"));
+}
+
+#[test]
+fn a_lease_whose_end_was_removed_is_forced_once_its_ttl_is_over() {
+    let rules = rules();
+    let endless = |held_s| Holder { ttl_left: None, ..ours(held_s, 0, 1_200, None) };
+    let at = |holder: &Holder, seen_s| judged("gpu_lock:0", holder, &since(holder, seen_s), &rules);
+    assert_eq!(at(&endless(400), 299), (vec![WARNING], None));
+    assert_eq!(at(&endless(400), 300), (vec![WARNING, DEAD, STALE_LOCK], None));
+    assert_eq!(at(&endless(900), 300).1, Some("revoke"));
+    let revoked = Holder { revoked: true, ..endless(5_000) };
+    assert_eq!(at(&revoked, 1_200).1, None, "it may have been renewed just before it was first seen");
+    assert_eq!(at(&revoked, 1_201).1, Some("force"), "nobody can believe in it any more");
+    assert_eq!(at(&endless(5_000), 1_201).1, Some("revoke"), "renewals are refused first");
 }
 
 #[test]
@@ -153,7 +162,7 @@ fn a_process_is_not_dead_because_it_reconnects() {
     // Not even one that does not renew.
     let silent = ours(3_600, 3_000, 7_200, Some(false));
     assert_eq!(judged("gpu_lock:0", &silent, &since(&silent, 59), &rules).1, None);
-    assert_eq!(judged("gpu_lock:0", &silent, &since(&silent, 60), &rules).1, Some("force"));
+    assert_eq!(judged("gpu_lock:0", &silent, &since(&silent, 60), &rules).1, Some("revoke"));
     past.seen_again(&ours(3_600, 0, 300, Some(true)), NOW + 1);
     assert_eq!(past.gone_since_ms, None, "and back");
 }
@@ -191,7 +200,7 @@ fn only_the_named_locks_have_levels_and_are_touched() {
         );
     }
     rules.names = leasehold::config::Setting::parse("*").expect("valid");
-    assert_eq!(judged("nightly-report", &dead, &since(&dead, 2_000), &rules).1, Some("force"));
+    assert_eq!(judged("nightly-report", &dead, &since(&dead, 2_000), &rules).1, Some("revoke"));
     assert_eq!(judged(ELECTION, &dead, &since(&dead, 2_000), &rules).1, None, "never one's own lead");
 }
 

@@ -1,5 +1,5 @@
 //! The monitor: one server among all looks at every lock again and again, tells what is wrong with them, asks the
-//! living to finish, and takes locks away from the dead.
+//! living to finish, revokes the leases of the dead, and forces only foreign holders.
 //!
 //! | file | what it is about |
 //! |---|---|
@@ -88,7 +88,7 @@ pub(crate) struct LevelsView {
     warning_ms: u64,
     /// The holder is asked to finish.
     soft_ms: u64,
-    /// A holder without a sign of life that cannot be asked loses the lock.
+    /// The lease of a holder without a sign of life is revoked; a foreign holder loses the lock by force.
     hard_ms: u64,
 }
 

@@ -159,7 +159,8 @@ async fn the_living_are_asked_and_left_alone_unless_configured() {
     }
 }
 
-/// A task of an hour, from its record: with a heartbeat it is left alone, without one it is freed.
+/// A task of an hour, from its record: with a heartbeat it is left alone, without one it is revoked, and stays until
+/// its ttl is over.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_hour_long_task_keeps_its_lock_while_it_gives_signs_of_life() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -178,16 +179,66 @@ async fn an_hour_long_task_keeps_its_lock_while_it_gives_signs_of_life() {
     // Renewed ten minutes ago, of a lease of two hours.
     let dead = alive.replace("AAAA", "BBBB").replace("300000", "7200000");
     redis.command(&["SET", "gpu_lock:1", &dead, "PX", "6600000"]).await;
-    let shown = until(&place, "freed", |shown| did(shown, "force", "forced").is_some()).await;
-    let done = did(&shown, "force", "forced").expect("done");
+    let shown = until(&place, "revoked", |shown| did(shown, "revoke", "revoked").is_some()).await;
+    let done = did(&shown, "revoke", "revoked").expect("done");
     assert_eq!((&done["name"], &done["owner"]), (&json!("gpu_lock:1"), &json!("tts@gpu-a (pid 1)")));
     let line = audited(&audit).pop().expect("a line");
     assert_eq!(line["since_ms"], json!(hour_ago), "since when it had it");
     let ago = since_now_ms() - line["last_seen_ms"].as_u64().expect("its last sign of life");
     assert!((590_000..660_000).contains(&ago), "{line}");
-    let passes = shown["last_pass_ms"].clone();
-    until(&place, "another pass", |shown| shown["last_pass_ms"] != passes).await;
+    passes(&place, 3).await;
+    let left = place.get("/api/v1/locks/gpu_lock:1").await.ok();
+    assert_eq!((&left["held"], &left["revoked"]), (&json!(true), &json!(true)), "its ttl is the promise: {left}");
     assert_eq!(place.get("/api/v1/locks/gpu_lock:0").await.ok()["revoked"], false, "the living one is left alone");
+    place.end().await;
+}
+
+/// Waits until the monitor has looked at every lock this many times more.
+async fn passes(place: &Place, times: usize) {
+    for _ in 0..times {
+        let before = shown(place).await["last_pass_ms"].clone();
+        until(place, "another pass", |shown| shown["last_pass_ms"] != before).await;
+    }
+}
+
+/// A lease by token and a guard that is not renewed, both far over the hard level and without a sign of life.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_of_ours_is_revoked_at_the_hard_level_and_freed_by_its_ttl_alone() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let audit = dir.path().join("audit.jsonl");
+    let place = Place::redis_with(impatient(&audit)).await;
+    let redis = place.redis.as_ref().expect("a server");
+    let mut events = place.locks.events().await.expect("following");
+    let began = std::time::Instant::now();
+    let body = json!({ "ttl_ms": 4_000, "owner": "script" });
+    let token = place.post("/api/v1/locks/gpu_lock:0/acquire", &body).await.ok()["token"].clone();
+    // Its process is gone, as the store sees it: the inbox that its record names has no subscriber.
+    let since = since_now_ms();
+    let gone = format!("lh1 0 {TOKEN} 0000000000000007 lh1:inbox:gone {since} 600000 tts@gpu-a:1");
+    redis.command(&["SET", "gpu_lock:1", &gone, "PX", "600000"]).await;
+    let both = |shown: &Value| {
+        let revoked = |done: &&Value| done["action"] == "revoke" && done["outcome"] == "revoked";
+        shown["actions"].as_array().expect("a list").iter().filter(revoked).count() == 2
+    };
+    until(&place, "both are revoked", both).await;
+    passes(&place, 5).await;
+    for name in ["gpu_lock:0", "gpu_lock:1"] {
+        let lock = place.get(&format!("/api/v1/locks/{name}")).await.ok();
+        assert_eq!((&lock["held"], &lock["revoked"]), (&json!(true), &json!(true)), "{lock}");
+        assert!(place.locks.lock(name).no_wait().await.is_err(), "{name} is not grantable inside its ttl");
+    }
+    assert!(audited(&audit).iter().all(|line| line["action"] != "force"), "nothing is forced");
+    assert_eq!(next(&mut events, EventKind::Revoked).await.reason, "revoked_by_monitor");
+    let renewed = place.post("/api/v1/locks/gpu_lock:0/renew", &json!({ "token": token })).await;
+    assert_eq!(renewed.status, 409, "{}", renewed.body);
+    // The ttl frees it, and a person can force the other one, which is named so.
+    let freed = timeout(LONG, place.locks.lock("gpu_lock:0")).await.expect("by its ttl").expect("granted");
+    assert!(began.elapsed() >= ms(4_000), "{:?}", began.elapsed());
+    let looked = place.get("/api/v1/locks/gpu_lock:1").await.ok();
+    let force = json!({ "holder_id": looked["holder_id"], "mode": "force", "reason": "the machine is gone" });
+    let forced = place.post("/api/v1/locks/gpu_lock:1/evict", &force).await.ok();
+    assert_eq!((&forced["outcome"], &forced["released"]), (&json!("forced"), &json!(true)));
+    drop(freed);
     place.end().await;
 }
 

@@ -28,7 +28,8 @@ pub(super) async fn serve(
     let forward = async {
         // Nothing passes a blackhole, so neither does the news that there is no server.
         shared.passable().await;
-        match TcpStream::connect(shared.upstream).await {
+        let upstream_now = *shared.upstream();
+        match TcpStream::connect(upstream_now).await {
             Ok(stream) => Connection::new(shared, pushing).run(&mut client, upstream.insert(stream)).await,
             Err(_) => End::Reset(None),
         }
@@ -132,7 +133,10 @@ impl<'a> Connection<'a> {
             }
             loop {
                 match Command::take_from(&mut buffer) {
-                    Ok(Some((command, bytes))) => post(&to, self.shared.command_delay(), self.judge(&command, bytes)),
+                    Ok(Some((command, bytes))) => {
+                        let (hold, content) = self.judge(&command, bytes);
+                        post(&to, hold + self.shared.command_delay(), content);
+                    }
                     Ok(None) => break,
                     Err(error) => return lost_our_place("a client", &error),
                 }
@@ -145,7 +149,11 @@ impl<'a> Connection<'a> {
     async fn write_to_server(&self, mut parcels: UnboundedReceiver<Parcel>, mut to: WriteHalf<'_>) -> End {
         while let Some(content) = self.next_due(&mut parcels).await {
             match content {
-                Content::Command(bytes, unanswered) => {
+                Content::Command(bytes, mut unanswered) => {
+                    if let Some((_, rule)) = unanswered.fault.take_if(|(fault, _)| matches!(fault, Fault::HoldBack)) {
+                        rule.count_hit();
+                        rule.removed().await;
+                    }
                     self.talk().unanswered.push_back(unanswered);
                     // A server that is gone is noticed by whoever reads from it, after its last words.
                     let _ = to.write_all(&bytes).await;
@@ -204,17 +212,23 @@ impl<'a> Connection<'a> {
         Some(content)
     }
 
-    /// What becomes of a command.
-    fn judge(&self, command: &Command, bytes: Vec<u8>) -> Content {
-        let fault = self.shared.judge(command);
-        if let Some((Fault::CutBefore, rule)) = fault {
-            return Content::Reset(Some(rule));
-        }
+    /// What becomes of a command, and how long it is held.
+    fn judge(&self, command: &Command, bytes: Vec<u8>) -> (Duration, Content) {
+        let mut hold = Duration::ZERO;
+        let fault = match self.shared.judge(command) {
+            Some((Fault::CutBefore, rule)) => return (hold, Content::Reset(Some(rule))),
+            Some((Fault::HoldCommand(time), rule)) => {
+                rule.count_hit();
+                hold = time;
+                None
+            }
+            other => other,
+        };
         let answer = self.talk().expect_answer_to(command);
         if matches!(answer, Answer::Confirmations { .. }) {
             self.pushing.store(true, Ordering::SeqCst);
         }
-        Content::Command(bytes, Unanswered { answer, fault })
+        (hold, Content::Command(bytes, Unanswered { answer, fault }))
     }
 
     /// What becomes of a frame from the server, and how long it is held; `None` when it is dropped.
@@ -229,7 +243,9 @@ impl<'a> Connection<'a> {
             return None;
         }
         match fault {
-            None | Some((Fault::CutBefore, _)) => Some((Duration::ZERO, Content::Reply(frame))),
+            None | Some((Fault::CutBefore | Fault::HoldBack | Fault::HoldCommand(_), _)) => {
+                Some((Duration::ZERO, Content::Reply(frame)))
+            }
             Some((Fault::HoldReply(hold), rule)) => {
                 rule.count_hit();
                 Some((hold, Content::Reply(frame)))

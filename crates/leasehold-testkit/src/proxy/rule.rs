@@ -1,7 +1,5 @@
 //! Faults that befall certain commands.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -12,11 +10,11 @@ use super::Command;
 #[derive(Clone, Debug)]
 pub struct Rule {
     hits: watch::Sender<usize>,
-    removed: Arc<AtomicBool>,
+    removed: watch::Sender<bool>,
 }
 
 impl Rule {
-    /// How often the fault has happened: the reply was dropped or held, both sides were reset.
+    /// How often the fault has happened: the reply was dropped or held, the command was held, both sides were reset.
     pub fn hits(&self) -> usize {
         *self.hits.borrow()
     }
@@ -29,7 +27,13 @@ impl Rule {
 
     /// Lets commands pass from now on; one that is on its way already still meets its fault.
     pub fn remove(&self) {
-        self.removed.store(true, Ordering::SeqCst);
+        self.removed.send_replace(true);
+    }
+
+    /// Waits until the rule is removed.
+    pub(super) async fn removed(&self) {
+        // Fails only without a sender, and `self` has one.
+        let _ = self.removed.subscribe().wait_for(|removed| *removed).await;
     }
 
     pub(super) fn count_hit(&self) {
@@ -40,9 +44,11 @@ impl Rule {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fault {
     SwallowReply,
+    HoldCommand(Duration),
     HoldReply(Duration),
     CutAfter,
     CutBefore,
+    HoldBack,
 }
 
 /// A rule as the proxy keeps it.
@@ -59,12 +65,12 @@ impl ActiveRule {
         fault: Fault,
         times: usize,
     ) -> (Self, Rule) {
-        let rule = Rule { hits: watch::Sender::new(0), removed: Arc::default() };
+        let rule = Rule { hits: watch::Sender::new(0), removed: watch::Sender::new(false) };
         (Self { matches: Box::new(matches), fault, times_left: times, rule: rule.clone() }, rule)
     }
 
     pub(super) fn is_live(&self) -> bool {
-        self.times_left > 0 && !self.rule.removed.load(Ordering::SeqCst)
+        self.times_left > 0 && !*self.rule.removed.borrow()
     }
 
     /// Uses the rule up once, if it is about this command.

@@ -3,13 +3,18 @@
 
 mod cancel;
 mod common;
+mod demotion;
 mod full_disk;
+mod giving_up;
 mod holders;
 mod input;
 mod leases;
+mod losing;
 mod network;
+mod once;
 mod replies;
 mod server;
 mod sqlite;
+mod sqlite_places;
 mod undoing;
 mod waiting;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, LockManager, StoreErrorKind};
+use leasehold::{Error, LockManager, LossReason, StoreErrorKind};
 use leasehold_testkit::proxy::on;
 use leasehold_testkit::{FaultProxy, RedisServer, full_or, report};
 use redis::Value;
@@ -236,4 +236,30 @@ async fn f05_a_command_sent_twice_does_not_block_itself() {
     assert_eq!(manager.statistics().ownership_violations, 0, "a release sent twice is no violation");
     assert!(longest(&took) <= ms(2_000), "{}", spread(&took));
     report("F05", format!("0 of {times} self-blocks (try, wait and release each); granted after {}", spread(&took)));
+}
+
+/// A try is several commands in one write. When the network parts them, and the lock is taken away by force and granted
+/// to another in between, the first one draws the higher fence. It learns of its loss by its first renewal, and
+/// never touches its successor's lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_try_that_was_parted_learns_of_its_loss_and_leaves_its_successor_alone() {
+    let server = RedisServer::start().await;
+    let proxy = FaultProxy::in_front_of(&server);
+    let (parted, other) = (connect(&proxy.url()).await, connect(&server.url()).await);
+    for held_back in ["INCR", "EXISTS"] {
+        let rule = proxy.hold_back(move |command| command.name() == held_back);
+        let request = parted.lock("parted").ttl(ms(3_000)).no_wait();
+        let trying = tokio::spawn(request.into_future());
+        rule.wait_for_hits(1).await;
+        server.command(&["DEL", "leasehold:lock:parted"]).await;
+        let next = other.lock("parted").ttl(ms(30_000)).no_wait().await.expect("deleted, so free");
+        rule.remove();
+        let guard = trying.await.expect("no panic").expect("it cannot know yet");
+        assert_eq!(guard.fence() > next.fence(), held_back == "INCR", "{:?} {:?}", guard.fence(), next.fence());
+        let why = tokio::time::timeout(ms(1_500), guard.lost()).await.expect("by its first renewal");
+        assert_eq!(why, LossReason::Gone);
+        assert!(!guard.release().await.expect("answered"), "it is not its own");
+        assert!(next.release().await.expect("answered"), "nothing of it was touched");
+    }
+    assert_no_keys_left(&server).await;
 }

@@ -19,6 +19,7 @@ macro_rules! mount {
             holding::a_renewal_with_another_fence_is_lost
             holding::a_renewal_can_rewrite_ttl_and_owner
             holding::a_renewal_never_shortens
+            holding::a_check_says_whose_it_is_and_changes_nothing
             holding::a_lease_can_be_handed_to_another_token
             holding::many_renewals_are_answered_in_order
             queueing::waiters_are_served_in_order

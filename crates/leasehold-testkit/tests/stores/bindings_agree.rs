@@ -5,11 +5,13 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-use leasehold::store::{BindingId, Change, Expected, NewBinding, NodeSlot, SharedStore};
+use leasehold::store::{BindingId, Change, Expected, NewBinding, NodeSlot, SharedStore, Step};
 use leasehold::{ClaimId, Keep, LockName, Shelf};
 use leasehold_testkit::{Arena, Kind, full_or};
 
-const STEPS: usize = 60;
+const STEPS: usize = 80;
+/// About as large as fences are.
+const FIRST_FENCE: u64 = 1_790_000_000_000_000;
 
 /// The same numbers for the same seed (xorshift).
 struct Dice(u64);
@@ -26,6 +28,18 @@ impl Dice {
         let at = self.below(all.len() as u64);
         &all[usize::try_from(at).expect("few")]
     }
+}
+
+/// Records of work that is done once, of this build and of one that knew no fences, and what is none.
+fn record(dice: &mut Dice, over: bool, fence: u64) -> Vec<u8> {
+    let state = if !over { "running" } else { *dice.among(&["done", "unstored"]) };
+    let text = match dice.below(6) {
+        0 => format!("{{\"state\":\"{state}\",\"by\":\"a\",\"at_ms\":1}}\nold\n"),
+        1 => "{\"state\":\"sleeping\"}\n".into(),
+        2 => "[1]\n".into(),
+        _ => format!("{{\"state\":\"{state}\",\"by\":\"a\",\"at_ms\":1,\"fence\":{fence}}}\nresult"),
+    };
+    text.into_bytes()
 }
 
 fn name(text: String) -> LockName {
@@ -51,7 +65,7 @@ async fn the_three_stores_agree_about_bindings() {
 async fn agree(stores: &[SharedStore], seed: u64) {
     let mut dice = Dice(seed);
     // Every sequence has ids and nodes of its own.
-    let ids: Vec<BindingId> = [(Shelf::Bindings, 0), (Shelf::Results, 0), (Shelf::Bindings, 1)]
+    let ids: Vec<BindingId> = [(Shelf::Bindings, 0), (Shelf::Results, 0), (Shelf::Results, 1)]
         .map(|(shelf, n)| BindingId { shelf, id: name(format!("{seed} id:{n}")) })
         .into();
     let nodes = [name(format!("{seed} node")), name(format!("{seed} other"))];
@@ -61,9 +75,13 @@ async fn agree(stores: &[SharedStore], seed: u64) {
     for step in 0..STEPS {
         let which = usize::try_from(dice.below(3)).expect("few");
         let (id, claim) = (&ids[which], dice.among(&claims[which]).clone());
-        let value = vec![u8::try_from(dice.below(256)).expect("a byte"); usize::try_from(dice.below(4)).expect("few")];
+        let (over, fence) = (dice.below(3) == 0, FIRST_FENCE + dice.below(4));
+        let value = match dice.below(2) {
+            0 => vec![u8::try_from(dice.below(256)).expect("a byte"); usize::try_from(dice.below(4)).expect("few")],
+            _ => record(&mut dice, over, fence),
+        };
         let mut answers = Vec::new();
-        let what = dice.below(8);
+        let what = dice.below(13);
         let said = match what {
             0..=2 => {
                 let of = 1 + u32::try_from(dice.below(2)).expect("few");
@@ -92,6 +110,20 @@ async fn agree(stores: &[SharedStore], seed: u64) {
                     answers.push(format!("{:?}", store.remove(id, &claim).await));
                 }
                 format!("remove {id:?} {claim}")
+            }
+            6..=9 => {
+                let value = record(&mut dice, over, fence);
+                let step = Step { id: id.clone(), claim, fence, over, keep, value };
+                for store in stores {
+                    answers.push(format!("{:?}", store.advance(&step).await));
+                }
+                format!("{step:?}")
+            }
+            10 => {
+                for store in stores {
+                    answers.push(format!("{:?}", store.withdraw(id, &claim).await));
+                }
+                format!("withdraw {id:?} {claim}")
             }
             _ => String::from("look"),
         };

@@ -9,6 +9,7 @@ mod bindings_agree;
 mod extremes;
 mod namespaces;
 mod redis_link;
+mod redis_long_values;
 mod redis_store;
 mod redis_tls;
 mod sqlite_disk;

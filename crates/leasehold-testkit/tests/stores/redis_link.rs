@@ -71,6 +71,71 @@ async fn what_is_not_permitted_is_said() {
     acquires(&store, &claim("a")).await;
 }
 
+/// Before a lock is handed to a waiter its subscribers are counted.
+#[tokio::test]
+async fn without_permission_to_count_subscribers_connecting_is_refused() {
+    let server = RedisServer::start().await;
+    let user = ["ACL", "SETUSER", "meek", "on", &format!(">{SECRET}"), "~*", "&*", "+@all", "-pubsub|shardnumsub"];
+    server.command(&user).await;
+    let url = server.url().replace("redis://", &format!("redis://meek:{SECRET}@"));
+    let error = connect(&url).await.expect_err("not permitted");
+    assert_eq!(error.kind(), StoreErrorKind::NotPermitted, "{error}");
+    assert!(error.to_string().contains("+pubsub|shardnumsub"), "says what to do: {error}");
+    keeps_the_secret(&error);
+    server.command(&["ACL", "SETUSER", "meek", "+pubsub|shardnumsub"]).await;
+    takes(&connect(&url).await.expect("let in"), &claim("a")).await;
+}
+
+#[tokio::test]
+async fn a_replica_is_refused_before_anything_is_subscribed() {
+    let primary = RedisServer::start().await;
+    let replica = RedisServer::replica_of(&primary).await;
+    // Also one that takes writes: they would be lost, and no error would ever say so.
+    for read_only in ["yes", "no"] {
+        replica.command(&["CONFIG", "SET", "replica-read-only", read_only]).await;
+        let error = connect(&replica.url()).await.expect_err("a replica");
+        assert_eq!(error.kind(), StoreErrorKind::ReadOnly, "{error}");
+        assert!(error.is_passing(), "a name may point to the primary later");
+    }
+    let seen = replica.commandstats().await;
+    assert!(!seen.contains_key("ssubscribe"), "{seen:?}");
+}
+
+#[tokio::test]
+async fn a_node_of_a_cluster_is_refused_in_words() {
+    let server = RedisServer::with(&["--cluster-enabled", "yes"]).await;
+    let error = connect(&server.url()).await.expect_err("a cluster");
+    assert_eq!(error.kind(), StoreErrorKind::Refused, "{error}");
+    assert!(error.to_string().contains("Cluster"), "{error}");
+}
+
+/// A process that only waits sends no writes, so nothing answers READONLY.
+#[tokio::test]
+async fn a_waiter_notices_by_itself_that_its_server_became_a_replica() {
+    let primary = RedisServer::start().await;
+    let replica = RedisServer::replica_of(&primary).await;
+    let store = connect(&primary.url()).await.expect("up");
+    let mut pushes = store.pushes();
+    takes(&store, &claim("a")).await;
+    let waiter = claim("a");
+    queues(&store, &waiter).await;
+    store.waiting(1, 0, Some(waiter.ttl));
+    // Writes are taken, so only the role tells.
+    primary.command(&["CONFIG", "SET", "replica-read-only", "no"]).await;
+    replica.take_over_from(&primary).await;
+    let noticed = async {
+        while primary.command(&["PUBSUB", "SHARDCHANNELS"]).await != redis::Value::Array(Vec::new()) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    timeout(Duration::from_secs(10), noticed).await.expect("it left the replica");
+    let error = store.try_acquire(&claim("b")).await.expect_err("no primary here");
+    assert_eq!(error.kind(), StoreErrorKind::ReadOnly, "{error}");
+    primary.command(&["REPLICAOF", "NO", "ONE"]).await;
+    hears(&mut pushes, &Push::Resync).await;
+    takes(&store, &claim("b")).await;
+}
+
 /// Whoever may not subscribe hears no messages, and says so: its waiters poll.
 #[tokio::test]
 async fn without_permission_to_subscribe_waiters_poll() {
@@ -83,6 +148,8 @@ async fn without_permission_to_subscribe_waiters_poll() {
     let manager = async || LockManager::connect(&url).await.expect("let in");
     let (holder, waiter) = (manager().await, manager().await);
     let guard = holder.lock("a").await.expect("free");
+    let seen = waiter.holder("a").await.expect("answered").expect("held");
+    assert_eq!((seen.listens, seen.connected), (false, None), "it never subscribed, so nobody can say that it is gone");
     let waiting = tokio::spawn(async move { waiter.lock("a").await.map(|guard| (waiter, guard)) });
     while holder.info("a").await.expect("answered").waiters.is_empty() {
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -268,7 +335,7 @@ async fn a_follower_is_told_of_a_cut_and_follows_again() {
     assert_eq!(timeout(Duration::from_secs(10), events.recv()).await.expect("told"), None);
     let mut events = store.follow().await.expect("a follower");
     let event: leasehold::LockEvent = serde_json::from_str(
-        r#"{"kind":"lost","name":"a","owner":"b","holder_id":"c","fence":null,"at_ms":1,"reason":""}"#,
+        r#"{"kind":"lost","name":"a","owner":"b","holder_id":"0123456789ab","fence":null,"at_ms":1,"reason":""}"#,
     )
     .expect("an event");
     store.note(vec![leasehold::store::Note::Tell(event.clone())]).await.expect("told");
@@ -287,7 +354,7 @@ async fn a_connection_that_is_given_up_listens_no_longer() {
     };
     assert_eq!(listening().await, 1);
     proxy.refuse(true);
-    proxy.swallow_reply_to(|command| command.name() == "GET", 1);
+    proxy.swallow_reply_to(|command| command.name() == "GETRANGE", 1);
     let error = store.holder(&claim("a").name).await.expect_err("no answer");
     assert_eq!(error.kind(), StoreErrorKind::NoAnswer);
     eventually("nobody listens", async || listening().await == 0).await;

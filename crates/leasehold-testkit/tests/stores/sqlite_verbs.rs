@@ -50,6 +50,7 @@ fn renewal(claim: &Claim, grant: &Grant) -> Renewal {
         token: claim.token.clone(),
         fence: grant.fence,
         ttl: claim.ttl,
+        prolong: true,
         rewrite: None,
         hand_to: None,
     }
@@ -57,6 +58,64 @@ fn renewal(claim: &Claim, grant: &Grant) -> Renewal {
 
 async fn push(pushes: &mut tokio::sync::mpsc::UnboundedReceiver<Push>) -> Push {
     tokio::time::timeout(Duration::from_secs(5), pushes.recv()).await.expect("a push in time").expect("store is open")
+}
+
+/// Every process leaves its FIFO behind: those of the dead are removed, unless a lease proves by one that its holder died.
+#[tokio::test]
+async fn many_short_runs_leave_few_files_and_no_lease_behind() {
+    const RUNS: usize = 300;
+    let dir = tempfile::tempdir().expect("a directory");
+    let files = || std::fs::read_dir(dir.path().join("locks.db.alive")).expect("a directory").count();
+    let died = open(&dir);
+    let hour = Ttl::new(Duration::from_secs(3_600)).expect("valid");
+    granted(&died, &Claim { ttl: hour, ..claim("left behind") }).await;
+    died.close().await;
+    let mut most = 0;
+    for _ in 0..RUNS {
+        let store = open(&dir);
+        let short = claim("k");
+        granted(&store, &short).await;
+        assert_eq!(store.release(&short.name, &short.token).await, Ok(Release::Released));
+        store.close().await;
+        most = most.max(files());
+    }
+    assert!(most <= 40, "{most} files after {RUNS} runs");
+    println!("{RUNS} runs: {most} files at most");
+    granted(&open(&dir), &claim("left behind")).await;
+}
+
+/// No other process can wake it up, so it looks for messages by itself, before an unconfirmed grant ends.
+#[tokio::test]
+async fn a_waiter_whose_fifo_was_removed_still_receives_its_grant() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (holder, waiter) = (open(&dir), open(&dir));
+    let mut pushes = waiter.pushes();
+    let (first, second) = (claim("k"), claim("k"));
+    granted(&holder, &first).await;
+    queued(&waiter, &second).await;
+    // It wakes itself up when it begins to wait, which would find the message by chance.
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    std::fs::remove_dir_all(dir.path().join("locks.db.alive")).expect("removed");
+    assert_eq!(holder.release(&first.name, &first.token).await, Ok(Release::Released));
+    let handed = holder.holder(&first.name).await.expect("answers").expect("held");
+    assert_eq!(handed.id, second.token.holder_id());
+    let Push::Granted { token, grant } = push(&mut pushes).await else { panic!("no grant") };
+    assert_eq!((token, grant.fence), (second.token, handed.fence), "that grant, and not a later one");
+}
+
+/// Commands that arrive together share a transaction, which renews on a shorter path.
+#[tokio::test]
+async fn checks_that_arrive_together_prolong_nothing() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = open(&dir);
+    let mine = claim("k");
+    let grant = granted(&store, &mine).await;
+    let longer = Ttl::new(Duration::from_secs(3_600)).expect("valid");
+    let checks = [Renewal { ttl: longer, prolong: false, ..renewal(&mine, &grant) }];
+    let answers = futures_util::future::join_all((0..200).map(|_| store.renew(&checks))).await;
+    assert!(answers.iter().all(|answer| *answer == [Renewed::Renewed]), "{answers:?}");
+    let holder = store.holder(&mine.name).await.expect("answers").expect("held");
+    assert!(holder.ttl_left.expect("an end") <= mine.ttl.duration(), "a check prolonged the lease: {holder:?}");
 }
 
 #[tokio::test]

@@ -51,7 +51,7 @@ async fn fifty_processes_claim_one_id(kind: Kind) {
     assert_eq!((values.len(), claims.len()), (1, 1), "everybody has the same: {answers:?}");
     if let (Some(at_first), Some(before), Some(after)) = (at_first, before, commands().await) {
         let sets = after.get("set").unwrap_or(&0) - at_first.get("set").unwrap_or(&0);
-        assert_eq!(sets, PROCESSES as u64, "one command each, and none for the connection");
+        assert_eq!(sets, PROCESSES as u64, "one SET each, and none for the connection");
         let rose = |command: &str| after.get(command).unwrap_or(&0) - before.get(command).unwrap_or(&0);
         for other in ["get", "setnx", "eval", "evalsha", "exists", "pttl"] {
             assert_eq!(rose(other), 0, "{other}");

@@ -9,6 +9,7 @@ mod managers;
 mod moments;
 mod once;
 mod pools;
+mod pools_order;
 mod pools_processes;
 mod processes;
 mod redis_py;

@@ -1,10 +1,12 @@
 //! Work that is done once, on every store.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use leasehold::{Error, EvictMode, Guard, Invalid, LockManager, Outcome, Started};
+use leasehold::store::{BindingId, Change, Changed, Create, Expected, NewBinding};
+use leasehold::{ClaimId, Error, EvictMode, Guard, Invalid, Keep, LockManager, LockName, Outcome, Shelf, Started};
 use leasehold_testkit::{Arena, Kind, on_every_store};
 use tokio::sync::Notify;
 
@@ -23,6 +25,10 @@ on_every_store!(
     work_may_take_longer_than_its_result_is_kept,
     a_result_can_be_looked_at_and_forgotten,
     bad_input_is_refused,
+    a_result_that_cannot_be_stored_is_not_made_again,
+    records_of_earlier_builds_are_taken_over_and_kept,
+    an_earlier_build_that_is_late_costs_no_result,
+    a_late_runner_takes_nothing_back,
 );
 
 async fn runs(locks: &LockManager, id: &str, value: u32) -> Outcome<u32> {
@@ -220,9 +226,94 @@ async fn bad_input_is_refused(arena: Arena) {
     assert!(locks.once(&long[..507]).run(async |_| 0).await.is_ok());
     let refused = locks.once("job").keep(Duration::ZERO).run(async |_| 0).await;
     assert!(matches!(refused, Err(Error::Invalid(Invalid::Keep { .. }))), "{refused:?}");
-    let large = locks.once("job").run(async |_| "x".repeat(2 << 20)).await;
+    // All of that before anything was done.
+    assert!(runs(&locks, "job", 2).await.fresh);
+}
+
+async fn a_result_that_cannot_be_stored_is_not_made_again(arena: Arena) {
+    let locks = arena.manager().await;
+    let large = locks.once("large").run(async |_| "x".repeat(2 << 20)).await;
     assert!(matches!(large, Err(Error::Invalid(Invalid::Value { .. }))), "{large:?}");
-    assert!(runs(&locks, "job", 2).await.fresh, "what is too large is not stored");
+    // JSON has no keys that are numbers in a list.
+    let odd = async |_: &Guard| Ok::<_, String>(BTreeMap::from([(vec![1], 1)]));
+    let odd = locks.once("odd").run_until_ok(odd).await;
+    assert!(matches!(odd, Err(Error::Invalid(Invalid::Value { .. }))), "{odd:?}");
+    let Ok(Started::Run(running)) = locks.once("bytes").start().await else { panic!("new") };
+    assert!(matches!(running.finish(&[0; 2 << 20]).await, Err(Error::Invalid(Invalid::Value { .. }))));
+    for (id, why) in [("large", "1048576 is the most"), ("odd", "cannot be written as JSON"), ("bytes", "is the most")]
+    {
+        let told = locks.once(id).run(async |_| -> u32 { unreachable!("it was done") }).await;
+        let Err(error @ Error::ResultNotStored { .. }) = told else { panic!("{told:?}") };
+        let text = error.to_string();
+        assert!(text.contains(why) && text.contains(id) && text.contains("Forget") && !error.is_retryable(), "{text}");
+        let looked = locks.once(id).result::<u32>().await;
+        assert!(matches!(looked, Err(Error::ResultNotStored { .. })), "{looked:?}");
+        assert!(locks.once(id).forget().await.expect("answered"));
+        assert!(runs(&locks, id, 2).await.fresh, "once that is forgotten, it may be done again");
+    }
+}
+
+/// What a build wrote that knew no fences.
+fn unfenced(id: &str, state: &str, result: &str) -> NewBinding {
+    NewBinding {
+        id: BindingId { shelf: Shelf::Results, id: LockName::new(id).expect("a name") },
+        claim: ClaimId::random(),
+        keep: Keep::new(Duration::from_secs(60)).expect("a time"),
+        slot: None,
+        value: format!("{{\"state\":\"{state}\",\"by\":\"old@host:1\",\"at_ms\":1}}\n{result}").into_bytes(),
+    }
+}
+
+async fn records_of_earlier_builds_are_taken_over_and_kept(arena: Arena) {
+    let (locks, store) = (arena.manager().await, arena.store().await);
+    for new in [unfenced("dead", "running", ""), unfenced("done", "done", "7")] {
+        assert_eq!(store.create(&new).await, Ok(Create::Created));
+    }
+    assert!(runs(&locks, "dead", 2).await.fresh, "nobody is at it");
+    let done = runs(&locks, "done", 2).await;
+    assert!(!done.fresh && done.value == 7);
+}
+
+async fn an_earlier_build_that_is_late_costs_no_result(arena: Arena) {
+    let (locks, store) = (arena.manager().await, arena.store().await);
+    let Ok(Started::Run(running)) = locks.once("job").start().await else { panic!("new") };
+    // It removes what it takes for a dead runner's, and writes that it is at it.
+    let old = unfenced("job", "running", "");
+    let (found, _) = store.read(&old.id).await.expect("answered").expect("there");
+    store.remove(&old.id, &found.claim).await.expect("answered");
+    assert_eq!(store.create(&old).await, Ok(Create::Created));
+    assert!(running.finish(b"7").await.expect("the lease is valid"));
+    assert_eq!(locks.once("job").result::<u32>().await.expect("answered"), Some(7));
+    // What it stores by its claim finds another claim.
+    let change = Change { value: b"9".to_vec(), keep: None, give_slot_back: false };
+    let late = store.change(&old.id, &Expected::Claim(old.claim), &change).await;
+    assert!(matches!(late, Ok(Changed::Other(_))), "{late:?}");
+}
+
+async fn a_late_runner_takes_nothing_back(arena: Arena) {
+    let (paused, next) = (arena.manager().await, arena.manager().await);
+    for done in [false, true] {
+        let id = format!("job-{done}");
+        let Ok(Started::Run(late)) = paused.once(&id).start().await else { panic!("new") };
+        arena.expire(&format!("once:{id}")).await;
+        let Ok(Started::Run(successor)) = next.once(&id).start().await else { panic!("free") };
+        let (_guard, late) = late.split();
+        if done {
+            assert!(successor.finish(b"2").await.expect("stored"));
+            assert!(!late.forget().await.expect("answered"));
+        } else {
+            assert!(!late.forget().await.expect("answered"));
+            assert!(successor.finish(b"2").await.expect("stored"));
+        }
+        assert_eq!(next.once(&id).result::<u32>().await.expect("answered"), Some(2));
+    }
+    // Nor its own result.
+    let Ok(Started::Run(running)) = next.once("own").start().await else { panic!("new") };
+    let (guard, slot) = running.split();
+    assert!(slot.store(&guard, b"3").await.expect("stored"));
+    assert!(!slot.forget().await.expect("answered"));
+    assert!(slot.store(&guard, b"3").await.expect("sent twice"));
+    assert_eq!(next.once("own").result::<u32>().await.expect("answered"), Some(3));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

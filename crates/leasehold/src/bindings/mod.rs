@@ -12,7 +12,7 @@ use crate::engine::Core;
 use crate::error::{Error, Operation};
 use crate::facts::{ClaimId, Invalid, Keep, LockName, Shelf, beginning};
 use crate::manager::LockManager;
-use crate::store::{BindingId, Bound, Change, Changed, Create, Expected, NewBinding, NodeSlot, VALUE_BYTES_MAX};
+use crate::store::{BindingId, Bound, Change, Changed, Create, Expected, NewBinding, NodeSlot, Step, VALUE_BYTES_MAX};
 
 mod jobs;
 mod undo;
@@ -80,14 +80,14 @@ pub struct Binding<T> {
 
 impl LockManager {
     /// Values bound to request ids: created by the first who asks, read by everybody else. No lock, no
-    /// wait, one command.
+    /// wait, one round trip.
     pub fn bindings<T>(&self) -> Bindings<T> {
         Bindings { core: self.core().clone(), _manager: self.clone(), of: PhantomData }
     }
 }
 
 impl<T: Serialize + DeserializeOwned> Bindings<T> {
-    /// Binds a value to a request id unless one is bound already: one atomic command, one round trip, no
+    /// Binds a value to a request id unless one is bound already: one atomic step, one round trip, no
     /// wait. It is gone when the lease is over, so a creator that crashed blocks nobody for longer.
     ///
     /// # Errors
@@ -229,6 +229,20 @@ impl Core {
 
     pub(crate) async fn remove(&self, id: &BindingId, claim: &ClaimId) -> Result<bool, Error> {
         let answer = self.within(self.store.remove(id, claim)).await;
+        let answer = answer.map_err(|e| self.store_error(Operation::Remove, &id.id, e))?;
+        Ok(answer == Changed::Done)
+    }
+
+    /// Sends a step of work that is done once.
+    pub(crate) async fn advance(&self, step: &Step) -> Result<Changed, Error> {
+        let operation = if step.over { Operation::Change } else { Operation::Create };
+        let answer = self.within(self.store.advance(step)).await;
+        answer.map_err(|e| self.store_error(operation, &step.id.id, e))
+    }
+
+    /// Takes back the beginning of work that came to nothing.
+    pub(crate) async fn withdraw(&self, id: &BindingId, claim: &ClaimId) -> Result<bool, Error> {
+        let answer = self.within(self.store.withdraw(id, claim)).await;
         let answer = answer.map_err(|e| self.store_error(Operation::Remove, &id.id, e))?;
         Ok(answer == Changed::Done)
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::lease_cell::{LeaseCell, NewLease, Record};
+use super::leaving::GivenUp;
 use super::rooms::{Room, Seen, jittered};
 use super::seat::{Reply, Seat};
 use super::{Alive, Core, lock};
@@ -92,7 +93,8 @@ impl<'a> Undo<'a> {
 impl Drop for Undo<'_> {
     fn drop(&mut self) {
         if let Some(claim) = self.claim.take() {
-            drop(self.core.leave_in_background(claim));
+            // A try is in no queue: what it may have taken ends with its lease.
+            drop(self.core.leave_in_background(GivenUp { claim, queued: false, unanswered: true }));
         }
     }
 }
@@ -133,12 +135,9 @@ pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish) -> Result<Guard, Err
         Err(Ended::Error(error)) => error,
         Err(Ended::Late) => {
             let seen = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
-            match seen.failed {
-                None if seen.answered => not_acquired(core, &wish, waited, seen),
-                failed => {
-                    let source = failed.unwrap_or(StoreErrorKind::NoAnswer.into());
-                    core.store_error(Operation::Acquire, &wish.name, source)
-                }
+            match seen.unknown() {
+                None => not_acquired(core, &wish, waited, seen),
+                Some(source) => core.store_error(Operation::Acquire, &wish.name, source),
             }
         }
     };
@@ -175,7 +174,7 @@ async fn obtain(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<See
     // lock that was just handed on.
     let stands_in_line = || core.rooms.is_open(&wish.name) || core.rooms.is_crowded(&wish.name);
     if wish.wait == Wait::Not || !stands_in_line() {
-        if let Some(guard) = try_once(alive, wish, began, seen).await? {
+        if let Some(guard) = try_once(alive, wish, seen).await? {
             return Ok((guard, false));
         }
         if wish.wait == Wait::Not {
@@ -187,20 +186,21 @@ async fn obtain(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<See
 }
 
 /// One try; `None` when somebody else holds the lock. Sent again where the store did not answer.
-pub(super) async fn try_once(
-    alive: &Arc<Alive>,
-    wish: &Wish,
-    began: Moment,
-    seen: &Mutex<Seen>,
-) -> Result<Option<Guard>, Ended> {
+pub(super) async fn try_once(alive: &Arc<Alive>, wish: &Wish, seen: &Mutex<Seen>) -> Result<Option<Guard>, Ended> {
     let core = &alive.0;
     let mut undo = Undo::arm(core, claim(wish));
     let mut pause = FIRST_PAUSE;
     // Whether the store may have done anything for the token.
     let mut touched = false;
+    let mut failing_since = None;
     loop {
         let asked_at = Moment::now();
-        let answer = core.store.try_acquire(undo.claim()).await;
+        let patience_ends = failing_since.map(|since: Moment| since + core.options.patience);
+        let answer = tokio::select! {
+            biased;
+            answer = core.store.try_acquire(undo.claim()) => answer,
+            () = sleep_until(patience_ends) => Err(StoreErrorKind::NoAnswer.into()),
+        };
         if answer.is_ok() {
             core.answered(Operation::Acquire, asked_at);
         }
@@ -222,7 +222,7 @@ pub(super) async fn try_once(
             }
             Ok(Try::Held(holder)) => {
                 undo.disarm();
-                *lock(seen) = Seen { holder, answered: true, failed: None };
+                *lock(seen) = Seen::held_by(holder);
                 return Ok(None);
             }
             Ok(Try::Revoked) => {
@@ -234,7 +234,8 @@ pub(super) async fn try_once(
         };
         lock(seen).failed = Some(error.clone());
         touched |= !error.was_refused();
-        if !worth_asking_again(&error) || began.until(Moment::now()) >= core.options.patience {
+        let since = *failing_since.get_or_insert(asked_at);
+        if !worth_asking_again(&error) || since.until(Moment::now()) >= core.options.patience {
             // The undo stays armed: a try has several steps, and an error of the last one says nothing
             // of the first. Only where nothing was done at all is there nothing to give back.
             if !touched {
@@ -287,10 +288,7 @@ pub(super) async fn wait(
                 match answer.try_recv() {
                     Ok(Ok(guard)) => guard,
                     _ => {
-                        let last = room.seen();
-                        if last.answered || last.failed.is_some() {
-                            *lock(seen) = last;
-                        }
+                        room.tell_what_was_seen(seen);
                         room.got_up_and_left().await;
                         return Err(Ended::Late);
                     }
@@ -301,7 +299,7 @@ pub(super) async fn wait(
             return Ok(guard);
         }
         tracing::debug!(name = %wish.name, "the lease was over before its task got it; waiting goes on");
-        *lock(seen) = Seen { holder: None, answered: true, failed: None };
+        *lock(seen) = Seen::held_by(None);
     }
 }
 

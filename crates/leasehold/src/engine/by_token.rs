@@ -54,7 +54,7 @@ pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish, token: &Token) -> Re
         Err(Ended::Error(error)) => Err(error),
         Err(Ended::Late) => {
             let seen = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
-            if let Some(failed) = seen.failed.clone().or((!seen.answered).then(|| StoreErrorKind::NoAnswer.into())) {
+            if let Some(failed) = seen.unknown() {
                 return Err(core.store_error(Operation::Acquire, &wish.name, failed));
             }
             core.stats.not_acquired.add_one();
@@ -88,6 +88,7 @@ async fn obtain(
     let mut pause = FIRST_PAUSE;
     let mut failing_since = None;
     loop {
+        lock(seen).asking_since.get_or_insert(Moment::now());
         let look_after = match core.within(ask(core, &claim)).await {
             Ok(Answer::Granted(fence)) => {
                 core.tell_granted(&wish.name, token, &wish.owner, fence, wish.ttl);
@@ -98,7 +99,7 @@ async fn obtain(
             }
             Ok(Answer::Held(holder)) => {
                 failing_since = None;
-                *lock(seen) = Seen { holder: Some(*holder), answered: true, failed: None };
+                *lock(seen) = Seen::held_by(Some(*holder));
                 if time_is_over {
                     return Err(Ended::Late);
                 }
@@ -160,6 +161,7 @@ pub(crate) async fn hand_on(core: &Arc<Core>, cell: &LeaseCell, to: &Token) -> R
             token: token.clone(),
             fence: cell.fence,
             ttl,
+            prolong: true,
             rewrite,
             hand_to: Some(to.clone()),
         };
@@ -191,6 +193,7 @@ pub(crate) async fn hand_on(core: &Arc<Core>, cell: &LeaseCell, to: &Token) -> R
             Ok(Some(Renewed::Renewed)) => StoreErrorKind::NoAnswer.into(),
             Ok(Some(Renewed::Lost)) => return lost(LossReason::Gone),
             Ok(Some(Renewed::Revoked)) => return lost(LossReason::Revoked),
+            Ok(Some(Renewed::Displaced)) => return lost(LossReason::Displaced),
             Ok(Some(Renewed::Unknown(error))) | Err(error) => error,
             Ok(None) => StoreErrorKind::Other.into(),
         };
@@ -224,6 +227,7 @@ async fn ask(core: &Core, claim: &Claim) -> Result<Answer, StoreError> {
             token: claim.token.clone(),
             fence: grant.fence,
             ttl: claim.ttl,
+            prolong: true,
             rewrite: Some(claim.owner.clone()),
             hand_to: None,
         };
@@ -233,7 +237,7 @@ async fn ask(core: &Core, claim: &Claim) -> Result<Answer, StoreError> {
             Some(Renewed::Renewed) if Belief::new(asked_at, claim.ttl.duration()).is_valid(Moment::now()) => {
                 return Ok(Answer::Granted(grant.fence));
             }
-            Some(Renewed::Renewed | Renewed::Lost) => {}
+            Some(Renewed::Renewed | Renewed::Lost | Renewed::Displaced) => {}
             Some(Renewed::Revoked) => return Ok(Answer::Revoked),
             Some(Renewed::Unknown(error)) => return Err(error),
             None => return Err(StoreErrorKind::Other.into()),
@@ -252,7 +256,6 @@ impl Core {
     /// The same for one that was given back.
     pub(crate) fn tell_released(&self, name: &LockName, token: &Token, owner: &str, fence: Option<Fence>) {
         self.note(Note::Tell(event(EventKind::Released, name, token, owner, fence, "normal")));
-        self.note(Note::Remove { name: name.clone(), holder: token.holder_id() });
     }
 }
 

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::Moment;
 use crate::event::LossReason;
 use crate::facts::{Fence, LockName, Owner, Token, Ttl};
-use crate::lease::{Belief, Plan};
+use crate::lease::{self, Belief, Plan};
 use crate::store::{Grant, Renewal};
 
 pub(crate) struct LeaseCell {
@@ -65,7 +65,9 @@ pub(crate) struct LeaseState {
     pub(crate) owner: Owner,
     /// When to renew next.
     pub(crate) renew_at: Option<Moment>,
-    /// A renewal is on its way.
+    /// When to ask the store next whether it is still ours, unless a renewal says so before.
+    pub(crate) check_at: Moment,
+    /// A renewal or check is on its way.
     pub(crate) renewing: bool,
     /// The record in the store does not carry our ttl and owner yet.
     pub(crate) rewrite: bool,
@@ -114,6 +116,7 @@ impl LeaseCell {
                 ttl: new.ttl,
                 owner: new.owner,
                 renew_at,
+                check_at: grant.asked_at + lease::check_every(new.ttl.duration()),
                 renewing: false,
                 rewrite: matches!(record, Record::Provisional | Record::Anothers),
                 noted: false,
@@ -191,8 +194,14 @@ impl LeaseCell {
             token: self.token.clone(),
             fence: self.fence,
             ttl: state.ttl,
+            prolong: true,
             rewrite: state.rewrite.then(|| state.owner.clone()),
             hand_to: None,
         }
+    }
+
+    /// Asks whether it is still ours, and changes nothing.
+    pub(crate) fn check(&self, state: &LeaseState) -> Renewal {
+        Renewal { prolong: false, rewrite: None, ..self.renewal(state) }
     }
 }

@@ -1,5 +1,6 @@
-//! The engines: acquiring ([`acquiring`], and [`by_token`] without a guard), waiting ([`rooms`]), any of
-//! several ([`pooling`]), renewing ([`tending`]), releasing ([`releasing`]). Policy is pure
+//! The engines: acquiring ([`acquiring`], and [`by_token`] without a guard), waiting ([`rooms`], with [`attempt`] for
+//! one token), giving up ([`leaving`]), any of several ([`pooling`]), renewing ([`tending`]), releasing
+//! ([`releasing`]). Policy is pure
 //! ([`lease`](crate::lease)), awaiting is thin, and [`Core::spawn`] is the one place that spawns tasks.
 
 use std::sync::atomic::AtomicBool;
@@ -22,8 +23,10 @@ use crate::stats::Stats;
 use crate::store::{Note, Push, SharedStore, StoreError};
 
 pub(crate) mod acquiring;
+mod attempt;
 pub(crate) mod by_token;
 pub(crate) mod lease_cell;
+mod leaving;
 pub(crate) mod pooling;
 pub(crate) mod releasing;
 pub(crate) mod rooms;

@@ -115,8 +115,9 @@ impl<'a> Hunt<'a> {
         let mut ticket = None;
         loop {
             let mut turn = None;
+            let mut waited = false;
             if self.count > 1 {
-                turn = self.try_turn().await?;
+                turn = self.try_turn_and_draw(&mut ticket).await?;
                 if turn.is_none()
                     && let Some(taken) = self.take_at_once().await?
                 {
@@ -124,13 +125,24 @@ impl<'a> Hunt<'a> {
                 }
                 if turn.is_none() {
                     turn = Some(self.wait_for_turn(&mut ticket).await?);
+                    waited = true;
                 }
             }
-            if let Some(found) = self.collect(turn, &mut ticket).await? {
+            if let Some(found) = self.collect(turn, waited, &mut ticket).await? {
                 return Ok(found);
             }
             tracing::debug!(pool = %self.pool.name, "the turn was lost while collecting; from the start");
         }
+    }
+
+    /// The same, and draws a ticket on the way: a request that has to wait is as old as its first question.
+    async fn try_turn_and_draw(&self, ticket: &mut Option<Ticket>) -> Result<Option<Guard>, Ended> {
+        if self.wish.wait == Wait::Not {
+            return self.try_turn().await;
+        }
+        let (turn, drawn) = tokio::join!(self.try_turn(), self.draw(ticket));
+        drawn?;
+        turn
     }
 
     /// The right to hold a part, if nobody has it.
@@ -138,7 +150,7 @@ impl<'a> Hunt<'a> {
         if !self.may_try(&self.pool.turn) {
             return Ok(None);
         }
-        try_once(self.alive, &self.terms(&self.pool.turn), self.began, &self.seen_of_turn).await
+        try_once(self.alive, &self.terms(&self.pool.turn), &self.seen_of_turn).await
     }
 
     async fn wait_for_turn(&self, ticket: &mut Option<Ticket>) -> Result<Guard, Ended> {
@@ -176,10 +188,15 @@ impl<'a> Hunt<'a> {
     async fn collect(
         &self,
         turn: Option<Guard>,
+        waited_for_turn: bool,
         ticket: &mut Option<Ticket>,
     ) -> Result<Option<(Vec<Taken>, bool)>, Ended> {
         let mut taken = Vec::with_capacity(self.count);
-        self.take_free(&mut taken).await?;
+        // A request that has waited for its turn is older than others that wait for the members. A try would pass a free
+        // member to the first of them; its ticket puts it before them.
+        if !waited_for_turn {
+            self.take_free(&mut taken).await?;
+        }
         let waited = taken.len() < self.count;
         let mut seats = Seats::default();
         if waited {
@@ -240,7 +257,7 @@ impl<'a> Hunt<'a> {
     async fn try_these(&self, which: &[usize], taken: &mut Vec<Taken>) -> Result<(), Ended> {
         let tries = which.iter().map(async |&which| {
             let wish = self.terms(&self.pool.members[which].name);
-            let guard = try_once(self.alive, &wish, self.began, &self.seen[which]).await?;
+            let guard = try_once(self.alive, &wish, &self.seen[which]).await?;
             Ok(guard.map(|guard| (which, guard)))
         });
         // All are waited for, whatever one says: what the others got is given back with their guards.
@@ -265,7 +282,7 @@ impl<'a> Hunt<'a> {
             if holder.is_none() {
                 free.push(which);
             }
-            *lock(&self.seen[which]) = Seen { holder, answered: true, failed: None };
+            *lock(&self.seen[which]) = Seen::held_by(holder);
         }
         Ok(free)
     }
@@ -365,14 +382,11 @@ impl<'a> Hunt<'a> {
     /// What the rooms know of who holds what.
     fn remember(&self, seats: &Seats, taken: &[Taken]) {
         for (which, room) in &seats.0 {
-            let last = room.seen();
-            if last.answered || last.failed.is_some() {
-                *lock(&self.seen[*which]) = last;
-            }
+            room.tell_what_was_seen(&self.seen[*which]);
         }
         // Ours, and free again in a moment.
         for (which, _) in taken {
-            *lock(&self.seen[*which]) = Seen { holder: None, answered: true, failed: None };
+            *lock(&self.seen[*which]) = Seen::held_by(None);
         }
     }
 
@@ -382,7 +396,7 @@ impl<'a> Hunt<'a> {
         let open = |seen: Mutex<Seen>| seen.into_inner().unwrap_or_else(PoisonError::into_inner);
         let of_turn = open(self.seen_of_turn);
         let seen: Vec<Seen> = self.seen.into_iter().map(open).collect();
-        let failed = seen.iter().find_map(|seen| seen.failed.clone());
+        let failed = seen.iter().filter(|seen| seen.is_failing()).find_map(Seen::unknown);
         if failed.is_some() || !(of_turn.answered || seen.iter().any(|seen| seen.answered)) {
             let source = failed.or(of_turn.failed).unwrap_or(StoreErrorKind::NoAnswer.into());
             return core.store_error(Operation::Acquire, &self.pool.name, source);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
+use futures_util::future::BoxFuture;
 
 use super::Core;
 use super::lease_cell::LeaseCell;
@@ -16,25 +16,31 @@ use crate::error::{Error, Operation};
 use crate::event::{EventKind, ReleaseLayer, Transition};
 use crate::facts::LockName;
 use crate::journal::{JournalEntry, JournalKind};
-use crate::store::{Claim, Note, Release, StoreError, StoreErrorKind};
+use crate::store::{Note, Release, StoreError, StoreErrorKind};
 
 /// The first pause between two tries; each one is twice the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// A release that has been sent and not answered. Dropped before the answer, it goes on in the
-/// background.
-struct Pending {
+/// A release under way. Dropped before its answer, the very same request goes on in the background.
+struct UnderWay {
     core: Arc<Core>,
-    cell: Option<Arc<LeaseCell>>,
-    error: StoreError,
+    release: Option<BoxFuture<'static, Result<bool, StoreError>>>,
 }
 
-impl Drop for Pending {
+impl UnderWay {
+    async fn answer(mut self) -> Result<bool, StoreError> {
+        let release = self.release.as_mut().expect("there until it has answered");
+        let answer = release.await;
+        self.release = None;
+        answer
+    }
+}
+
+impl Drop for UnderWay {
     fn drop(&mut self) {
-        if let Some(cell) = self.cell.take() {
-            let (core, error) = (self.core.clone(), self.error.clone());
-            self.core.spawn(async move { core.release_by_other_layers(&cell, error).await });
+        if let Some(release) = self.release.take() {
+            self.core.spawn(async move { drop(release.await) });
         }
     }
 }
@@ -47,16 +53,19 @@ impl Core {
         if !cell.protected {
             return Ok(true);
         }
-        let error = StoreErrorKind::NoAnswer.into();
-        let mut pending = Pending { core: self.clone(), cell: Some(cell.clone()), error };
+        let release = Box::pin(self.clone().release_once(cell.clone()));
+        let under_way = UnderWay { core: self.clone(), release: Some(release) };
+        under_way.answer().await.map_err(|error| self.store_error(Operation::Release, &cell.name, error))
+    }
+
+    /// The first layer; where it fails, the others follow in the background.
+    async fn release_once(self: Arc<Self>, cell: Arc<LeaseCell>) -> Result<bool, StoreError> {
         match self.try_release(&cell).await {
-            Ok(answer) => {
-                pending.cell = None;
-                Ok(self.released(&cell, answer, ReleaseLayer::Normal))
-            }
+            Ok(answer) => Ok(self.released(&cell, answer, ReleaseLayer::Normal)),
             Err(error) => {
-                pending.error = error.clone();
-                Err(self.store_error(Operation::Release, &cell.name, error))
+                let (core, why) = (self.clone(), error.clone());
+                self.spawn(async move { core.release_by_other_layers(&cell, why).await });
+                Err(error)
             }
         }
     }
@@ -70,55 +79,7 @@ impl Core {
             return;
         }
         let core = self.clone();
-        self.spawn(async move {
-            match core.try_release(&cell).await {
-                Ok(answer) => drop(core.released(&cell, answer, ReleaseLayer::Normal)),
-                Err(error) => core.release_by_other_layers(&cell, error).await,
-            }
-        });
-    }
-
-    /// Gives up an attempt wherever it stands, until the store has said so or must have forgotten it. What is
-    /// returned ends when the store has answered.
-    pub(crate) fn leave_in_background(self: &Arc<Self>, claim: Claim) -> oneshot::Receiver<()> {
-        let core = self.clone();
-        let (answered, left) = oneshot::channel();
-        self.spawn(async move {
-            let forgotten_at = Moment::now() + claim.ttl.duration() + core.options.patience;
-            let mut answered = Some(answered);
-            let mut pause = FIRST_PAUSE;
-            loop {
-                match core.within(core.store.leave(&claim)).await {
-                    // Where a lost connection may still carry out what it sent, once is not enough.
-                    Ok(_) if core.store.may_resend_try() => return,
-                    Ok(_) => {
-                        drop(answered.take());
-                        pause = LONGEST_PAUSE;
-                    }
-                    Err(error) if error.kind() == StoreErrorKind::Closed => return,
-                    // Scripts do not run, but what they would give back may have been taken without one.
-                    Err(error)
-                        if matches!(error.kind(), StoreErrorKind::Script | StoreErrorKind::NotPermitted)
-                            && core.options.emergency_release
-                            && core.given_back_by_other_means(&claim).await =>
-                    {
-                        return;
-                    }
-                    Err(error) => tracing::debug!(name = %claim.name, %error, "an attempt is not given up yet"),
-                }
-                if Moment::now() >= forgotten_at {
-                    return;
-                }
-                tokio::time::sleep(jittered(pause)).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
-            }
-        });
-        left
-    }
-
-    async fn given_back_by_other_means(&self, claim: &Claim) -> bool {
-        let answer = self.within(self.store.release_emergency(&claim.name, &claim.token)).await;
-        matches!(answer, Ok(Release::Released))
+        self.spawn(async move { drop(core.release_once(cell).await) });
     }
 
     /// The belief ends before the release is sent: nobody may act on a lease that is being given up.
@@ -145,7 +106,7 @@ impl Core {
     }
 
     async fn release_by_other_layers(self: &Arc<Self>, cell: &LeaseCell, mut error: StoreError) {
-        self.stats.normal_release_failures.add_one();
+        self.count_failed_release(&error);
         self.release_failed(cell, &error);
         let mut pause = FIRST_PAUSE;
         for _ in 0..self.options.max_release_retries {
@@ -179,9 +140,16 @@ impl Core {
     fn release_failed(&self, cell: &LeaseCell, error: &StoreError) {
         tracing::error!(name = %cell.name, holder = %cell.token.holder_id(), %error, "a release failed; trying again");
         self.observe(&Transition::StoreFailed { operation: Operation::Release, kind: error.kind() });
-        if matches!(error.kind(), StoreErrorKind::Script | StoreErrorKind::NotPermitted) {
-            self.stats.release_script_errors.add_one();
+        if is_script_error(error) {
             self.alert("lua_script_error", cell, &error.to_string());
+        }
+    }
+
+    /// Counts a release that the store did not carry out.
+    pub(crate) fn count_failed_release(&self, error: &StoreError) {
+        self.stats.normal_release_failures.add_one();
+        if is_script_error(error) {
+            self.stats.release_script_errors.add_one();
         }
     }
 
@@ -290,4 +258,9 @@ impl Core {
             Err(_) => Err(StoreErrorKind::NoAnswer.into()),
         }
     }
+}
+
+/// Whether a script failed, or may not run.
+fn is_script_error(error: &StoreError) -> bool {
+    matches!(error.kind(), StoreErrorKind::Script | StoreErrorKind::NotPermitted)
 }

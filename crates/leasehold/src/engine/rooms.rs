@@ -11,31 +11,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use super::attempt::{Attempt, Carried, Waiting};
 use super::lease_cell::{NewLease, Record};
+use super::leaving::GivenUp;
 use super::seat::Seat;
 use super::{Alive, Core, lock};
-use crate::clock::{Moment, sleep_until, wall_ms};
+use crate::clock::{Moment, wall_ms};
 use crate::error::Error;
 use crate::facts::{LockName, Token, Ttl};
 use crate::guard::Guard;
-use crate::lease::Belief;
-use crate::store::{Acquire, Claim, Grant, Holder, Place, Push, StoreError, StoreErrorKind, Ticket};
-
-/// However sure the messages are: near the head of a queue ask again this often.
-const ASK_EVERY: Duration = Duration::from_secs(5);
-/// Waiters before this position are near the head.
-const NEAR: usize = 8;
-/// Each place further back asks so much less often, up to the longest: a thousand that wait must not be a
-/// load. Whoever comes to the head is told so, and a queue outlives twice the longest pause.
-const LESS_OFTEN: Duration = Duration::from_millis(500);
-const ASK_AT_LEAST_EVERY: Duration = Duration::from_secs(30);
-/// Those further back ask a little later after a lease has ended, so that they do not all come at once.
-const PER_POSITION: Duration = Duration::from_millis(20);
-/// Behind a holder that sends no message when it is done, the head of the queue asks this often.
-const BEHIND_FOREIGN: Duration = Duration::from_millis(100);
+use crate::store::{Claim, Grant, Holder, Push, StoreError, StoreErrorKind, Ticket};
 
 /// Whose time is over, and who is the last of its room, waits this long at most until the store knows that it is
 /// gone: otherwise the lock could still be given to it, and be passed on, after its call has ended.
@@ -46,6 +34,9 @@ const CROWDED_FOR: Duration = Duration::from_secs(1);
 /// So many names are remembered for that.
 const CROWDED_KEPT: usize = 256;
 
+/// A store that has not answered for this long may be gone: what it said before is old.
+const SILENT_AFTER: Duration = Duration::from_millis(500);
+
 /// What a waiting task can say about its wait.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Seen {
@@ -54,35 +45,68 @@ pub(crate) struct Seen {
     pub(crate) answered: bool,
     /// The last failure, if the store failed last.
     pub(crate) failed: Option<StoreError>,
+    /// A question is open since then.
+    pub(crate) asking_since: Option<Moment>,
+}
+
+impl Seen {
+    /// As the store has just said.
+    pub(crate) fn held_by(holder: Option<Holder>) -> Self {
+        Self { holder, answered: true, failed: None, asking_since: None }
+    }
+
+    /// Why it is not known who holds the lock, if it is not.
+    pub(crate) fn unknown(&self) -> Option<StoreError> {
+        let no_answer = || (self.is_silent() || !self.answered).then(|| StoreErrorKind::NoAnswer.into());
+        self.failed.clone().or_else(no_answer)
+    }
+
+    /// The store failed last, or owes an answer.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.failed.is_some() || self.is_silent()
+    }
+
+    fn is_silent(&self) -> bool {
+        self.asking_since.is_some_and(|since| since.until(Moment::now()) >= SILENT_AFTER)
+    }
 }
 
 #[derive(Default)]
 pub(crate) struct Rooms {
     rooms: Mutex<HashMap<LockName, Arc<Room>>>,
-    /// Which room a message is for.
-    by_token: Mutex<HashMap<Token, Arc<Room>>>,
+    /// Every token under which this process is, or may still be, in a queue.
+    queued: Mutex<HashMap<Token, Queued>>,
     /// Locks that this process handed on, and when: others are likely to stand in line.
     crowded: Mutex<HashMap<LockName, Moment>>,
     /// Messages do not arrive: rooms have to poll.
     deaf: AtomicBool,
 }
 
+/// A token that the store may grant a lock to by message. It is entered before its first request, and changes in one
+/// step; what is granted to it belongs to the room, then to a guard.
+enum Queued {
+    Waits(Arc<Room>),
+    /// Given up, and the store has not confirmed that yet: told when it is granted a lock all the same.
+    Leaves(Arc<Notify>),
+}
+
 pub(crate) struct Room {
-    name: LockName,
+    pub(super) name: LockName,
     seats: Mutex<VecDeque<Seat>>,
-    seen: Mutex<Seen>,
+    pub(super) seen: Mutex<Seen>,
     knock: mpsc::UnboundedSender<Knock>,
     /// The position in the queue, and the ttl of who waits there.
-    place: Mutex<(usize, Option<Ttl>)>,
+    pub(super) place: Mutex<(usize, Option<Ttl>)>,
     /// Nobody sits there any more, and the store knows it.
     gone: CancellationToken,
 }
 
 /// What wakes a room.
-enum Knock {
+pub(super) enum Knock {
     Push(Push),
     /// Somebody sat down or got up.
     Seats,
+    Disconnected,
     Resync,
     Close,
 }
@@ -148,15 +172,39 @@ impl Rooms {
                 self.deaf.store(!hears, Ordering::Relaxed);
                 return self.knock_all(|| Knock::Seats);
             }
+            Push::Disconnected => return self.knock_all(|| Knock::Disconnected),
             _ => return,
         };
-        if let Some(room) = lock(&self.by_token).get(token) {
-            let _ = room.knock.send(Knock::Push(push));
+        let granted = matches!(push, Push::Granted { .. });
+        match lock(&self.queued).get(token) {
+            Some(Queued::Waits(room)) => drop(room.knock.send(Knock::Push(push))),
+            Some(Queued::Leaves(wake)) if granted => wake.notify_one(),
+            // The second copy of a message whose first one made a guard.
+            Some(Queued::Leaves(_)) | None => {}
         }
     }
 
     pub(crate) fn resync(&self) {
         self.knock_all(|| Knock::Resync);
+        for queued in lock(&self.queued).values() {
+            if let Queued::Leaves(wake) = queued {
+                wake.notify_one();
+            }
+        }
+    }
+
+    /// A token that waited is given up from now on.
+    pub(super) fn leaves(&self, token: &Token, wake: &Arc<Notify>) {
+        lock(&self.queued).insert(token.clone(), Queued::Leaves(wake.clone()));
+    }
+
+    /// A token is in no queue any more.
+    pub(super) fn forget(&self, token: &Token) {
+        lock(&self.queued).remove(token);
+    }
+
+    pub(super) fn is_deaf(&self) -> bool {
+        self.deaf.load(Ordering::Relaxed)
     }
 
     pub(crate) fn close_all(&self) {
@@ -170,7 +218,7 @@ impl Rooms {
     }
 
     /// Tells the store how many rooms wait, so that it proves its messages only while they do.
-    fn tell_store(&self, core: &Core) {
+    pub(super) fn tell_store(&self, core: &Core) {
         let rooms = self.lock();
         let nearest = rooms.values().map(|room| lock(&room.place).0).min().unwrap_or(0);
         let shortest = rooms.values().filter_map(|room| lock(&room.place).1).min();
@@ -196,48 +244,44 @@ impl Room {
         }
     }
 
-    pub(crate) fn seen(&self) -> Seen {
-        lock(&self.seen).clone()
+    /// Passes on what the store said or failed to say here, if anything.
+    pub(crate) fn tell_what_was_seen(&self, to: &Mutex<Seen>) {
+        let last = lock(&self.seen).clone();
+        if last.answered || last.is_failing() {
+            *lock(to) = last;
+        }
     }
-}
-
-/// How one attempt of a room ended.
-enum Attempt {
-    /// The lock is ours. `confirm`: provisionally, by a message.
-    Granted {
-        grant: Grant,
-        confirm: bool,
-    },
-    /// Everybody got up.
-    Deserted,
-    /// The token is used up: try with another.
-    UsedUp,
-    /// The store failed for longer than our patience, or in a way that waiting does not mend.
-    Failed(StoreError),
-    Closed,
 }
 
 /// The life of a room: one lap per token, until nobody sits there.
 async fn run(alive: Arc<Alive>, room: Arc<Room>, mut knocks: mpsc::UnboundedReceiver<Knock>) {
     let core = &alive.0;
+    let mut carried = Carried::default();
     while let Some((claim, ticket)) = room.next_claim(core) {
-        lock(&core.rooms.by_token).insert(claim.token.clone(), room.clone());
+        lock(&core.rooms.queued).insert(claim.token.clone(), Queued::Waits(room.clone()));
         core.rooms.tell_store(core);
-        let attempt = Waiting::new(core, &room, &claim, ticket).wait(&mut knocks).await;
-        lock(&core.rooms.by_token).remove(&claim.token);
-        match attempt {
-            Attempt::Granted { grant, confirm } => room.give(&alive, &claim, ticket, &grant, confirm),
-            Attempt::Deserted => {
-                let left = core.leave_in_background(claim);
-                let _ = tokio::time::timeout(LEAVES_WITHIN, left).await;
+        let ended = Waiting::new(core, &room, &claim, ticket, carried).wait(&mut knocks).await;
+        carried = ended.carried;
+        let leave = |claim| core.leave_unless_unknown(claim, ended.sent, ended.unanswered);
+        match ended.attempt {
+            Attempt::Granted { grant, confirm } => {
+                if let Some(claim) = room.give(&alive, claim, ticket, &grant, confirm) {
+                    // Everybody it was for got up while the grant was on its way. The store knows who is next.
+                    leave(claim);
+                }
             }
-            Attempt::UsedUp => drop(core.leave_in_background(claim)),
+            Attempt::Deserted => {
+                if let Some(left) = leave(claim) {
+                    let _ = tokio::time::timeout(LEAVES_WITHIN, left).await;
+                }
+            }
+            Attempt::UsedUp => drop(leave(claim)),
             Attempt::Failed(error) => {
-                drop(core.leave_in_background(claim));
+                leave(claim);
                 room.fail(core, &error);
             }
             Attempt::Closed => {
-                drop(core.leave_in_background(claim));
+                leave(claim);
                 for seat in lock(&room.seats).drain(..) {
                     seat.reply.send(Err(Error::ShutDown { name: room.name.clone() }));
                 }
@@ -246,6 +290,22 @@ async fn run(alive: Arc<Alive>, room: Arc<Room>, mut knocks: mpsc::UnboundedRece
     }
     room.gone.cancel();
     core.rooms.tell_store(core);
+}
+
+impl Core {
+    /// Gives up a room's attempt, unless the store never got a request of it.
+    fn leave_unless_unknown(
+        self: &Arc<Self>,
+        claim: Claim,
+        sent: bool,
+        unanswered: bool,
+    ) -> Option<oneshot::Receiver<()>> {
+        if !sent {
+            self.rooms.forget(&claim.token);
+            return None;
+        }
+        Some(self.leave_in_background(GivenUp { claim, queued: true, unanswered }))
+    }
 }
 
 impl Room {
@@ -276,28 +336,36 @@ impl Room {
             // A queued grant always has a fence: the hand-off writes it anyway.
             fenced: true,
             // A message that cannot arrive is not waited for: the queue is told that this one polls.
-            listens: core.options.events && !core.rooms.deaf.load(Ordering::Relaxed),
+            listens: core.options.events && !core.rooms.is_deaf(),
             since_ms: wall_ms(),
         };
         Some((claim, first.ticket))
     }
 
-    /// Gives the lock to the first task that still waits.
-    fn give(&self, alive: &Arc<Alive>, claim: &Claim, ticket: Option<Ticket>, grant: &Grant, confirm: bool) {
-        let Some(seat) = self.take_first(ticket) else {
-            // Everybody it was for got up while the grant was on its way. The store knows who is next.
-            return drop(alive.0.leave_in_background(claim.clone()));
-        };
+    /// Gives the lock to the first task that still waits; the claim comes back where none does.
+    fn give(
+        &self,
+        alive: &Arc<Alive>,
+        claim: Claim,
+        ticket: Option<Ticket>,
+        grant: &Grant,
+        confirm: bool,
+    ) -> Option<Claim> {
+        let Some(seat) = self.take_first(ticket) else { return Some(claim) };
         let mine = seat.lease.ttl == claim.ttl && seat.lease.owner == claim.owner;
         let record = match (mine, confirm) {
             (false, _) => Record::Anothers,
             (true, true) => Record::Provisional,
             (true, false) => Record::Whole,
         };
-        let lease = NewLease { token: claim.token.clone(), waited: true, ..seat.lease };
+        let token = claim.token.clone();
+        let lease = NewLease { token: claim.token, waited: true, ..seat.lease };
         let guard = Guard::begin(alive.clone(), lease, grant, record);
+        // From here on the guard alone gives it back.
+        alive.0.rooms.forget(&token);
         // Should the task have gone this very moment, the guard is dropped, which releases.
         seat.reply.send(Ok(guard));
+        None
     }
 
     /// The first task that still waits, if its place in the store's order is this one.
@@ -310,7 +378,7 @@ impl Room {
     }
 
     /// Whether somebody else is the first by now, whose place in the store's order is another one.
-    fn stands_for_another_than(&self, ticket: Option<Ticket>) -> bool {
+    pub(super) fn stands_for_another_than(&self, ticket: Option<Ticket>) -> bool {
         let seats = lock(&self.seats);
         let first = seats.iter().find(|seat| !seat.reply.is_closed());
         first.is_some_and(|seat| seat.ticket != ticket)
@@ -323,290 +391,18 @@ impl Room {
         }
     }
 
-    fn deserted(&self) -> bool {
+    pub(super) fn deserted(&self) -> bool {
         lock(&self.seats).iter().all(|seat| seat.reply.is_closed())
     }
 
     /// The shortest pause between polls that anybody here asked for.
-    fn retry_every(&self) -> Option<Duration> {
+    pub(super) fn retry_every(&self) -> Option<Duration> {
         lock(&self.seats).iter().filter_map(|seat| seat.retry_every).min()
     }
-}
-
-/// One attempt of a room: asks, waits for its turn, asks again.
-struct Waiting<'a> {
-    core: &'a Core,
-    room: &'a Room,
-    claim: &'a Claim,
-    /// That of the task it is made for, where it has one of its own.
-    own_ticket: Option<Ticket>,
-    ticket: Option<Ticket>,
-    ask_at: Moment,
-    /// Consecutive polls, for the backoff.
-    polls: u32,
-    /// Since when the store has failed.
-    failing_since: Option<Moment>,
-    /// A grant that came by message while a question was still open.
-    pushed: Option<Grant>,
-    /// A message asked for a look by then; the answer to an older question does not undo it.
-    look_by: Option<Moment>,
-}
-
-impl<'a> Waiting<'a> {
-    fn new(core: &'a Core, room: &'a Room, claim: &'a Claim, ticket: Option<Ticket>) -> Self {
-        Self {
-            core,
-            room,
-            claim,
-            own_ticket: ticket,
-            ticket,
-            ask_at: Moment::now(),
-            polls: 0,
-            failing_since: None,
-            pushed: None,
-            look_by: None,
-        }
-    }
-
-    async fn wait(mut self, knocks: &mut mpsc::UnboundedReceiver<Knock>) -> Attempt {
-        loop {
-            let asked = if Moment::now() >= self.ask_at {
-                // A push may overtake the answer, so both are listened to. But an attempt never ends in a
-                // grant with a question of its own still open: after a release that question would put a
-                // dead token into the queue.
-                let asking = tokio::time::timeout(
-                    self.core.options.answer_within,
-                    self.core.store.acquire(self.claim, self.ticket),
-                );
-                tokio::pin!(asking);
-                loop {
-                    tokio::select! {
-                        biased;
-                        Some(knock) = knocks.recv() => match self.knocked(knock) {
-                            Some(Attempt::Granted { grant, .. }) => self.pushed = Some(grant),
-                            Some(end) => return end,
-                            None => {}
-                        },
-                        answer = &mut asking => {
-                            let no_answer = |_| Err(StoreError::from(StoreErrorKind::NoAnswer));
-                            break Some(answer.unwrap_or_else(no_answer));
-                        }
-                    }
-                }
-            } else {
-                tokio::select! {
-                    biased;
-                    Some(knock) = knocks.recv() => if let Some(end) = self.knocked(knock) { return end },
-                    () = sleep_until(Some(self.ask_at)) => {}
-                }
-                None
-            };
-            if let Some(answer) = asked
-                && let Some(end) = self.answered(answer)
-            {
-                return end;
-            }
-        }
-    }
-
-    /// A knock at the door. `Some` ends the attempt.
-    fn knocked(&mut self, knock: Knock) -> Option<Attempt> {
-        match knock {
-            Knock::Push(Push::Granted { token, grant }) if token == self.claim.token => {
-                if believable(&grant) {
-                    return Some(Attempt::Granted { grant, confirm: true });
-                }
-                // Read too late: asked for again, which proves it anew, or hands it on.
-                self.look_by(Moment::now());
-            }
-            Knock::Push(Push::LookAgain { token, after }) if token == self.claim.token => {
-                self.look_by(Moment::now() + after);
-                // Said to the first in line: however far back it was when it last asked, from now on its
-                // messages are proven as often as the head's.
-                self.moved_to(0);
-            }
-            Knock::Push(_) => {}
-            Knock::Seats => {
-                if self.room.deserted() {
-                    return Some(Attempt::Deserted);
-                }
-                if self.room.stands_for_another_than(self.own_ticket) {
-                    return Some(Attempt::UsedUp);
-                }
-                if self.polling() {
-                    self.ask_at = self.ask_at.min(Moment::now() + self.poll_pause());
-                }
-            }
-            Knock::Resync => self.look_by(Moment::now()),
-            Knock::Close => return Some(Attempt::Closed),
-        }
-        None
-    }
-
-    /// The store answered an acquire. `Some` ends the attempt.
-    fn answered(&mut self, answer: Result<Acquire, StoreError>) -> Option<Attempt> {
-        let now = Moment::now();
-        if let Some(grant) = self.pushed.take() {
-            match &answer {
-                // Asked before the grant: the grant stands.
-                Ok(Acquire::Queued(_)) if believable(&grant) => {
-                    return Some(Attempt::Granted { grant, confirm: true });
-                }
-                // Whether the question was heard is unknown: the token is given back.
-                Err(_) => return Some(Attempt::UsedUp),
-                Ok(_) => self.look_by(now),
-            }
-        }
-        match answer {
-            Ok(Acquire::Granted(grant)) if believable(&grant) => {
-                return Some(Attempt::Granted { grant, confirm: false });
-            }
-            // Too slow an answer: ask again, which starts the lease anew.
-            Ok(Acquire::Granted(_)) => self.ask_at = now,
-            Ok(Acquire::Revoked) => return Some(Attempt::UsedUp),
-            Ok(Acquire::Queued(place)) => {
-                self.failing_since = None;
-                self.ticket = Some(place.ticket);
-                self.moved_to(place.position);
-                let by_itself = now + self.pause(&place);
-                self.ask_at = self.look_by.take().map_or(by_itself, |by| by.min(by_itself));
-                *lock(&self.room.seen) = Seen { holder: place.holder, answered: true, failed: None };
-            }
-            Err(error) => {
-                lock(&self.room.seen).failed = Some(error.clone());
-                let since = *self.failing_since.get_or_insert(now);
-                if !error.is_passing() || since.until(now) >= self.core.options.patience {
-                    return Some(Attempt::Failed(error));
-                }
-                tracing::debug!(name = %self.room.name, %error, "waiting goes on");
-                self.ask_at = now + self.poll_pause();
-            }
-        }
-        None
-    }
-
-    /// Where we stand now, as far as is known.
-    fn moved_to(&self, position: usize) {
-        let before = std::mem::replace(&mut lock(&self.room.place).0, position);
-        if before != position {
-            self.core.rooms.tell_store(self.core);
-        }
-    }
-
-    fn look_by(&mut self, by: Moment) {
-        self.look_by = Some(self.look_by.map_or(by, |old| old.min(by)));
-        self.ask_at = self.ask_at.min(by);
-    }
-
-    /// How long until the next question.
-    fn pause(&mut self, place: &Place) -> Duration {
-        if self.polling() {
-            // At the head of the queue the lock can be free any moment.
-            return self.poll_pause();
-        }
-        self.polls = 0;
-        // However short a time was set: never a busy loop.
-        let at_most = self.core.options.ask_again_within.max(PER_POSITION);
-        let pause = ask_again_after(place).min(at_most);
-        // Those that came together do not march in step; near the head nothing is late or early.
-        if place.position < NEAR { pause } else { jittered(pause) }
-    }
-
-    fn polling(&self) -> bool {
-        !self.claim.listens || self.core.rooms.deaf.load(Ordering::Relaxed)
-    }
-
-    /// Exponential backoff with jitter, never a busy loop.
-    fn poll_pause(&mut self) -> Duration {
-        let options = &self.core.options;
-        let pause = match self.room.retry_every() {
-            Some(fixed) => fixed,
-            None => options.poll_interval.saturating_mul(1 << self.polls.min(16)).min(options.max_poll_interval),
-        };
-        self.polls = self.polls.saturating_add(1);
-        // A waiter that has not asked for three seconds is passed over.
-        jittered(pause.clamp(Duration::from_millis(1), Duration::from_secs(1)))
-    }
-}
-
-/// When a waiter that is told when its turn comes asks again all the same.
-fn ask_again_after(place: &Place) -> Duration {
-    let behind_foreign = place.holder.as_ref().is_some_and(|h| h.foreign || h.ttl_left.is_none());
-    if behind_foreign && place.position == 0 {
-        return BEHIND_FOREIGN;
-    }
-    let back = |position: usize| u32::try_from(position).unwrap_or(u32::MAX);
-    let longest = LESS_OFTEN.saturating_mul(back(place.position.saturating_sub(NEAR - 1)));
-    let longest = ASK_EVERY.saturating_add(longest).min(ASK_AT_LEAST_EVERY);
-    // Behind a key without expiry only the head asks often.
-    let left = place.holder.as_ref().map_or(Duration::ZERO, |h| h.ttl_left.unwrap_or(longest));
-    let after_end = left.saturating_add(Duration::from_millis(1));
-    after_end.saturating_add(PER_POSITION.saturating_mul(back(place.position))).min(longest)
-}
-
-/// Enough of the lease is left to begin with it.
-fn believable(grant: &Grant) -> bool {
-    Belief::new(grant.asked_at, grant.lasts).is_valid(Moment::now() + grant.lasts / 4)
 }
 
 /// Between three quarters and the whole of a pause, so that many do not march in step.
 pub(crate) fn jittered(pause: Duration) -> Duration {
     let random = getrandom::u32().unwrap_or(0) % 256;
     pause - pause / 1_024 * random
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::facts::{HolderId, Owner};
-
-    fn place(position: usize, ttl_left: Option<Duration>) -> Place {
-        let holder = Holder {
-            id: HolderId::of(b"x"),
-            owner: Owner::default(),
-            fence: None,
-            since_ms: 0,
-            ttl: ttl_left,
-            ttl_left,
-            revoked: false,
-            foreign: false,
-            listens: true,
-            connected: None,
-        };
-        Place { ticket: Ticket(1), position, holder: Some(holder) }
-    }
-
-    #[test]
-    fn those_further_back_ask_less_often() {
-        let hour = Some(Duration::from_secs(3_600));
-        let after = |position| ask_again_after(&place(position, hour));
-        assert_eq!([0, 7, 8, 27].map(after), [5_000, 5_000, 5_500, 15_000].map(Duration::from_millis));
-        assert_eq!([57, 58, 1_000, usize::MAX].map(after), [30; 4].map(Duration::from_secs));
-    }
-
-    #[test]
-    fn everybody_asks_soon_after_the_end_of_a_lease() {
-        let left = Some(Duration::from_secs(2));
-        let after = |position| ask_again_after(&place(position, left));
-        assert_eq!([0, 1, 100].map(after), [2_001, 2_021, 4_001].map(Duration::from_millis));
-        let nobody = Place { holder: None, ..place(3, None) };
-        assert_eq!(ask_again_after(&nobody), Duration::from_millis(61));
-    }
-
-    #[test]
-    fn only_the_head_asks_often_behind_what_sends_no_message() {
-        assert_eq!(ask_again_after(&place(0, None)), BEHIND_FOREIGN);
-        assert_eq!(ask_again_after(&place(1, None)), ASK_EVERY);
-        assert_eq!(ask_again_after(&place(500, None)), ASK_AT_LEAST_EVERY);
-    }
-
-    #[test]
-    fn a_pause_is_shortened_by_a_quarter_at_most() {
-        for pause in [Duration::ZERO, Duration::from_nanos(5), Duration::from_secs(30), Duration::MAX] {
-            for _ in 0..200 {
-                let some = jittered(pause);
-                assert!(some <= pause && some >= pause / 4 * 3, "{some:?} of {pause:?}");
-            }
-        }
-    }
 }

@@ -1,5 +1,5 @@
-//! Renewing: one task tends all leases of a process. It renews those that are due in one batched
-//! pass, earliest deadline first, and tells a holder the moment its lease can no longer be proven.
+//! Renewing: one task tends all leases of a process. It renews or checks those that are due in one batched pass,
+//! earliest deadline first, and tells a holder the moment its lease is lost or can no longer be proven.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -12,10 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::lease_cell::{Due, LeaseCell, LeaseState, NOTED_AFTER};
 use super::{Core, lock};
-use crate::clock::{Moment, sleep_until, wall_ms};
+use crate::clock::{Moment, Sleeper, wall_ms};
 use crate::event::{EventKind, LockEvent, LossReason, Transition};
 use crate::facts::Token;
-use crate::lease::Step;
+use crate::lease::{Step, check_every};
 use crate::store::{Note, Renewal, Renewed, StoreError, StoreErrorKind};
 
 /// Leases due within this are renewed in the same pass.
@@ -113,6 +113,7 @@ impl Leases {
             if state.renew_at.is_some() {
                 state.renew_at = Some(now);
             }
+            state.check_at = now;
             drop(state);
             self.lock().put(&cell, now);
         }
@@ -235,10 +236,11 @@ fn first_look(cell: &LeaseCell) -> Moment {
     let state = cell.state();
     let noted = cell.granted_at + NOTED_AFTER;
     let ends = state.belief.valid_until();
-    state.renew_at.into_iter().chain(state.plan.at_most_until).fold(noted.min(ends), Moment::min)
+    let first = noted.min(ends).min(state.check_at);
+    state.renew_at.into_iter().chain(state.plan.at_most_until).fold(first, Moment::min)
 }
 
-/// One renewal on its way.
+/// One renewal or check on its way.
 struct Sent {
     cell: Arc<LeaseCell>,
     renewal: Renewal,
@@ -249,6 +251,9 @@ pub(crate) async fn tend(core: Arc<Core>, ended: CancellationToken) {
     let mut passes = FuturesUnordered::new();
     let mut writing_notes = FuturesUnordered::new();
     let mut count_at = Moment::now() + COUNTED_EVERY;
+    // A memory store works in a runtime without I/O, and nobody else waits for what it holds.
+    let in_memory = core.store.describe() == "memory:";
+    let mut sleeper = if in_memory { Sleeper::without_alarm() } else { Sleeper::with_alarm() };
     loop {
         let now = Moment::now();
         let mut due = look(&core, now);
@@ -280,7 +285,7 @@ pub(crate) async fn tend(core: Arc<Core>, ended: CancellationToken) {
                 }
             }
             Some(()) = writing_notes.next(), if !writing_notes.is_empty() => {}
-            () = sleep_until(Some(next)) => {}
+            () = sleeper.until(next) => {}
             () = core.leases.woken.notified() => {}
             () = ended.cancelled() => {
                 core.flush(true).await;
@@ -290,7 +295,7 @@ pub(crate) async fn tend(core: Arc<Core>, ended: CancellationToken) {
     }
 }
 
-/// Looks at every lease that is due. Returns those to renew, earliest deadline first.
+/// Looks at every lease that is due. Returns those to renew or check, earliest deadline first.
 fn look(core: &Core, now: Moment) -> Vec<Sent> {
     let due = core.leases.lock().due_until(now + PASS);
     let mut to_renew = Vec::new();
@@ -306,11 +311,12 @@ fn look(core: &Core, now: Moment) -> Vec<Sent> {
             });
         }
         let renew_at = state.renew_at.filter(|_| !state.renewing);
-        let step = state.plan.next_step(&state.belief, renew_at, now + PASS);
+        let check_at = Some(state.check_at).filter(|_| !state.renewing);
+        let step = state.plan.next_step(&state.belief, renew_at, check_at, now + PASS);
         let look_again = match step {
-            Step::Renew => {
+            Step::Renew | Step::Check => {
                 state.renewing = true;
-                let renewal = cell.renewal(&state);
+                let renewal = if step == Step::Renew { cell.renewal(&state) } else { cell.check(&state) };
                 to_renew.push((state.belief.valid_until(), Sent { cell: cell.clone(), renewal }));
                 // Whether it is answered or not.
                 end_of(&state)
@@ -361,6 +367,11 @@ fn take_answer(core: &Core, sent: &Sent, asked_at: Moment, answer: Renewed) {
     let mut state = cell.state();
     state.renewing = false;
     match answer {
+        Renewed::Renewed if !sent.renewal.prolong => {
+            state.check_at = asked_at + check_every(state.ttl.duration());
+            drop(state);
+            tracing::trace!(name = %cell.name, "checked");
+        }
         Renewed::Renewed => {
             if !state.belief.renewed(now, asked_at, sent.renewal.ttl.duration()) {
                 drop(state);
@@ -370,6 +381,7 @@ fn take_answer(core: &Core, sent: &Sent, asked_at: Moment, answer: Renewed) {
                 state.rewrite = false;
             }
             state.renew_at = state.plan.every.map(|every| asked_at + every);
+            state.check_at = asked_at + check_every(state.ttl.duration());
             if state.rewrite {
                 state.renew_at = Some(now);
             }
@@ -390,12 +402,23 @@ fn take_answer(core: &Core, sent: &Sent, asked_at: Moment, answer: Renewed) {
             drop(state);
             return core.lose(cell, LossReason::Revoked);
         }
+        Renewed::Displaced => {
+            drop(state);
+            return core.lose(cell, LossReason::Displaced);
+        }
         Renewed::Unknown(error) => {
             // Neither renewed nor lost: ask again soon, until the deadline.
             let pause = state.ttl.duration() / 20;
-            state.renew_at = Some(now + pause.clamp(Duration::from_millis(5), Duration::from_secs(1)));
-            drop(state);
-            tracing::warn!(name = %cell.name, %error, "a renewal was not answered");
+            let again = now + pause.clamp(Duration::from_millis(5), Duration::from_secs(1));
+            state.check_at = again;
+            if sent.renewal.prolong {
+                state.renew_at = Some(again);
+                drop(state);
+                tracing::warn!(name = %cell.name, %error, "a renewal was not answered");
+            } else {
+                drop(state);
+                tracing::debug!(name = %cell.name, %error, "a check was not answered");
+            }
             core.observe(&Transition::StoreFailed { operation: crate::Operation::Renew, kind: error.kind() });
         }
     }

@@ -164,13 +164,15 @@ impl fmt::Display for RawPattern {
     }
 }
 
-/// Which of the two kinds of bindings an id belongs to: the same id means another thing in each.
+/// The kind of binding that an id belongs to: the same id means another thing in each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Shelf {
     /// What [`bindings`](crate::LockManager::bindings) create.
     Bindings,
     /// What [`once`](crate::LockManager::once) has stored.
     Results,
+    /// Random keys that all instances of a service share.
+    Secrets,
 }
 
 /// The one function from a name to its key, and back.
@@ -249,6 +251,7 @@ impl KeySpace {
         let shelf = match shelf {
             Shelf::Bindings => "bind",
             Shelf::Results => "once",
+            Shelf::Secrets => "secret",
         };
         format!("{}{shelf}:{}:{id}", Self::RESERVED, self.namespace.as_str())
     }
@@ -366,6 +369,7 @@ mod tests {
         let (a, raw) = (keys("a"), keys(""));
         assert_eq!(a.binding_key(Shelf::Bindings, &name("x")), "lh1:bind:a:x");
         assert_eq!(raw.binding_key(Shelf::Results, &name("a:x")), "lh1:once::a:x");
+        assert_eq!(a.binding_key(Shelf::Secrets, &name("x")), "lh1:secret:a:x");
         assert_ne!(raw.binding_key(Shelf::Bindings, &name("a:x")), a.binding_key(Shelf::Bindings, &name("x")));
         assert!(raw.key(&name("lh1:bind:a:x")).is_err());
         assert_eq!(a.slots_key(&name("node 7")), "lh1:slots:a:node 7");

@@ -69,6 +69,11 @@ impl IntoResponse for Error {
                 let text = "this id was used before with another payload; use a new one for a new request";
                 answer(StatusCode::UNPROCESSABLE_ENTITY, "other_payload", text, name, None)
             }
+            Self::ResultNotStored { .. } => {
+                tracing::error!(error = %self, "answered with result_not_stored");
+                let text = "this was carried out before; its result could not be stored";
+                answer(StatusCode::CONFLICT, "result_not_stored", text, name, None)
+            }
             // Names are made of what callers send.
             Self::Invalid(Invalid::Name { .. }) => {
                 tracing::debug!(error = %self, "answered with invalid_name");

@@ -1,11 +1,13 @@
 //! The header `Idempotency-Key`: a request that is sent again is answered again, and not carried out again.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
+use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use tower_layer::Layer;
@@ -13,7 +15,9 @@ use tower_service::Service;
 use tracing::Instrument;
 
 use super::answer::answer;
+use super::caller::CallerHash;
 use super::stored::{self, Collected};
+use crate::engine::Core;
 use crate::error::Error;
 use crate::held::{Entered, OnLoss};
 use crate::manager::LockManager;
@@ -30,8 +34,8 @@ const HEAD_BYTES_MAX: usize = 64 * 1024;
 /// When to ask again while the first request is under way.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Answers requests with an `Idempotency-Key` once: the handler is called for the first, and whoever sends
-/// it again gets the stored response, with `Idempotency-Replayed: true`.
+/// Answers requests with an `Idempotency-Key` once: the handler is called for the first, and a request that is
+/// sent again gets the stored response, with `Idempotency-Replayed: true`.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -40,7 +44,7 @@ const SOON: Duration = Duration::from_secs(1);
 /// use leasehold::{LockManager, http::IdempotencyLayer};
 ///
 /// let locks = LockManager::connect("memory:").await?;
-/// let once = IdempotencyLayer::new(locks).keep(Duration::from_secs(86_400)).per_header("authorization");
+/// let once = IdempotencyLayer::new(locks).per_header("x-tenant").keep(Duration::from_secs(86_400));
 /// let app: Router = Router::new().route("/transfers", post(async || "moved")).layer(once);
 /// # drop(app); Ok(()) }
 /// ```
@@ -52,42 +56,140 @@ const SOON: Duration = Duration::from_secs(1);
 /// | the key was used for another method, path, query or body | 422 `other_payload` |
 /// | the key is empty, longer than 255 bytes or not plain text, or there are two | 400 `invalid_key` |
 /// | no key, and one is [required](Self::required) | 400 `missing_header` |
+/// | a key, but not the header that tells callers apart | 400 `missing_header` |
+/// | a key, but the scope's function does not know the caller | 400 `unknown_caller` |
 /// | the body is larger than [`body_limit`](Self::body_limit) | 413 `body_too_large` |
 /// | it was answered, with more than [`response_limit`](Self::response_limit) | 409 `response_not_stored` |
 /// | the store did not answer | 503 `store_unreachable`; the handler was not called |
 ///
 /// - Requests without a key, and `GET`, `HEAD`, `OPTIONS` and `TRACE`, pass untouched.
 /// - A response with a status of 5xx is not stored: the request was not carried out, and the same key may be
-///   tried again. Everything else is stored, refusals (4xx) as well.
-/// - The handler runs to its end when its client goes away: whoever asks again gets what came of it. It is
-///   cancelled only when its lease is lost, and answered with 503 `lease_lost`.
-/// - Keys of different callers must not meet: name the header that tells callers apart
-///   ([`per_header`](Self::per_header)). Its value is hashed, never stored.
+///   tried again. Everything else is stored, refusals (4xx) as well, but without `Set-Cookie`: a session
+///   belongs to the connection that opened it.
+/// - The handler runs to its end when its client goes away: the next request with the key gets what came of
+///   it. It is cancelled only when its lease is lost, and answered with 503 `lease_lost`.
+/// - A [scope](IdempotencyScope) is required: the same key from two callers must not meet.
 #[derive(Clone)]
 pub struct IdempotencyLayer {
     locks: LockManager,
+    scope: Scope,
     keep: Duration,
     wait: Duration,
     ttl: Option<Duration>,
     required: bool,
-    per: Option<HeaderName>,
     body_limit: usize,
     response_limit: usize,
 }
 
-impl IdempotencyLayer {
-    /// Responses in the store of this manager, kept for 24 h.
-    pub fn new(locks: LockManager) -> Self {
-        Self {
-            locks,
+/// An [`IdempotencyLayer`] that does not know yet whose keys are whose. It is no layer before one of these is
+/// called:
+///
+/// ```compile_fail
+/// # use leasehold::{LockManager, http::IdempotencyLayer};
+/// # fn layer(locks: LockManager, app: axum::Router) -> axum::Router {
+/// app.layer(IdempotencyLayer::new(locks)) // whose keys?
+/// # }
+/// ```
+///
+/// A caller is hashed into the names of locks and records (HMAC-SHA-256, with a random key that the first
+/// instance creates in the store), so lists and logs do not show it.
+///
+/// **Never scope by a value that rotates**, such as a bearer token: a client that renews its token between two
+/// tries is another caller then, and its payment is made twice. Use what stays the same, an account or tenant.
+#[must_use = "it is a layer once its scope is known: `per`, `per_header` or `shared`"]
+pub struct IdempotencyScope {
+    locks: LockManager,
+}
+
+impl IdempotencyScope {
+    /// Tells callers apart by what a function makes of a request, such as the account that authentication has
+    /// put into its extensions. `None`: the caller is unknown, and a request with a key is refused.
+    ///
+    /// ```
+    /// # use leasehold::{LockManager, http::IdempotencyLayer};
+    /// #[derive(Clone)]
+    /// struct Account(u64);
+    ///
+    /// # fn layer(locks: LockManager) -> IdempotencyLayer {
+    /// IdempotencyLayer::new(locks).per(|parts| parts.extensions.get::<Account>().map(|account| account.0.to_string()))
+    /// # }
+    /// ```
+    pub fn per(self, caller: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> IdempotencyLayer {
+        self.with(Scope::Function(Arc::new(caller), CallerHash::new()))
+    }
+
+    /// Tells callers apart by a header that a proxy or the authentication in front has verified, such as
+    /// `x-tenant`: a caller that can choose its value can choose whose responses it gets. Not `authorization`, where
+    /// that is a token that rotates. A request with a key and without the header is refused.
+    ///
+    /// # Panics
+    /// When this cannot be the name of a header: lower case, plain text.
+    pub fn per_header(self, header: &'static str) -> IdempotencyLayer {
+        self.with(Scope::Header(HeaderName::from_static(header), CallerHash::new()))
+    }
+
+    /// All callers share one set of keys: for a service with one client, or clients that trust each other. A
+    /// caller that uses a key of another one gets its response.
+    pub fn shared(self) -> IdempotencyLayer {
+        self.with(Scope::Shared)
+    }
+
+    fn with(self, scope: Scope) -> IdempotencyLayer {
+        IdempotencyLayer {
+            locks: self.locks,
+            scope,
             keep: Duration::from_secs(24 * 60 * 60),
             wait: Duration::ZERO,
             ttl: None,
             required: false,
-            per: None,
             body_limit: 256 * 1024,
             response_limit: 256 * 1024,
         }
+    }
+}
+
+/// Says who calls; `None` when that is not known.
+type Caller = dyn Fn(&Parts) -> Option<String> + Send + Sync;
+
+/// How callers are told apart.
+#[derive(Clone)]
+enum Scope {
+    Shared,
+    Header(HeaderName, CallerHash),
+    Function(Arc<Caller>, CallerHash),
+}
+
+impl Scope {
+    /// What stands for the caller in a name, or the answer to a caller that is not known.
+    async fn caller(&self, parts: &Parts, core: &Core) -> Result<String, Box<Response>> {
+        let (caller, hash) = match self {
+            Self::Shared => return Ok(String::new()),
+            Self::Header(header, hash) => {
+                let values: Vec<&[u8]> = parts.headers.get_all(header).iter().map(HeaderValue::as_bytes).collect();
+                let caller = values.join(&b'\n');
+                if caller.is_empty() {
+                    let text = format!("with an idempotency key, the header `{header}` must say who calls");
+                    return Err(answer(StatusCode::BAD_REQUEST, "missing_header", &text, None, None).into());
+                }
+                (caller, hash)
+            }
+            Self::Function(function, hash) => {
+                let Some(caller) = function(parts) else {
+                    let text = "an idempotency key belongs to its caller, and who calls is not known";
+                    return Err(answer(StatusCode::BAD_REQUEST, "unknown_caller", text, None, None).into());
+                };
+                (caller.into_bytes(), hash)
+            }
+        };
+        hash.of(core, &caller).await.map_err(|error| error.into_response().into())
+    }
+}
+
+impl IdempotencyLayer {
+    /// Responses in the store of this manager, kept for 24 h. The scope comes next.
+    #[expect(clippy::new_ret_no_self, reason = "without a scope it is no layer yet")]
+    pub fn new(locks: LockManager) -> IdempotencyScope {
+        IdempotencyScope { locks }
     }
 
     /// How long a response is kept, 1 s to 400 days.
@@ -114,16 +216,6 @@ impl IdempotencyLayer {
         self
     }
 
-    /// Tells callers apart by a header, such as `authorization` or `x-tenant`: the same key of another caller
-    /// is another key.
-    ///
-    /// # Panics
-    /// When this cannot be the name of a header: lower case, plain text.
-    pub fn per_header(mut self, header: &'static str) -> Self {
-        self.per = Some(HeaderName::from_static(header));
-        self
-    }
-
     /// The largest body of a request with a key, 256 KiB unless said: it is read whole, to be told from others.
     pub fn body_limit(mut self, bytes: usize) -> Self {
         self.body_limit = bytes;
@@ -137,10 +229,10 @@ impl IdempotencyLayer {
         self
     }
 
-    /// The key of a request, if it has one; or the answer to a request whose key makes no sense.
-    fn key(&self, request: &Request) -> Result<Option<String>, Box<Response>> {
+    /// The name of a request's work, if it has a key; or the answer to a request whose key makes no sense.
+    async fn name(&self, parts: &Parts) -> Result<Option<String>, Box<Response>> {
         let invalid = |text: &str| answer(StatusCode::BAD_REQUEST, "invalid_key", text, None, None);
-        let mut keys = request.headers().get_all(KEY).iter();
+        let mut keys = parts.headers.get_all(KEY).iter();
         let (key, more) = (keys.next(), keys.next());
         let Some(key) = key else {
             let text = "the header `idempotency-key` is missing";
@@ -151,18 +243,13 @@ impl IdempotencyLayer {
         if more.is_some() || key.is_empty() || key.len() > KEY_BYTES_MAX || key.chars().any(char::is_control) {
             return Err(invalid("the header `idempotency-key` must be there once, as 1 to 255 plain characters").into());
         }
-        let caller = match &self.per {
-            None => String::new(),
-            Some(header) => {
-                let values: Vec<&[u8]> = request.headers().get_all(header).iter().map(HeaderValue::as_bytes).collect();
-                sha1_smol::Sha1::from(values.join(&b'\n')).digest().to_string()
-            }
-        };
+        // A hash has a fixed length, so no caller and key read like another caller's.
+        let caller = self.scope.caller(parts, self.locks.core()).await?;
         Ok(Some(format!("http:{caller}:{key}")))
     }
 
-    fn once(&self, key: &str, asked: &[u8]) -> Once {
-        let once = self.locks.once(key).keep(self.keep).wait_up_to(self.wait).payload_bytes(asked);
+    fn once(&self, name: &str, asked: &[u8]) -> Once {
+        let once = self.locks.once(name).keep(self.keep).wait_up_to(self.wait).payload_bytes(asked);
         if let Some(ttl) = self.ttl { once.ttl(ttl) } else { once }
     }
 }
@@ -205,18 +292,18 @@ where
             if [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE].contains(request.method()) {
                 return inner.call(request).await;
             }
-            let key = match layer.key(&request) {
-                Ok(Some(key)) => key,
-                Ok(None) => return inner.call(request).await,
+            let (parts, body) = request.into_parts();
+            let name = match layer.name(&parts).await {
+                Ok(Some(name)) => name,
+                Ok(None) => return inner.call(Request::from_parts(parts, body)).await,
                 Err(response) => return Ok(*response),
             };
-            let (parts, body) = request.into_parts();
             let Ok(body) = to_bytes(body, layer.body_limit).await else {
                 let text = format!("with an idempotency key, a body may have {} bytes", layer.body_limit);
                 return Ok(answer(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", &text, None, None));
             };
             let asked = [parts.method.as_str().as_bytes(), parts.uri.to_string().as_bytes(), &body].join(&b'\n');
-            match layer.once(&key, &asked).start().await {
+            match layer.once(&name, &asked).start().await {
                 Ok(Started::Done(done)) => Ok(replay(done.bytes())),
                 Ok(Started::Run(running)) => {
                     let request = Request::from_parts(parts, Body::from(body));
@@ -233,6 +320,7 @@ where
                     let text = "the same request is under way; ask again for its answer";
                     Ok(answer(StatusCode::CONFLICT, "in_flight", text, None, Some(SOON)))
                 }
+                Err(Error::ResultNotStored { .. }) => Ok(not_stored()),
                 Err(error) => Ok(error.into_response()),
             }
         })
@@ -286,15 +374,17 @@ fn replay(stored: &[u8]) -> Response {
             response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
             response
         }
-        Ok(None) => {
-            let text = "this was carried out before; its answer was too large to be stored";
-            answer(StatusCode::CONFLICT, "response_not_stored", text, None, None)
-        }
+        Ok(None) => not_stored(),
         Err(problem) => {
             tracing::error!(problem, "what is stored for an idempotency key is no response");
             internal("the service is set up wrongly")
         }
     }
+}
+
+fn not_stored() -> Response {
+    let text = "this was carried out before; its answer was too large to be stored";
+    answer(StatusCode::CONFLICT, "response_not_stored", text, None, None)
 }
 
 fn internal(text: &str) -> Response {

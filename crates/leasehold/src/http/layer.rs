@@ -33,6 +33,10 @@ use crate::request::LockRequest;
 /// # drop(app); Ok(()) }
 /// ```
 ///
+/// Where a key has several variable parts, text must part them, and a `%` or the first character of such a text
+/// inside a value is written as `%25`, `%3A`: `a:b` and `c` never make the name of `a` and `b:c`. With a single
+/// variable part, and for values without these characters, a name reads as its parts do.
+///
 /// By default as `#[lock]`: a lease of 10 s that is not renewed, and no waiting. The lock is held until
 /// the handler has made its response; a body that is streamed afterwards is outside. A lost lease, or a
 /// client that goes away, cancels the handler.
@@ -104,14 +108,14 @@ impl LockLayer {
         } else {
             None
         };
-        let mut name = String::new();
+        let mut name = Name::new(&self.key);
         for piece in &*self.key {
             match piece {
-                Piece::Text(text) => name.push_str(text),
+                Piece::Text(text) => name.text.push_str(text),
                 Piece::Path(wanted) => {
                     let mut found = params.iter().flat_map(RawPathParams::iter);
                     match found.find(|(param, _)| param == wanted) {
-                        Some((_, value)) => name.push_str(value),
+                        Some((_, value)) => name.push_value(value),
                         None => {
                             tracing::error!(
                                 param = wanted,
@@ -123,7 +127,7 @@ impl LockLayer {
                     }
                 }
                 Piece::Header(wanted) => match parts.headers.get(wanted).map(|value| value.to_str()) {
-                    Some(Ok(value)) if !value.is_empty() => name.push_str(value),
+                    Some(Ok(value)) if !value.is_empty() => name.push_value(value),
                     _ => {
                         let text = format!("the header `{wanted}` is missing, empty or not plain text");
                         return Err(answer(StatusCode::BAD_REQUEST, "missing_header", &text, None, None));
@@ -131,8 +135,46 @@ impl LockLayer {
                 },
             }
         }
-        Ok(name)
+        Ok(name.text)
     }
+}
+
+/// A name that is put together so that no other values make the same one.
+struct Name {
+    text: String,
+    /// What may not be inside a value.
+    escaped: String,
+}
+
+impl Name {
+    fn new(key: &[Piece]) -> Self {
+        let mut escaped: String = partings(key).filter_map(|text| text.chars().next()).collect();
+        if !escaped.is_empty() {
+            escaped.push('%');
+        }
+        Self { text: String::new(), escaped }
+    }
+
+    fn push_value(&mut self, value: &str) {
+        for c in value.chars() {
+            if self.escaped.contains(c) {
+                self.text.push_str(&format!("%{:02X}", u32::from(c)));
+            } else {
+                self.text.push(c);
+            }
+        }
+    }
+}
+
+/// The text between each two variable parts, empty where there is none.
+fn partings(key: &[Piece]) -> impl Iterator<Item = &str> {
+    let is_value = |piece: &Piece| !matches!(piece, Piece::Text(_));
+    let first = key.iter().position(is_value).unwrap_or(key.len());
+    let values = key[first..].iter().enumerate().filter(move |(_, piece)| is_value(piece)).skip(1);
+    values.map(move |(at, _)| match &key[first + at - 1] {
+        Piece::Text(text) => text.as_str(),
+        Piece::Path(_) | Piece::Header(_) => "",
+    })
 }
 
 impl<S> Layer<S> for LockLayer {
@@ -212,6 +254,12 @@ fn parse(key: &str) -> Result<Vec<Piece>, String> {
     if !rest.is_empty() {
         pieces.push(Piece::Text(rest.to_owned()));
     }
+    // An escaped character is `%` and two digits, so none of these may part two values.
+    let parts = |text: &str| text.chars().next().is_some_and(|c| c.is_ascii_punctuation() && c != '%');
+    if let Some(text) = partings(&pieces).find(|text| !parts(text)) {
+        let problem = "between two values, where text must begin with a sign such as `:` or `/`";
+        return Err(if text.is_empty() { format!("has nothing {problem}") } else { format!("has `{text}` {problem}") });
+    }
     if pieces.is_empty() { Err("is empty".into()) } else { Ok(pieces) }
 }
 
@@ -232,5 +280,35 @@ mod tests {
         for bad in ["", "{", "a}", "{}", "{a b}", "{header:}", "{header:a b}", "{query:a}", "a}{b}", "{a.b}"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
+        for ambiguous in ["{a}{b}", "{a}%{b}", "{a}x{b}", "{a} {b}", "{a}3A{b}", "{a}:{b}{header:c}"] {
+            assert!(parse(ambiguous).is_err(), "{ambiguous}");
+        }
+    }
+
+    fn name(key: &str, values: &[&str]) -> String {
+        let key = parse(key).expect("valid");
+        let (mut name, mut values) = (Name::new(&key), values.iter());
+        for piece in &key {
+            match piece {
+                Piece::Text(text) => name.text.push_str(text),
+                Piece::Path(_) | Piece::Header(_) => name.push_value(values.next().expect("one for each")),
+            }
+        }
+        name.text
+    }
+
+    #[test]
+    fn no_two_sets_of_values_make_one_name() {
+        for (key, one, other) in [
+            ("{a}/{b}", ["a/b", "c"], ["a", "b/c"]),
+            ("cart:{a}:{b}", ["x:y", "z"], ["x", "y:z"]),
+            ("{a}:{b}", ["x%3Ay", "z"], ["x:y", "z"]),
+            ("{a}::{b}", ["x:", "z"], ["x", ":z"]),
+        ] {
+            assert_ne!(name(key, &one), name(key, &other), "{key}");
+        }
+        assert_eq!(name("cart:{a}:{b}", &["eu/7", "42"]), "cart:eu/7:42");
+        assert_eq!(name("cart:{a}:{b}", &["x:y", "100%"]), "cart:x%3Ay:100%25");
+        assert_eq!(name("order:{a}", &["x:y%"]), "order:x:y%", "nothing to mix it up with");
     }
 }

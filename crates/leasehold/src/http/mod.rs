@@ -12,6 +12,7 @@
 //! | the store did not answer | 503 | `store_unreachable` |
 //! | the service is going down | 503 | `shutting_down` |
 //! | a request id was used with another payload | 422 | `other_payload` |
+//! | work was done before, and its result could not be stored | 409 | `result_not_stored` |
 //! | the name is no name (too long, control characters) | 400 | `invalid_name` |
 //! | a header that the key needs is missing | 400 | `missing_header` |
 //! | the program is wrong: a ttl out of bounds, no manager | 500 | `internal` |
@@ -34,10 +35,11 @@
 //! ```
 
 mod answer;
+mod caller;
 mod idempotency;
 mod layer;
 mod stored;
 
 pub use answer::answer_held_with;
-pub use idempotency::{IdempotencyLayer, IdempotencyService};
+pub use idempotency::{IdempotencyLayer, IdempotencyScope, IdempotencyService};
 pub use layer::{LockLayer, LockService};

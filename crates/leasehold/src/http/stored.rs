@@ -6,11 +6,13 @@ use axum::response::Response;
 use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
 
-/// About one connection or one moment, not about the answer.
-const NOT_STORED: [HeaderName; 6] = [
+/// About one connection, one session or one moment, not about the answer. Neither stored nor replayed: an
+/// earlier build may have stored them.
+const NOT_STORED: [HeaderName; 7] = [
     header::CONNECTION,
     header::CONTENT_LENGTH,
     header::DATE,
+    header::SET_COOKIE,
     header::TRANSFER_ENCODING,
     header::TRAILER,
     header::UPGRADE,
@@ -75,7 +77,10 @@ pub(super) fn read(stored: &[u8]) -> Result<Option<Response>, &'static str> {
     for (name, value) in head.headers {
         let value: Option<Vec<u8>> = value.chars().map(|c| u8::try_from(u32::from(c)).ok()).collect();
         let value = value.and_then(|bytes| HeaderValue::from_bytes(&bytes).ok()).ok_or("no header")?;
-        response.headers_mut().append(name.parse::<HeaderName>().map_err(|_| "no header")?, value);
+        let name = name.parse::<HeaderName>().map_err(|_| "no header")?;
+        if !NOT_STORED.contains(&name) {
+            response.headers_mut().append(name, value);
+        }
     }
     Ok(Some(response))
 }
@@ -97,7 +102,13 @@ mod tests {
     fn response() -> Response {
         let mut response = Response::new(Body::from("hello\n"));
         *response.status_mut() = StatusCode::CREATED;
-        for (name, value) in [("x-a", &b"1"[..]), ("x-a", b"\xe9"), ("date", b"now"), ("content-length", b"6")] {
+        for (name, value) in [
+            ("x-a", &b"1"[..]),
+            ("x-a", b"\xe9"),
+            ("date", b"now"),
+            ("content-length", b"6"),
+            ("set-cookie", b"session=secret"),
+        ] {
             response
                 .headers_mut()
                 .append(HeaderName::from_static(name), HeaderValue::from_bytes(value).expect("valid"));
@@ -108,12 +119,20 @@ mod tests {
     #[tokio::test]
     async fn a_response_is_read_back_but_for_what_is_of_the_moment() {
         let Collected::Whole(passed, stored) = collect(response(), 6).await else { panic!("it is small enough") };
-        assert_eq!(passed.headers().len(), 4);
+        assert_eq!(passed.headers().len(), 5);
+        assert!(!stored.windows(6).any(|part| part == b"secret"), "a session is not stored");
         let read = read(&stored).expect("ours").expect("whole");
         assert_eq!(read.status(), 201);
         let values: Vec<_> = read.headers().get_all("x-a").iter().map(HeaderValue::as_bytes).collect();
         assert_eq!((values, read.headers().len()), (vec![&b"1"[..], b"\xe9"], 2));
         assert_eq!(axum::body::to_bytes(read.into_body(), 99).await.expect("read"), "hello\n");
+    }
+
+    #[test]
+    fn a_cookie_that_an_earlier_build_stored_is_not_replayed() {
+        let stored = b"{\"status\":200,\"headers\":[[\"set-cookie\",\"a=b\"],[\"x-a\",\"1\"]]}\n";
+        let read = read(stored).expect("ours").expect("whole");
+        assert_eq!((read.headers().len(), &read.headers()["x-a"]), (1, &HeaderValue::from_static("1")));
     }
 
     #[tokio::test]

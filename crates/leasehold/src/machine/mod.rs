@@ -413,6 +413,17 @@ impl Lock {
         RenewReply::Renewed
     }
 
+    /// Says whether a lease is still its holder's, and changes nothing.
+    pub(crate) fn check(&mut self, now_ms: u64, token: &Token, fence: Option<Fence>) -> RenewReply {
+        self.lapse(now_ms);
+        let Some(held) = self.held_by(token) else { return RenewReply::Lost };
+        if held.flag == Flag::Revoked {
+            return RenewReply::Revoked;
+        }
+        let granted_anew = held.fence != 0 && fence.is_some_and(|fence| fence.get() != held.fence);
+        if granted_anew { RenewReply::Lost } else { RenewReply::Renewed }
+    }
+
     /// Takes the lock away from the holder that was looked at.
     pub(crate) fn evict(&mut self, turn: &mut Turn<'_>, holder: HolderId, force: bool) -> EvictReply {
         self.lapse(turn.now_ms);

@@ -1,40 +1,42 @@
 //! Work that is done once: the first who asks does it, the others get its result.
 //!
 //! The lock `once:<id>` says who works now, so others wait in its line and are woken by its release. The
-//! record says how far the work is, and belongs to the claim of whoever works: a runner that was paused
-//! for longer than its lease finds another claim there, and stores nothing.
+//! record says how far the work is. It carries the claim and the fence of its runner, and the store compares
+//! them with every step: a runner that was paused for longer than its lease meets the record of a higher
+//! fence, or a finished one, and touches neither.
 
 use std::fmt;
+use std::future::IntoFuture;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::bindings::{fits, from_json, json, request_id};
-use crate::error::Error;
+use crate::bindings::{Undo, json, request_id};
+use crate::clock::{Moment, sleep_until};
+use crate::engine::Core;
+use crate::error::{Error, Operation};
 use crate::event::LossReason;
-use crate::facts::{ClaimId, Invalid, Keep, LockName, Shelf};
+use crate::facts::{Invalid, Keep, LockName, Shelf};
 use crate::guard::Guard;
-use crate::held::{Entered, OnLoss};
 use crate::manager::LockManager;
 use crate::options::OnUnavailable;
 use crate::request::LockRequest;
-use crate::store::{BindingId, Bound, Change, Changed, Create, Expected, NewBinding};
+use crate::store::record::{self, State};
+use crate::store::{BindingId, Bound, Changed, StoreErrorKind};
 
-mod record;
+mod running;
 
-use record::{Head, State};
+pub use running::{Done, ResultSlot, Running, Started};
 
 /// The longest id: its lock is called `once:<id>`.
 const ID_BYTES_MAX: usize = LockName::MAX_BYTES - "once:".len();
 /// How long a result is kept unless said.
 const KEEP: Duration = Duration::from_secs(24 * 60 * 60);
-/// Pauses between attempts to store a result while the store is away.
-const PAUSE_MIN: Duration = Duration::from_millis(20);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// How often somebody else's remains are cleared away before we give up: each time somebody came between,
-/// which the lock does not allow.
-const TAKE_OVERS_MAX: usize = 8;
+/// A call may overrun its deadline by this much to hear the answer to a question already asked. Longer than
+/// the lock's own, so that the lock says who holds it.
+const GRACE: Duration = Duration::from_millis(170);
 
 /// Work that is done once for an id: see [`LockManager::once`].
 #[must_use = "nothing happens until it is run"]
@@ -43,6 +45,8 @@ pub struct Once {
     id: Result<LockName, Invalid>,
     keep: Duration,
     payload: Result<Option<String>, Invalid>,
+    /// `None`: without limit.
+    wait: Option<Duration>,
     request: LockRequest,
 }
 
@@ -56,7 +60,7 @@ pub struct Outcome<R> {
     /// result.
     pub fresh: bool,
     /// Whether the result is stored. `false` only for a fresh one when the store went away: the work was
-    /// done, and whoever asks next does it again.
+    /// done, and the next caller does it again, unless the store took the result and only its answer was lost.
     pub stored: bool,
 }
 
@@ -90,7 +94,7 @@ impl LockManager {
         let name = id.as_ref().map_or_else(|_| "once:".into(), |id| format!("once:{id}"));
         // Without the lock two would work: better not at all.
         let request = self.lock(name).on_unavailable(OnUnavailable::FailClosed);
-        Once { manager: self.clone(), id, keep: KEEP, payload: Ok(None), request }
+        Once { manager: self.clone(), id, keep: KEEP, payload: Ok(None), wait: None, request }
     }
 }
 
@@ -118,7 +122,7 @@ impl Once {
 
     /// The same for a payload that is bytes already.
     pub fn payload_bytes(mut self, payload: &[u8]) -> Self {
-        self.payload = Ok(Some(record::fingerprint(payload)));
+        self.payload = Ok(Some(fingerprint(payload)));
         self
     }
 
@@ -128,9 +132,11 @@ impl Once {
         self
     }
 
-    /// Waits at most so long for somebody else's work, then answers [`Error::NotAcquired`].
+    /// Waits for at most `wait` until another runner is done, then answers [`Error::NotAcquired`]. It bounds
+    /// everything before the work begins, a store that does not answer included. Without this it waits
+    /// without limit.
     pub fn wait_up_to(mut self, wait: Duration) -> Self {
-        self.request = self.request.wait_up_to(wait);
+        self.wait = Some(wait);
         self
     }
 
@@ -151,7 +157,8 @@ impl Once {
     /// # Errors
     /// [`Error::OtherPayload`]; [`Error::NotAcquired`] when the time to wait is over; [`Error::Lost`] when
     /// the lease was lost (the work was cancelled, and nothing stored); [`Error::Store`] before the work
-    /// began; [`Error::Invalid`] also for a result that is larger than 1 MiB, which is not stored;
+    /// began; [`Error::Invalid`] also for a result that is larger than 1 MiB or cannot be written as JSON: the
+    /// work was done, that is stored in its place, and later callers get [`Error::ResultNotStored`];
     /// [`Error::Unreadable`] when the stored result is no `R`.
     ///
     /// # Cancel safety
@@ -163,7 +170,7 @@ impl Once {
         match self.start().await? {
             Started::Done(done) => done.outcome(),
             Started::Run(running) => {
-                let id = running.slot.id.id.clone();
+                let id = running.id().clone();
                 let (value, stored) = running.work(work, |value| Some(json(&id, value))).await?;
                 Ok(Outcome { value, fresh: true, stored })
             }
@@ -189,7 +196,7 @@ impl Once {
         match self.start().await? {
             Started::Done(done) => done.outcome().map(Ok),
             Started::Run(running) => {
-                let id = running.slot.id.id.clone();
+                let id = running.id().clone();
                 let written = |value: &Result<T, E>| value.as_ref().ok().map(|value| json(&id, value));
                 let (value, stored) = running.work(work, written).await?;
                 Ok(value.map(|value| Outcome { value, fresh: true, stored }))
@@ -200,7 +207,7 @@ impl Once {
     /// The stored result, without doing anything; `None` when there is none (yet).
     ///
     /// # Errors
-    /// [`Error::Store`], [`Error::Unreadable`].
+    /// [`Error::Store`], [`Error::Unreadable`], [`Error::ResultNotStored`].
     pub async fn result<R: DeserializeOwned>(self) -> Result<Option<R>, Error> {
         let id = BindingId { shelf: Shelf::Results, id: self.id? };
         let Some((bound, _)) = self.manager.core().read(&id).await? else { return Ok(None) };
@@ -210,17 +217,18 @@ impl Once {
         }
     }
 
-    /// Forgets the stored result: whoever asks next does the work. `false`: there is none. Work under way
-    /// is not touched.
+    /// Forgets the stored result, or that it could not be stored: the next caller does the work. `false`: there
+    /// is none. Work under way is not touched.
     ///
     /// # Errors
-    /// [`Error::Store`].
+    /// [`Error::Store`], [`Error::Unreadable`].
     pub async fn forget(self) -> Result<bool, Error> {
         let (core, id) = (self.manager.core(), BindingId { shelf: Shelf::Results, id: self.id? });
         let Some((bound, _)) = core.read(&id).await? else { return Ok(false) };
-        match look(&id.id, &bound, None)? {
-            Found::Done(_) => core.remove(&id, &bound.claim).await,
-            Found::Running => Ok(false),
+        match look(&id.id, &bound, None) {
+            Ok(Found::Done(_)) | Err(Error::ResultNotStored { .. }) => core.remove(&id, &bound.claim).await,
+            Ok(Found::Running) => Ok(false),
+            Err(error) => Err(error),
         }
     }
 
@@ -235,211 +243,108 @@ impl Once {
     pub async fn start(self) -> Result<Started, Error> {
         let (core, id) = (self.manager.core().clone(), BindingId { shelf: Shelf::Results, id: self.id? });
         let (keep, payload) = (Keep::new(self.keep)?, self.payload?);
-        if let Some((bound, _)) = core.read(&id).await?
+        let deadline = Deadline::of(&core, self.wait);
+        let read = deadline.bound(&core, Operation::Read, &id.id, core.read(&id)).await?;
+        if let Some((bound, _)) = read
             && let Found::Done(done) = look(&id.id, &bound, payload.as_deref())?
         {
             return Ok(Started::Done(done));
         }
-        let guard = self.request.await?;
-        let claim = ClaimId::random();
-        let head = Head::new(State::Running, guard.owner().to_string(), payload.clone());
-        let new = NewBinding { id: id.clone(), claim: claim.clone(), keep, slot: None, value: head.with(b"") };
-        for _ in 0..TAKE_OVERS_MAX {
-            let bound = match core.create(&new).await? {
-                Create::Created => {
-                    let slot = ResultSlot { manager: self.manager, id, claim, keep, payload, by: head.by };
-                    return Ok(Started::Run(Running { guard, slot }));
-                }
-                Create::Exists(bound) => bound,
-                Create::NoSlot => unreachable!("no slot was asked for"),
-            };
-            match look(&id.id, &bound, payload.as_deref()) {
-                // Done while we waited.
-                Ok(Found::Done(done)) => {
-                    give_back(guard).await;
-                    return Ok(Started::Done(done));
-                }
-                // Its lock is ours, so whoever began it is at it no more, and its claim is worth nothing:
-                // should it wake up again, it stores nothing.
-                Ok(Found::Running) => drop(core.remove(&id, &bound.claim).await?),
-                Err(error) => {
-                    give_back(guard).await;
-                    return Err(error);
-                }
+        let request = deadline.left(self.request);
+        let guard = deadline.bound(&core, Operation::Acquire, &id.id, request.into_future()).await?;
+        let slot = ResultSlot::new(self.manager, id, keep, payload, &guard);
+        match begin(&core, &deadline, &guard, &slot).await {
+            Ok(None) => Ok(Started::Run(Running::new(guard, slot))),
+            Ok(Some(done)) => {
+                deadline.give_back(guard).await;
+                Ok(Started::Done(done))
+            }
+            Err(error) => {
+                deadline.give_back(guard).await;
+                Err(error)
             }
         }
-        Err(Error::Lost { name: guard.name().clone(), why: LossReason::Gone })
     }
 }
 
-/// Whether there is anything left to do.
-#[derive(Debug)]
-pub enum Started {
-    /// It was done before.
-    Done(Done),
-    /// It is ours to do.
-    Run(Running),
-}
-
-/// Work that was done before.
-pub struct Done {
-    id: LockName,
-    /// The result as it was stored.
-    result: Vec<u8>,
-    by: String,
-    at_ms: u64,
-}
-
-impl Done {
-    /// The result, as it was stored.
-    pub fn bytes(&self) -> &[u8] {
-        &self.result
-    }
-
-    /// Who did it, for people.
-    pub fn by(&self) -> &str {
-        &self.by
-    }
-
-    /// When, in wall-clock milliseconds.
-    pub fn at_ms(&self) -> u64 {
-        self.at_ms
-    }
-
-    fn value<R: DeserializeOwned>(&self) -> Result<R, Error> {
-        from_json(&self.id, &self.result)
-    }
-
-    fn outcome<R: DeserializeOwned>(&self) -> Result<Outcome<R>, Error> {
-        Ok(Outcome { value: self.value()?, fresh: false, stored: true })
-    }
-}
-
-/// Work that is ours to do. Dropped, nothing is stored, and the next one does it.
-#[must_use = "dropped, somebody else does the work"]
-pub struct Running {
-    guard: Guard,
-    slot: ResultSlot,
-}
-
-impl Running {
-    /// The lock the work is done under: stop when it is lost.
-    pub fn guard(&self) -> &Guard {
-        &self.guard
-    }
-
-    /// Stores the result and lets the others have it; see [`ResultSlot::store`].
-    ///
-    /// # Errors
-    /// As [`ResultSlot::store`].
-    pub async fn finish(self, result: &[u8]) -> Result<bool, Error> {
-        let stored = self.slot.store(&self.guard, result).await;
-        give_back(self.guard).await;
-        stored
-    }
-
-    /// Its two parts, for whoever releases the lock by other means.
-    pub fn split(self) -> (Guard, ResultSlot) {
-        (self.guard, self.slot)
-    }
-
-    /// Works under the lock, then stores what `written` makes of the value: `None` stores nothing.
-    async fn work<R>(
-        self,
-        work: impl AsyncFnOnce(&Guard) -> R,
-        written: impl FnOnce(&R) -> Option<Result<Vec<u8>, Invalid>>,
-    ) -> Result<(R, bool), Error> {
-        let Self { guard, slot } = self;
-        let entered = Entered::with(slot.manager.core().clone(), guard);
-        let done = entered.work(OnLoss::Cancel, work(entered.guard())).await;
-        let stored = match &done {
-            Err(_) => Ok(false),
-            Ok(value) => match written(value) {
-                Some(Ok(result)) => slot.store(entered.guard(), &result).await,
-                Some(Err(invalid)) => Err(invalid.into()),
-                // Nothing came of it: the id is as good as new.
-                None => slot.forget().await.map(|_| false),
-            },
-        };
-        entered.leave().await;
-        Ok((done?, stored?))
-    }
-}
-
-/// Where the result of work under way is stored.
-pub struct ResultSlot {
-    manager: LockManager,
-    id: BindingId,
-    claim: ClaimId,
-    keep: Keep,
-    payload: Option<String>,
-    by: String,
-}
-
-impl ResultSlot {
-    /// Stores the result, if the lease is still valid: never over somebody else's. `false`: the store is
-    /// away, and was asked again and again for [`patience`](crate::Options::patience) or until the lease
-    /// was over.
-    ///
-    /// # Errors
-    /// [`Error::Lost`] when the lease is over, or somebody else has begun the work anew;
-    /// [`Error::Invalid`] for more than 1 MiB; [`Error::Store`] where asking again cannot help.
-    pub async fn store(&self, guard: &Guard, result: &[u8]) -> Result<bool, Error> {
-        let lost = |why| Error::Lost { name: guard.name().clone(), why };
-        let value = Head::new(State::Done, self.by.clone(), self.payload.clone()).with(result);
-        fits(&self.id.id, value.len())?;
-        let give_up_at = crate::clock::Moment::now() + self.manager.core().options.patience;
-        let mut pause = PAUSE_MIN;
-        let mut away = false;
-        loop {
-            if let Some(why) = guard.loss().or_else(|| (!guard.is_valid()).then_some(LossReason::Expired)) {
-                return if away { Ok(false) } else { Err(lost(why)) };
+/// Writes that the work is under way, in place of what a dead runner left. `Some`: it was done while we waited.
+async fn begin(core: &Arc<Core>, deadline: &Deadline, guard: &Guard, slot: &ResultSlot) -> Result<Option<Done>, Error> {
+    let lost = |why| Error::Lost { name: guard.name().clone(), why };
+    let (step, _call) = (slot.step(State::Running, b""), core.call());
+    // Armed before the request leaves: a record that nobody works under would refuse other payloads.
+    let mut undo = Undo::arm(core.clone(), step.id.clone(), step.claim.clone());
+    match deadline.bound(core, Operation::Create, &step.id.id, core.advance(&step)).await {
+        Ok(Changed::Other(found)) => {
+            undo.disarm();
+            match look(&step.id.id, &found, slot.payload())? {
+                Found::Done(done) => Ok(Some(done)),
+                // Its fence is higher: our lease is over, and another runner has begun.
+                Found::Running => Err(lost(LossReason::Gone)),
             }
-            match self.write(&value).await {
-                Ok(true) => return Ok(true),
-                Ok(false) => return Err(lost(LossReason::Gone)),
-                Err(error) if !error.is_retryable() => return Err(error),
-                Err(error) if crate::clock::Moment::now() >= give_up_at => {
-                    tracing::error!(id = %self.id.id, %error, "the work was done, but its result is not stored");
-                    return Ok(false);
-                }
-                Err(error) => tracing::warn!(id = %self.id.id, %error, "the result is not stored yet"),
+        }
+        Ok(_) => match guard.loss().or_else(|| (!guard.is_valid()).then_some(LossReason::Expired)) {
+            Some(why) => Err(lost(why)),
+            None => {
+                undo.disarm();
+                Ok(None)
             }
-            away = true;
-            tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                _ = guard.lost() => {}
+        },
+        Err(error) => {
+            if matches!(&error, Error::Store { source, .. } if !source.may_have_happened()) {
+                undo.disarm();
             }
-            pause = (pause * 2).min(PAUSE_MAX);
+            Err(error)
+        }
+    }
+}
+
+/// Until when the work has to begin.
+struct Deadline {
+    ends: Option<Moment>,
+    /// The wait that was asked for is zero.
+    at_once: bool,
+}
+
+impl Deadline {
+    /// Without a wait, a store may still take as long as it is allowed for one answer.
+    fn of(core: &Core, wait: Option<Duration>) -> Self {
+        let at_once = wait.is_some_and(|wait| wait.is_zero());
+        let wait = if at_once { Some(core.options.answer_within) } else { wait };
+        Self { ends: wait.map(|wait| Moment::now() + wait), at_once }
+    }
+
+    /// The request with what is left of the wait.
+    fn left(&self, request: LockRequest) -> LockRequest {
+        match self.ends {
+            _ if self.at_once => request.no_wait(),
+            // Zero would mean a try with a time limit of its own.
+            Some(ends) => request.wait_up_to(Moment::now().until(ends).max(Duration::from_millis(1))),
+            None => request,
         }
     }
 
-    #[cfg(feature = "axum")]
-    pub(crate) fn core(&self) -> &std::sync::Arc<crate::engine::Core> {
-        self.manager.core()
-    }
-
-    /// Takes back that the work was begun.
-    ///
-    /// # Errors
-    /// [`Error::Store`].
-    pub async fn forget(&self) -> Result<bool, Error> {
-        self.manager.core().remove(&self.id, &self.claim).await
-    }
-
-    /// `false`: the work is somebody else's by now.
-    async fn write(&self, value: &[u8]) -> Result<bool, Error> {
-        let (core, expected) = (self.manager.core(), Expected::Claim(self.claim.clone()));
-        let change = Change { value: value.to_vec(), keep: Some(self.keep), give_slot_back: false };
-        match core.change(&self.id, &expected, &change).await? {
-            Changed::Done => Ok(true),
-            Changed::Other(_) => Ok(false),
-            // The work took longer than results are kept, or the store forgot everything.
-            Changed::Gone => {
-                let (id, claim) = (self.id.clone(), self.claim.clone());
-                let new = NewBinding { id, claim, keep: self.keep, slot: None, value: value.to_vec() };
-                Ok(core.create(&new).await? == Create::Created)
+    /// Asks, but not beyond the deadline.
+    async fn bound<T>(
+        &self,
+        core: &Core,
+        operation: Operation,
+        id: &LockName,
+        ask: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        tokio::select! {
+            biased;
+            answer = ask => answer,
+            () = sleep_until(self.ends.map(|ends| ends + GRACE)) => {
+                Err(core.store_error(operation, id, StoreErrorKind::NoAnswer.into()))
             }
+        }
+    }
+
+    /// Releases, and waits for that until the deadline; what is left goes on in the background.
+    async fn give_back(&self, guard: Guard) {
+        tokio::select! {
+            () = give_back(guard) => {}
+            () = sleep_until(self.ends.map(|ends| ends + GRACE)) => {}
         }
     }
 }
@@ -449,7 +354,7 @@ enum Found {
     Done(Done),
 }
 
-/// What a record says to somebody who asks with this payload.
+/// What a record says to a caller with this payload.
 fn look(id: &LockName, bound: &Bound, payload: Option<&str>) -> Result<Found, Error> {
     let Some((head, result)) = record::parse(&bound.value) else {
         let problem = "it is not a record of work that is done once".to_owned();
@@ -460,13 +365,23 @@ fn look(id: &LockName, bound: &Bound, payload: Option<&str>) -> Result<Found, Er
     {
         return Err(Error::OtherPayload { name: id.clone() });
     }
-    Ok(match head.state {
-        State::Running => Found::Running,
-        State::Done => Found::Done(Done { id: id.clone(), result: result.to_vec(), by: head.by, at_ms: head.at_ms }),
-    })
+    match head.state {
+        State::Running => Ok(Found::Running),
+        State::Done => Ok(Found::Done(Done::new(id.clone(), result.to_vec(), head.by, head.at_ms))),
+        State::Unstored => {
+            let problem = String::from_utf8_lossy(result).into_owned();
+            Err(Error::ResultNotStored { name: id.clone(), by: head.by, problem })
+        }
+    }
 }
 
-/// A release that fails goes on in the background; it hides nobody's result.
+/// Tells payloads apart: the same id with another one is a mistake of the caller. It is no protection against a
+/// caller that wants two payloads to look the same.
+fn fingerprint(payload: &[u8]) -> String {
+    sha1_smol::Sha1::from(payload).digest().to_string()
+}
+
+/// Releases the lock. A release that fails goes on in the background and hides no result.
 async fn give_back(guard: Guard) {
     if let Err(error) = guard.release().await {
         tracing::warn!(%error, "the work is done; its lock is released in the background");
@@ -476,26 +391,5 @@ async fn give_back(guard: Guard) {
 impl fmt::Debug for Once {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Once").field("id", &self.id).field("keep", &self.keep).finish_non_exhaustive()
-    }
-}
-
-/// Without the result: it is the user's, and a log is no place for it.
-impl fmt::Debug for Done {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut text = f.debug_struct("Done");
-        text.field("id", &self.id).field("by", &self.by).field("at_ms", &self.at_ms);
-        text.field("bytes", &self.result.len()).finish()
-    }
-}
-
-impl fmt::Debug for Running {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Running").field("guard", &self.guard).field("slot", &self.slot).finish()
-    }
-}
-
-impl fmt::Debug for ResultSlot {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ResultSlot").field("id", &self.id).field("claim", &self.claim).finish_non_exhaustive()
     }
 }

@@ -105,6 +105,23 @@ pub enum Changed {
     Other(Bound),
 }
 
+/// One step of a runner of [`once`](crate::LockManager::once): it begins, or stores what came of the work.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Step {
+    /// The id of the work.
+    pub id: BindingId,
+    /// This run's own id: the same for all of its steps.
+    pub claim: ClaimId,
+    /// The fence of the lease that the run holds.
+    pub fence: u64,
+    /// Whether the work is over, and the value says what came of it. Otherwise it begins.
+    pub over: bool,
+    /// How long the record is kept.
+    pub keep: Keep,
+    /// The record; at most [`VALUE_BYTES_MAX`].
+    pub value: Vec<u8>,
+}
+
 /// Bindings in a store. Each verb is one atomic step; `Err` means that nobody knows.
 #[async_trait]
 pub trait Bind: Send + Sync + 'static {
@@ -119,6 +136,15 @@ pub trait Bind: Send + Sync + 'static {
 
     /// Removes the one that a claim created, and gives its slot back.
     async fn remove(&self, id: &BindingId, claim: &ClaimId) -> Result<Changed, StoreError>;
+
+    /// Writes a step of work that is done once where there is no record, over this run's own running record,
+    /// or over a running record with a lower fence (a record without one counts as 0). Anything else is left
+    /// alone and answered with [`Changed::Other`]: a finished record is never replaced. Never answers
+    /// [`Changed::Gone`]. Sent again after a lost answer, it answers the same.
+    async fn advance(&self, step: &Step) -> Result<Changed, StoreError>;
+
+    /// Removes the record of a run whose work came to nothing: only while it is this run's own and running.
+    async fn withdraw(&self, id: &BindingId, claim: &ClaimId) -> Result<Changed, StoreError>;
 }
 
 impl Expected {
@@ -148,6 +174,15 @@ impl fmt::Debug for Bound {
         let Self { claim, revision, keep, node, value } = self;
         let mut text = f.debug_struct("Bound");
         text.field("claim", claim).field("revision", revision).field("keep", keep).field("node", node);
+        text.field("bytes", &value.len()).finish()
+    }
+}
+
+impl fmt::Debug for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { id, claim, fence, over, keep, value } = self;
+        let mut text = f.debug_struct("Step");
+        text.field("id", id).field("claim", claim).field("fence", fence).field("over", over).field("keep", keep);
         text.field("bytes", &value.len()).finish()
     }
 }

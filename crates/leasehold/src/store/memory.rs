@@ -214,6 +214,9 @@ impl Store for MemoryStore {
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Renewed> {
         let renew = |r: &Renewal| {
             let verb = |lock: &mut Lock, turn: &mut Turn<'_>| {
+                if !r.prolong {
+                    return lock.check(turn.now_ms, &r.token, r.fence);
+                }
                 lock.renew(turn, &r.token, r.ttl.as_millis(), r.fence, r.rewrite.as_ref(), r.hand_to.as_ref())
             };
             match self.turn(&r.name, verb) {

@@ -19,11 +19,14 @@ mod bindings;
 mod error;
 mod finding;
 pub mod memory;
+pub(crate) mod record;
 pub mod redis;
 mod seen;
 pub mod sqlite;
 
-pub use bindings::{Bind, BindingId, Bound, Change, Changed, Create, Expected, NewBinding, NodeSlot, VALUE_BYTES_MAX};
+pub use bindings::{
+    Bind, BindingId, Bound, Change, Changed, Create, Expected, NewBinding, NodeSlot, Step, VALUE_BYTES_MAX,
+};
 pub use error::{StoreError, StoreErrorKind};
 pub use finding::{Finding, Level};
 
@@ -173,7 +176,7 @@ pub enum Release {
     NotOwner,
 }
 
-/// One lease to renew.
+/// One lease to renew, or to look at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Renewal {
     /// The lock.
@@ -185,6 +188,9 @@ pub struct Renewal {
     pub fence: Option<Fence>,
     /// Counted anew from now; never shortens.
     pub ttl: Ttl,
+    /// `false`: a check. The store says whether the lease is still its holder's, and changes nothing: neither the
+    /// countdown nor what `rewrite` and `hand_to` say. For leases that are not renewed.
+    pub prolong: bool,
     /// Writes ttl and owner into the record: a confirm by the task that got the lock, or an extend.
     pub rewrite: Option<Owner>,
     /// Makes it the lease of this token, which may be its own, and of no process: no death ends it any more, only
@@ -195,12 +201,14 @@ pub struct Renewal {
 /// The answer to one renewal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Renewed {
-    /// The countdown began anew, after the moment the caller asked.
+    /// Ours. Where it was to be prolonged, the countdown began anew, after the moment the caller asked.
     Renewed,
     /// Not ours (any more).
     Lost,
     /// Somebody took it away: stop, and release.
     Revoked,
+    /// The database it was in was removed or replaced: other processes use another one.
+    Displaced,
     /// No answer; it may have been renewed or not.
     Unknown(StoreError),
 }
@@ -280,6 +288,8 @@ pub enum Push {
         /// Why, in the asker's words.
         reason: String,
     },
+    /// The connection to the store is lost. [`Push::Resync`] follows when it is back.
+    Disconnected,
     /// Messages may have been missed: ask again for everything now.
     Resync,
     /// Whether messages arrive at all. When they do not, waiters have to poll.
@@ -391,7 +401,7 @@ pub trait Store: Inspect + Bind + Send + Sync + 'static {
         Ok(Release::NotOwner)
     }
 
-    /// Renews many leases in one pass; one answer per renewal, in order.
+    /// Renews or checks many leases in one pass; one answer for each, in order.
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Renewed>;
 
     /// Gives up an attempt wherever it stands: in line, or granted without our knowing.

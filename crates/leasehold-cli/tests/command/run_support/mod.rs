@@ -182,9 +182,23 @@ pub(crate) fn kill(pid: &str) {
 
 /// The keeper below a front.
 pub(crate) fn keeper_of(front: Pid) -> Option<Pid> {
-    let front = front.as_raw_nonzero().to_string();
-    let children = std::fs::read_to_string(format!("/proc/{front}/task/{front}/children")).ok()?;
-    children.split_whitespace().next()?.parse().ok().and_then(Pid::from_raw)
+    first_child(front)
+}
+
+/// The guardian below a keeper.
+pub(crate) fn guardian_of(keeper: Pid) -> Option<Pid> {
+    first_child(keeper)
+}
+
+fn first_child(parent: Pid) -> Option<Pid> {
+    let parent = parent.as_raw_nonzero().to_string();
+    let mut children: Vec<i32> = Vec::new();
+    // Any thread can have started it.
+    for thread in std::fs::read_dir(format!("/proc/{parent}/task")).ok()?.flatten() {
+        let text = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+        children.extend(text.split_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
+    }
+    children.into_iter().min().and_then(Pid::from_raw)
 }
 
 fn runtime() -> tokio::runtime::Runtime {

@@ -210,6 +210,10 @@ async fn the_published_redis_user_may_do_all_that_is_done_and_nothing_dangerous(
     assert_eq!(redis.command(&user).await, Reply::Okay);
     let url = format!("redis://leasehold:change-me@127.0.0.1:{}", redis.port());
     battery(&redis, &url).await;
+    // Another database than 0, too.
+    let elsewhere = LockManager::connect(&format!("{url}/1")).await.expect("let in");
+    drop(elsewhere.lock("a").await.expect("free"));
+    elsewhere.shutdown().await;
     let log = redis.command(&["ACL", "LOG"]).await;
     assert_eq!(log, Reply::Array(Vec::new()), "0 NOPERM");
 

@@ -29,6 +29,7 @@ pub(crate) struct RenewOne {
     pub(crate) attempt: usize,
     pub(crate) fence: FenceOf,
     pub(crate) ttl: Ttl,
+    pub(crate) prolong: bool,
     pub(crate) rewrite: Option<Owner>,
     /// The attempt whose lease it is from then on.
     pub(crate) hand_to: Option<usize>,
@@ -87,7 +88,8 @@ impl Request {
                     let rewrite = if one.rewrite.is_some() { ", rewriting it" } else { "" };
                     let handing = one.hand_to.map_or(String::new(), |to| format!(", handing it to attempt {to}"));
                     let ttl = one.ttl.duration();
-                    format!("attempt {} on {name} for {ttl:?} with {fence}{rewrite}{handing}", one.attempt)
+                    let check = if one.prolong { "" } else { ", only checking it" };
+                    format!("attempt {} on {name} for {ttl:?}{check} with {fence}{rewrite}{handing}", one.attempt)
                 };
                 let all: Vec<String> = what.iter().map(one).collect();
                 format!("{} renews {}", Letter(*by), all.join("; "))

@@ -113,6 +113,8 @@ pub(crate) struct RenewSpec {
     pub(crate) dead: bool,
     pub(crate) fence: FenceSpec,
     pub(crate) ttl: usize,
+    /// Not a check.
+    pub(crate) prolong: bool,
     pub(crate) rewrite: bool,
     /// It is handed on to the token of this claim.
     pub(crate) hand_to: Option<usize>,
@@ -196,8 +198,18 @@ fn renewal() -> impl Strategy<Value = RenewSpec> {
     ];
     let dead = prop::bool::weighted(0.1);
     let hand_to = prop::option::weighted(0.3, 0..8_usize);
-    (0..8_usize, dead, fence, 0..TTLS.len(), any::<bool>(), hand_to)
-        .prop_map(|(claim, dead, fence, ttl, rewrite, hand_to)| RenewSpec { claim, dead, fence, ttl, rewrite, hand_to })
+    let prolong = prop::bool::weighted(0.7);
+    (0..8_usize, dead, fence, 0..TTLS.len(), prolong, any::<bool>(), hand_to).prop_map(
+        |(claim, dead, fence, ttl, prolong, rewrite, hand_to)| RenewSpec {
+            claim,
+            dead,
+            fence,
+            ttl,
+            prolong,
+            rewrite,
+            hand_to,
+        },
+    )
 }
 
 fn fate() -> impl Strategy<Value = Fate> {

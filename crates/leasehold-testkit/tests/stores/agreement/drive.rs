@@ -332,7 +332,8 @@ impl<'a> Drive<'a> {
                     let (claim, fence) = (&self.attempts[one.attempt].claim, self.fence(world, one));
                     let (name, token) = (claim.name.clone(), claim.token.clone());
                     let hand_to = one.hand_to.map(|to| self.attempts[to].claim.token.clone());
-                    Renewal { name, token, fence, ttl: one.ttl, rewrite: one.rewrite.clone(), hand_to }
+                    let (ttl, prolong, rewrite) = (one.ttl, one.prolong, one.rewrite.clone());
+                    Renewal { name, token, fence, ttl, prolong, rewrite, hand_to }
                 };
                 let renewals: Vec<Renewal> = what.iter().map(renewal).collect();
                 Reply { attempt: None, name: 0, answer: Answer::Renew(store(*by).renew(&renewals).await) }
@@ -434,7 +435,8 @@ impl<'a> Drive<'a> {
             // One that wants the same lock; it may hold it, wait for it, or never have asked.
             let same_name = |other: &usize| self.attempts[*other].name == self.attempts[attempt].name;
             let hand_to = spec.hand_to.map(|claim| self.token(claim, false)).filter(same_name);
-            RenewOne { attempt, fence: self.choose(attempt, spec.fence), ttl, rewrite, hand_to }
+            let (fence, prolong) = (self.choose(attempt, spec.fence), spec.prolong);
+            RenewOne { attempt, fence, ttl, prolong, rewrite, hand_to }
         };
         Request::Renew { what: what.iter().map(one).collect(), by }
     }

@@ -323,7 +323,7 @@ impl Words<'_> {
             Push::LookAgain { token, after } => format!("{} looks again after {}", whom(token), length(Some(*after))),
             Push::Revoked { token } => format!("{} is revoked", whom(token)),
             Push::Finish { token, reason } => format!("{} is to finish: {reason}", whom(token)),
-            Push::Resync | Push::Hearing(_) => format!("{push:?}"),
+            Push::Disconnected | Push::Resync | Push::Hearing(_) => format!("{push:?}"),
         }
     }
 

@@ -142,7 +142,7 @@ impl World {
             Backend::Sqlite { db, .. } => {
                 let mut dir = db.as_os_str().to_owned();
                 dir.push(".alive");
-                Some(std::fs::read_dir(dir).expect("the directory of those alive").count())
+                Some(crate::support::open_fifos(dir.as_ref()))
             }
             Backend::Redis(server) => match server.command(&["PUBSUB", "SHARDCHANNELS", "lh1:inbox:*"]).await {
                 redis::Value::Array(channels) => Some(channels.len()),
@@ -208,7 +208,7 @@ impl Client {
                 match self.pushes.recv().await.expect("a living store") {
                     Push::Finish { token, .. } if token == self.letter_box.token => return,
                     // These are about the connection.
-                    Push::Resync | Push::Hearing(_) => {}
+                    Push::Disconnected | Push::Resync | Push::Hearing(_) => {}
                     push => told.push(push),
                 }
             }

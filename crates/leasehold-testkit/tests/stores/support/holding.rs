@@ -1,7 +1,7 @@
 //! Taking, renewing and giving back.
 
 use leasehold::Owner;
-use leasehold::store::{Claim, EvictMode, Release, Renewal, Renewed};
+use leasehold::store::{Claim, EvictMode, Holder, Release, Renewal, Renewed};
 
 use super::*;
 
@@ -182,6 +182,37 @@ pub(crate) async fn a_renewal_never_shortens(world: &impl World) {
     let holder = store.holder(&mine.name).await.expect("an answer").expect("a holder");
     assert!(holder.ttl_left.expect("an end") > LONG / 2);
     assert_eq!(holder.ttl, Some(LONG));
+}
+
+pub(crate) async fn a_check_says_whose_it_is_and_changes_nothing(world: &impl World) {
+    let store = world.open().await;
+    let (mine, queued) = (claim("a"), claim("b"));
+    let fence = takes(&*store, &mine).await.fence;
+    let owner = Owner::named("somebody else").expect("an owner");
+    let check = |claim: &Claim, fence| Renewal {
+        prolong: false,
+        ttl: ttl(LONG * 2),
+        rewrite: Some(owner.clone()),
+        hand_to: Some(queued.token.clone()),
+        ..renewal(claim, fence)
+    };
+    let before = store.holder(&mine.name).await.expect("an answer").expect("a holder");
+    assert_eq!(store.renew(&[check(&mine, fence), check(&mine, None)]).await, [Renewed::Renewed, Renewed::Renewed]);
+    let after = store.holder(&mine.name).await.expect("an answer").expect("a holder");
+    assert!(after.ttl_left <= before.ttl_left, "not prolonged");
+    assert_eq!(Holder { ttl_left: None, ..after }, Holder { ttl_left: None, ..before });
+    // Nobody's, another's, and one that was granted anew since.
+    assert_eq!(
+        store.renew(&[check(&claim("nobody"), None), check(&claim("a"), fence)]).await,
+        [Renewed::Lost, Renewed::Lost]
+    );
+    assert_eq!(store.release(&mine.name, &mine.token).await, Ok(Release::Released));
+    let anew = acquires(&*store, &mine).await.fence;
+    assert_eq!(store.renew(&[check(&mine, fence), check(&mine, anew)]).await, [Renewed::Lost, Renewed::Renewed]);
+    store.evict(&mine.name, mine.token.holder_id(), EvictMode::Revoke).await.expect("an answer");
+    assert_eq!(store.renew(&[check(&mine, anew)]).await, [Renewed::Revoked]);
+    world.expire(&mine.name).await;
+    assert_eq!(store.renew(&[check(&mine, anew)]).await, [Renewed::Lost]);
 }
 
 pub(crate) async fn many_renewals_are_answered_in_order(world: &impl World) {

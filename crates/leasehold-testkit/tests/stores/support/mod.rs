@@ -68,8 +68,16 @@ impl SqliteHere {
 impl SqliteHere {
     /// How many processes the store takes for alive.
     fn alive(&self) -> usize {
-        std::fs::read_dir(self.0.path().join("locks.db.alive")).expect("the directory of those alive").count()
+        open_fifos(&self.0.path().join("locks.db.alive"))
     }
+}
+
+/// How many FIFOs in a directory a process has open. Those that none has open are left there for a while.
+pub(crate) fn open_fifos(dir: &std::path::Path) -> usize {
+    use rustix::fs::{Mode, OFlags, open};
+    let is_open = |path: std::path::PathBuf| open(path, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty()).is_ok();
+    let files = std::fs::read_dir(dir).expect("the directory of those alive").flatten();
+    files.filter(|file| !file.file_name().as_encoded_bytes().starts_with(b".") && is_open(file.path())).count()
 }
 
 impl World for SqliteHere {
@@ -187,6 +195,7 @@ pub(crate) fn renewal(claim: &Claim, fence: Option<Fence>) -> Renewal {
         token: claim.token.clone(),
         fence,
         ttl: claim.ttl,
+        prolong: true,
         rewrite: None,
         hand_to: None,
     }
@@ -197,7 +206,7 @@ pub(crate) async fn next(pushes: &mut mpsc::UnboundedReceiver<Push>) -> Push {
     let about_a_lock = async {
         loop {
             match pushes.recv().await {
-                Some(Push::Resync | Push::Hearing(_)) => {}
+                Some(Push::Disconnected | Push::Resync | Push::Hearing(_)) => {}
                 Some(push) => return push,
                 None => panic!("the store is gone"),
             }

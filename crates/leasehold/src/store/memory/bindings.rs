@@ -6,7 +6,8 @@ use async_trait::async_trait;
 
 use super::{MemoryStore, World, now_ms};
 use crate::facts::ClaimId;
-use crate::store::{Bind, BindingId, Bound, Change, Changed, Create, Expected, NewBinding, StoreError};
+use crate::store::record::{self, Verdict};
+use crate::store::{Bind, BindingId, Bound, Change, Changed, Create, Expected, NewBinding, Step, StoreError};
 
 /// A binding and its end.
 pub(super) struct Kept {
@@ -88,6 +89,36 @@ impl Bind for MemoryStore {
         match world.bindings.get(&key) {
             None => Ok(Changed::Gone),
             Some(kept) if kept.bound.claim != *claim => Ok(Changed::Other(kept.bound.clone())),
+            Some(_) => {
+                world.bindings.remove(&key);
+                Ok(Changed::Done)
+            }
+        }
+    }
+
+    async fn advance(&self, step: &Step) -> Result<Changed, StoreError> {
+        let mut world = self.world.lock();
+        let now = world.bindings_now();
+        let key = self.keys.binding_key(step.id.shelf, &step.id.id);
+        let found = world.bindings.get(&key).map(|kept| &kept.bound);
+        let revision = match (record::judge(step, found), found) {
+            (Verdict::Write { revision }, _) => revision,
+            (Verdict::Refuse, Some(found)) => return Ok(Changed::Other(found.clone())),
+            (Verdict::Already | Verdict::Refuse, _) => return Ok(Changed::Done),
+        };
+        let (claim, value) = (step.claim.clone(), step.value.clone());
+        let bound = Bound { claim, revision, keep: step.keep.duration(), node: None, value };
+        world.bindings.insert(key, Kept { bound, slots: None, ends_ms: now + step.keep.as_millis() });
+        Ok(Changed::Done)
+    }
+
+    async fn withdraw(&self, id: &BindingId, claim: &ClaimId) -> Result<Changed, StoreError> {
+        let mut world = self.world.lock();
+        world.bindings_now();
+        let key = self.keys.binding_key(id.shelf, &id.id);
+        match world.bindings.get(&key) {
+            None => Ok(Changed::Gone),
+            Some(kept) if !record::may_withdraw(claim, &kept.bound) => Ok(Changed::Other(kept.bound.clone())),
             Some(_) => {
                 world.bindings.remove(&key);
                 Ok(Changed::Done)

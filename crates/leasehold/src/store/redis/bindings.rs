@@ -1,4 +1,4 @@
-//! Bindings on a server: a creation is one plain SET, all else that compares is a script.
+//! Bindings on a server: a creation is plain commands in one write, everything else that compares is a script.
 //!
 //! The value: `lh1 <claim> <revision> <keep_ms> <length of node> <node> <payload…>`.
 
@@ -6,14 +6,26 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::conn::{Answer, items, said};
+use super::conn::{items, said};
 use super::errors::{from_server, strange};
 use super::resp::{Cmd, Pipeline, Value, cmd};
 use super::{RedisStore, scripts};
 use crate::facts::{ClaimId, LockName};
 use crate::store::{
-    Bind, BindingId, Bound, Change, Changed, Create, Expected, NewBinding, NodeSlot, StoreError, StoreErrorKind,
+    Bind, BindingId, Bound, Change, Changed, Create, Expected, NewBinding, NodeSlot, Step, StoreError, StoreErrorKind,
+    VALUE_BYTES_MAX,
 };
+
+/// The longest binding, in bytes: its value, and more than its other fields can take. A longer text is another client's
+/// and never read as a whole: the server closes a connection with a subscription that leaves tens of megabytes unread.
+pub(super) const STORED_MAX: usize = VALUE_BYTES_MAX + 1024;
+
+/// How often a look and the command after it may disagree before the value counts as an empty text of another client.
+/// Both are in one write, so another client's command hardly ever comes between them.
+const LOOKS: usize = 3;
+
+/// What PTTL answers where there is no key.
+const NO_KEY: i64 = -2;
 
 #[async_trait]
 impl Bind for RedisStore {
@@ -23,33 +35,47 @@ impl Bind for RedisStore {
         if let Some(slot) = &new.slot {
             return self.create_with_slot(new, slot, &key).await;
         }
+        // The look comes first: after a creation it would only read back what was written.
+        let mut create = Pipeline::with_capacity(2);
+        create.add(look_at(&key));
         let mut set = Cmd::with_capacity("SET", new.value.len() + 256);
-        set.arg(&key).arg(written(new)).arg(["NX", "GET", "PX"]).arg(new.keep.as_millis());
-        match conn.ask(&set).await?.reply {
-            Value::Nil => Ok(Create::Created),
-            Value::Bulk(found) => existing(&found, &new.claim),
-            _ => Err(strange("SET NX GET")),
+        set.arg(&key).arg(written(new)).arg(["NX", "PX"]).arg(new.keep.as_millis());
+        create.add(set);
+        for _ in 0..LOOKS {
+            match &conn.ask_all(&create).await?.reply[..] {
+                [_, Value::Simple(_)] => return Ok(Create::Created),
+                [_, Value::Error(error)] | [Value::Error(error), _] => return Err(from_server(error)),
+                // Created by another client between the two commands.
+                [Value::Bulk(found), Value::Nil] if found.is_empty() => {}
+                [Value::Bulk(found), Value::Nil] => return existing(found, &new.claim),
+                _ => return Err(strange("GETRANGE and SET NX")),
+            }
         }
+        Err(not_ours())
     }
 
     async fn read(&self, id: &BindingId) -> Result<Option<(Bound, Duration)>, StoreError> {
         let key = self.keys.binding_key(id.shelf, &id.id);
         let conn = self.link.conn().await?;
         let mut look = Pipeline::with_capacity(2);
-        look.add(get(&key));
+        look.add(look_at(&key));
         look.cmd("PTTL").arg(&key);
-        let Answer { reply, .. } = conn.ask_all(&look).await?;
-        match &reply[..] {
-            [Value::Error(error), _] | [_, Value::Error(error)] => Err(from_server(error)),
-            [Value::Nil, _] => Ok(None),
-            [Value::Bulk(value), Value::Int(left)] => {
-                let bound = parse(value).ok_or_else(not_ours)?;
-                // Over since the first of the two was asked; one without an end is somebody else's doing.
-                let left = u64::try_from(*left).map_or(Duration::ZERO, Duration::from_millis);
-                Ok((!left.is_zero()).then_some((bound, left)))
+        for _ in 0..LOOKS {
+            match &conn.ask_all(&look).await?.reply[..] {
+                [Value::Error(error), _] | [_, Value::Error(error)] => return Err(from_server(error)),
+                [Value::Bulk(value), Value::Int(NO_KEY)] if value.is_empty() => return Ok(None),
+                // Created between the two commands.
+                [Value::Bulk(value), Value::Int(_)] if value.is_empty() => {}
+                [Value::Bulk(value), Value::Int(left)] => {
+                    let bound = bound(value)?;
+                    // It ended between the two commands, or another client removed its expiry.
+                    let left = u64::try_from(*left).map_or(Duration::ZERO, Duration::from_millis);
+                    return Ok((!left.is_zero()).then_some((bound, left)));
+                }
+                _ => return Err(strange("GETRANGE and PTTL")),
             }
-            _ => Err(strange("GET and PTTL")),
         }
+        Err(not_ours())
     }
 
     async fn change(&self, id: &BindingId, expected: &Expected, change: &Change) -> Result<Changed, StoreError> {
@@ -72,6 +98,21 @@ impl Bind for RedisStore {
         })
         .await
     }
+
+    async fn advance(&self, step: &Step) -> Result<Changed, StoreError> {
+        let what = if step.over { "over" } else { "running" };
+        self.step(&step.id, &|cmd| {
+            cmd.arg(step.claim.as_str()).arg(step.fence).arg(what).arg(step.keep.as_millis()).arg(&step.value);
+        })
+        .await
+    }
+
+    async fn withdraw(&self, id: &BindingId, claim: &ClaimId) -> Result<Changed, StoreError> {
+        self.step(id, &|cmd| {
+            cmd.arg(claim.as_str()).arg("0").arg("remove");
+        })
+        .await
+    }
 }
 
 impl RedisStore {
@@ -86,6 +127,7 @@ impl RedisStore {
             (Some("created"), _) => Ok(Create::Created),
             (Some("no slot"), _) => Ok(Create::NoSlot),
             (Some("exists"), Some(Value::Bulk(found))) => existing(found, &new.claim),
+            (Some("too long"), _) => Err(too_long()),
             _ => Err(strange("bind")),
         }
     }
@@ -102,24 +144,38 @@ impl RedisStore {
             let named = node.as_ref().map_or("", LockName::as_str);
             let reply = conn.run(&scripts::REBIND, &keys, |cmd| args(cmd, named)).await?.reply;
             let reply = items(reply, "rebind")?;
-            return match (reply.first().and_then(said), reply.get(1)) {
-                (Some("done"), _) => Ok(Changed::Done),
-                (Some("gone"), _) => Ok(Changed::Gone),
-                (Some("other"), Some(Value::Bulk(found))) => Ok(Changed::Other(parse(found).ok_or_else(not_ours)?)),
+            match (reply.first().and_then(said), reply.get(1)) {
                 (Some("node"), Some(found)) => {
                     node = Some(said(found).and_then(|node| LockName::new(node).ok()).ok_or_else(not_ours)?);
-                    continue;
                 }
-                _ => Err(strange("rebind")),
-            };
+                _ => return changed(&reply, "rebind"),
+            }
         }
+    }
+
+    async fn step(&self, id: &BindingId, args: &(dyn Fn(&mut Cmd) + Sync)) -> Result<Changed, StoreError> {
+        let key = self.keys.binding_key(id.shelf, &id.id);
+        let conn = self.link.conn().await?;
+        changed(&items(conn.run(&scripts::ONCE, &[&key], args).await?.reply, "once")?, "once")
     }
 }
 
-fn get(key: &str) -> Cmd {
-    let mut get = cmd("GET");
-    get.arg(key);
-    get
+/// The answer of a script that compares before it writes.
+fn changed(reply: &[Value], script: &'static str) -> Result<Changed, StoreError> {
+    match (reply.first().and_then(said), reply.get(1)) {
+        (Some("done"), _) => Ok(Changed::Done),
+        (Some("gone"), _) => Ok(Changed::Gone),
+        (Some("other"), Some(Value::Bulk(found))) => Ok(Changed::Other(bound(found)?)),
+        (Some("too long"), _) => Err(too_long()),
+        _ => Err(strange(script)),
+    }
+}
+
+/// Reads a binding, and one byte more of a text that is longer. Without a key the answer is an empty text.
+fn look_at(key: &str) -> Cmd {
+    let mut look = cmd("GETRANGE");
+    look.arg(key).arg(0_u64).arg(STORED_MAX);
+    look
 }
 
 /// What a creation writes.
@@ -130,8 +186,15 @@ fn written(new: &NewBinding) -> Vec<u8> {
 }
 
 fn existing(found: &[u8], ours: &ClaimId) -> Result<Create, StoreError> {
-    let bound = parse(found).ok_or_else(not_ours)?;
+    let bound = bound(found)?;
     Ok(if bound.claim == *ours { Create::Created } else { Create::Exists(bound) })
+}
+
+fn bound(found: &[u8]) -> Result<Bound, StoreError> {
+    if found.len() > STORED_MAX {
+        return Err(too_long());
+    }
+    parse(found).ok_or_else(not_ours)
 }
 
 fn parse(value: &[u8]) -> Option<Bound> {
@@ -157,6 +220,14 @@ fn parse(value: &[u8]) -> Option<Bound> {
 
 fn not_ours() -> StoreError {
     StoreError::new(StoreErrorKind::WrongType, "the value at a binding's key is not a binding")
+}
+
+fn too_long() -> StoreError {
+    let what = format!(
+        "the value at a binding's key has more than {STORED_MAX} bytes and is not a binding; \
+         delete the key, or use another id"
+    );
+    StoreError::new(StoreErrorKind::WrongType, what)
 }
 
 #[cfg(test)]
@@ -186,6 +257,16 @@ mod tests {
                 assert_eq!(read.keep, Duration::from_secs(3));
             }
         }
+    }
+
+    #[test]
+    fn the_longest_binding_is_read_and_a_longer_text_is_not() {
+        let mut longest = new(Some(&"n".repeat(LockName::MAX_BYTES)), &vec![b'x'; VALUE_BYTES_MAX]);
+        longest.keep = Keep::new(Keep::MAX).expect("allowed");
+        let text = String::from_utf8(written(&longest)).expect("text").replacen(" 0 ", &format!(" {} ", u64::MAX), 1);
+        assert!(bound(text.as_bytes()).is_ok_and(|read| read.revision == u64::MAX));
+        let longer = format!("{text}{}", "x".repeat(1024));
+        assert_eq!(bound(longer.as_bytes()).map_err(|error| error.kind()), Err(StoreErrorKind::WrongType));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::clock::{self, Moment};
 use crate::facts::Fence;
 use crate::store::{StoreError, StoreErrorKind};
 
-/// The oldest server whose commands do what we need: `SET … NX GET`, `PEXPIRE … GT`, SPUBLISH.
+/// The oldest server whose commands do what we need: `PEXPIRE … GT`, SPUBLISH.
 const OLDEST_MAJOR: u64 = 7;
 
 /// A connection that is fit for use.
@@ -21,8 +21,8 @@ pub(super) struct Conn {
     wire: Wire,
     pub(super) ear: Arc<Ear>,
     pub(super) identity: Option<Identity>,
-    /// The server's wall clock less ours.
-    ahead_ms: i64,
+    /// A moment, and what the server's wall clock showed then.
+    opened: (Moment, u64),
     /// Whether a connection of ours that broke can be ended for certain: then nothing it sent is carried
     /// out later.
     pub(super) may_kill: bool,
@@ -56,15 +56,15 @@ impl Conn {
     ) -> Result<Self, StoreError> {
         let ear = Arc::new(ear);
         let wire = open_another(address, options, ear.clone()).await?;
-        let before_ms = clock::wall_ms();
+        let (before, before_ms) = (Moment::now(), clock::wall_ms());
         // Our previous connection is ended before anything else: commands it sent may still run otherwise.
         let who = wire.ask_all(&introduce(previous));
-        let subscribing = wire.ask_push(cmd("SSUBSCRIBE").arg(inbox), "ssubscribe");
+        let subscribing = wire.ask_push(cmd("SSUBSCRIBE").arg(inbox), "ssubscribe", inbox);
         let mut load = Pipeline::default();
         // Whoever may not load scripts sends them whole when they are needed.
         scripts::all().for_each(|script| load.add(script.load()));
         let mut raise = scripts::RAISE.eval();
-        raise.arg(1_usize).arg(keys::FENCE).arg(seen);
+        raise.arg(1_usize).arg(keys::FENCE).arg(seen).arg(inbox);
         let (loading, raising) = (wire.ask_all(&load), wire.ask(&raise));
 
         let who = who.all().await?;
@@ -82,12 +82,21 @@ impl Conn {
             Some(Value::Error(error)) => permitted(error)?,
             _ => identity.is_some(),
         };
-        Ok(Self { wire, ear, identity, ahead_ms, may_kill, subscribed })
+        let opened = (before, before_ms.saturating_add_signed(ahead_ms));
+        Ok(Self { wire, ear, identity, opened, may_kill, subscribed })
     }
 
-    /// The server's wall clock, as far as can be told from here.
+    /// The server's wall clock, as far as can be told from here: counted from when the connection was opened by a clock
+    /// that nobody sets.
     pub(super) fn server_ms(&self) -> u64 {
-        clock::wall_ms().saturating_add_signed(self.ahead_ms)
+        let (opened, server_ms) = self.opened;
+        server_ms.saturating_add(u64::try_from(opened.until(Moment::now()).as_millis()).unwrap_or(0))
+    }
+
+    /// How far this process's wall clock is ahead of the server's; 0 below a second, which the way there explains.
+    pub(super) fn wall_ahead_ms(&self) -> i64 {
+        let ahead = i64::try_from(clock::wall_ms()).unwrap_or(0) - i64::try_from(self.server_ms()).unwrap_or(0);
+        if ahead.abs() < 1_000 { 0 } else { ahead }
     }
 
     /// Not to be used any more.
@@ -130,7 +139,7 @@ impl Conn {
     /// Ends our subscription, as the last thing this connection does.
     pub(super) async fn unsubscribe(&self, inbox: &str) {
         // Whatever it answers.
-        let _ = self.wire.ask_push(cmd("SUNSUBSCRIBE").arg(inbox), "sunsubscribe").reply().await;
+        let _ = self.wire.ask_push(cmd("SUNSUBSCRIBE").arg(inbox), "sunsubscribe", inbox).reply().await;
     }
 
     /// Runs a script by its name, or sends it whole where the server does not have it.
@@ -197,14 +206,49 @@ fn let_in(reply: &Value) -> Result<(), StoreError> {
             Err(too_old())
         }
         Value::Error(error) => Err(from_server(error)),
-        Value::Map(about) => {
-            let version = about.iter().find(|(field, _)| said(field) == Some("version"));
-            let version = version.and_then(|(_, version)| said(version)).unwrap_or_default();
+        hello => {
+            let version = about(hello, "version").unwrap_or_default();
             let major = version.split('.').next().and_then(|major| major.parse::<u64>().ok());
-            if major.is_some_and(|major| major < OLDEST_MAJOR) { Err(too_old()) } else { Ok(()) }
+            if major.is_some_and(|major| major < OLDEST_MAJOR) {
+                return Err(too_old());
+            }
+            if let Some(why) = about(hello, "mode").and_then(unusable_mode) {
+                return Err(StoreError::new(StoreErrorKind::Refused, why));
+            }
+            if is_replica(hello) { Err(replica()) } else { Ok(()) }
         }
-        _ => Ok(()),
     }
+}
+
+/// A field of the reply to HELLO.
+fn about<'a>(hello: &'a Value, field: &str) -> Option<&'a str> {
+    let Value::Map(fields) = hello else { return None };
+    fields.iter().find(|(name, _)| said(name) == Some(field)).and_then(|(_, value)| said(value))
+}
+
+/// Why a server of this mode cannot be used.
+fn unusable_mode(mode: &str) -> Option<&'static str> {
+    match mode {
+        "cluster" => Some(
+            "the server is a node of a Redis Cluster, which leasehold does not support; \
+             use the address of a server with cluster-enabled no",
+        ),
+        "sentinel" => {
+            Some("the server is a Sentinel and keeps no data; use the address of the primary that it monitors")
+        }
+        _ => None,
+    }
+}
+
+/// Whether the reply to HELLO comes from a replica. It hears what its primary publishes, but has no say in it.
+pub(super) fn is_replica(hello: &Value) -> bool {
+    about(hello, "role").is_some_and(|role| !matches!(role, "master" | "primary"))
+}
+
+/// Passes, because a failover is usually followed by a change of the name's address.
+fn replica() -> StoreError {
+    let what_next = "it is tried again, and its name resolved anew, until a primary answers";
+    StoreError::new(StoreErrorKind::ReadOnly, what_next)
 }
 
 /// Says who we are, and ends our previous connection.
@@ -303,5 +347,21 @@ mod tests {
         }
         let wrong = let_in(&error("WRONGPASS", "invalid username-password pair")).expect_err("not let in");
         assert_eq!(wrong.kind(), StoreErrorKind::NotAuthenticated);
+    }
+
+    #[test]
+    fn only_a_primary_that_stands_alone_is_used() {
+        let hello = |field: &str, value: &str| {
+            let text = |text: &str| Value::Bulk(text.into());
+            Value::Map(vec![(text("version"), text("7.0.15")), (text(field), text(value))])
+        };
+        assert!(let_in(&hello("role", "master")).is_ok() && let_in(&hello("mode", "standalone")).is_ok());
+        for (field, value, kind) in [
+            ("role", "replica", StoreErrorKind::ReadOnly),
+            ("mode", "cluster", StoreErrorKind::Refused),
+            ("mode", "sentinel", StoreErrorKind::Refused),
+        ] {
+            assert_eq!(let_in(&hello(field, value)).expect_err(value).kind(), kind);
+        }
     }
 }

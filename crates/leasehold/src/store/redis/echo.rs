@@ -1,4 +1,9 @@
-//! Proves that messages arrive: while a process waits it sends itself one now and then.
+//! Proves that messages arrive, and from a primary: while a process waits it sends itself a message now and then,
+//! and near the head of a queue asks the server for its role. Further back the next question for the lock, a write,
+//! finds out soon enough.
+//!
+//! The role comes from HELLO without arguments, which every user may send that was let in, and which a writable
+//! replica answers like any other. The message alone proves nothing about it: a replica passes it on as well.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,9 +11,9 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::conn::Conn;
+use super::conn::{Conn, is_replica};
 use super::link::{Link, State};
-use super::resp::{Value, cmd};
+use super::resp::{Pipeline, Value};
 use crate::clock::Moment;
 use crate::facts::Ttl;
 use crate::store::Push;
@@ -61,7 +66,7 @@ pub(super) async fn run(link: Arc<Link>, mut waiting: watch::Receiver<Waiting>) 
             let sent = Instant::now();
             let now = *waiting.borrow_and_update();
             let every = echo_every(now.shortest, now.nearest);
-            match echo(&link, &conn, number, every.max(PATIENCE)).await {
+            match echo(&link, &conn, number, now.nearest < NEAR, every.max(PATIENCE)).await {
                 Heard::Yes if !hearing => say(&link, &mut hearing, true),
                 Heard::No if hearing => say(&link, &mut hearing, false),
                 Heard::Yes | Heard::No => {}
@@ -89,20 +94,28 @@ fn say(link: &Link, hearing: &mut bool, now: bool) {
     }
 }
 
-async fn echo(link: &Link, conn: &Conn, number: u64, patience: Duration) -> Heard {
+async fn echo(link: &Link, conn: &Conn, number: u64, ask_role: bool, patience: Duration) -> Heard {
     if !conn.subscribed {
         return Heard::No;
     }
-    let mut cmd = cmd("SPUBLISH");
-    cmd.arg(&link.inbox).arg(format!("E {number}"));
+    let mut probe = Pipeline::with_capacity(2);
+    probe.cmd("SPUBLISH").arg(&link.inbox).arg(format!("E {number}"));
+    if ask_role {
+        probe.cmd("HELLO");
+    }
     conn.ear.expect_echo(number, Moment::now());
     let back = async {
-        match conn.ask(&cmd).await {
+        let replies = conn.ask_all(&probe).await.map(|answer| answer.reply);
+        match replies.as_deref() {
+            Ok([_, hello]) if is_replica(hello) => {
+                tracing::warn!("the server became a replica: its primary is looked for");
+                conn.break_off();
+            }
             // Nobody hears us, not even we: the subscription is gone.
-            Ok(answer) if answer.reply == Value::Int(0) && conn.ear.has_heard() => conn.break_off(),
-            Ok(_) => conn.ear.heard(number).await,
-            Err(error) => {
-                tracing::debug!(%error, "no echo");
+            Ok([Value::Int(0), ..]) if conn.ear.has_heard() => conn.break_off(),
+            Ok([Value::Int(_), ..]) => conn.ear.heard(number).await,
+            other => {
+                tracing::debug!(answer = ?other, "no echo");
                 std::future::pending::<()>().await;
             }
         }

@@ -7,7 +7,7 @@ use super::RedisStore;
 use super::conn::open_another;
 use super::errors::{from_server, strange};
 use super::resp::{Pipeline, Value};
-use super::value::Record;
+use super::value::{Record, read_command};
 use super::wire::Hear;
 use crate::clock::Moment;
 use crate::facts::{LockName, Token};
@@ -37,7 +37,7 @@ impl RedisStore {
         for _ in 0..ATTEMPTS {
             let mut look = Pipeline::with_capacity(2);
             look.cmd("WATCH").arg(&key);
-            look.cmd("GET").arg(&key);
+            look.add(read_command(&key));
             let ours = match &wire.ask_all(&look).all().await?[..] {
                 [Value::Error(error), _] => return Err(from_server(error)),
                 [_, Value::Bulk(value)] => Record::parse(value).is_some_and(|record| record.token == *token),

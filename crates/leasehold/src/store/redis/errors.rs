@@ -53,7 +53,7 @@ mod tests {
     /// The line as the server sends it.
     fn error_of(line: &str) -> StoreError {
         match resp::read(format!("-{line}\r\n").as_bytes()) {
-            Ok(Some((Value::Error(error), _))) => from_server(&error),
+            Ok(resp::Read::Value(Value::Error(error), _)) => from_server(&error),
             other => panic!("{other:?} is no error"),
         }
     }

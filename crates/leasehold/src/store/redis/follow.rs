@@ -27,8 +27,8 @@ impl Hear for Forward {
     fn push(&self, push: &[Value]) -> Result<(), StoreError> {
         if let [Value::Bulk(kind), _, Value::Bulk(json)] = push
             && kind == b"message"
-            // Events of a newer version that we cannot read are not ours to show.
-            && let Ok(event) = serde_json::from_slice(json)
+            // Anybody who may publish can publish anything; and events of a newer version are not ours to show.
+            && let Some(event) = LockEvent::read(json)
         {
             self.0.try_send(event).map_err(|_| StoreError::new(StoreErrorKind::Closed, "nobody reads the events"))?;
         }
@@ -65,7 +65,7 @@ async fn subscribe(
     tell: &mpsc::Sender<LockEvent>,
 ) -> Result<Wire, StoreError> {
     let wire = open_another(address, options, Arc::new(Forward(tell.clone()))).await?;
-    match wire.ask_push(cmd("SUBSCRIBE").arg(channel), "subscribe").reply().await? {
+    match wire.ask_push(cmd("SUBSCRIBE").arg(channel), "subscribe", channel).reply().await? {
         Value::Error(error) => Err(from_server(&error)),
         _ => Ok(wire),
     }

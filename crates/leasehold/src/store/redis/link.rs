@@ -186,6 +186,8 @@ impl Link {
                 if !self.set(State::Down(StoreErrorKind::Unreachable.into())) {
                     return;
                 }
+                // The receiver was dropped: then nobody waits.
+                let _ = self.tell.send(Push::Disconnected);
                 short = born.elapsed() < SHORT_LIFE;
             }
             let next = tokio::select! {

@@ -34,7 +34,7 @@ impl Inspect for RedisStore {
         let mut found = look(&conn, &[keys.lock()]).await?;
         let Some(seen) = found.pop().ok_or_else(|| strange("GET"))?? else { return Ok(None) };
         let listening = listening(&conn, seen.inbox.iter()).await?;
-        Ok(Some(seen.holder(&listening)))
+        Ok(Some(seen.holder(&listening, conn.wall_ahead_ms())))
     }
 
     async fn list(&self, prefix: &str, after: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
@@ -141,7 +141,7 @@ impl RedisStore {
             let found = look(conn, &keys).await?.into_iter().collect::<Result<Vec<_>, _>>()?;
             let listening = listening(conn, found.iter().flatten().filter_map(|seen| seen.inbox.as_ref())).await?;
             let found = chunk.iter().zip(found).filter_map(|((name, _), seen)| Some((name, seen?)));
-            held.extend(found.map(|(name, seen)| (name.clone(), seen.holder(&listening))));
+            held.extend(found.map(|(name, seen)| (name.clone(), seen.holder(&listening, conn.wall_ahead_ms()))));
         }
         Ok(held)
     }
@@ -152,11 +152,11 @@ impl RedisStore {
     }
 }
 
-/// GET, PTTL and TYPE of each key in one write.
+/// The value, PTTL and TYPE of each key in one write.
 async fn look(conn: &Conn, keys: &[&str]) -> Result<Vec<Result<Option<Seen>, StoreError>>, StoreError> {
     let mut pipe = Pipeline::with_capacity(keys.len() * 3);
     for key in keys {
-        pipe.cmd("GET").arg(key);
+        pipe.add(value::read_command(key));
         pipe.cmd("PTTL").arg(key);
         pipe.cmd("TYPE").arg(key);
     }
@@ -171,9 +171,14 @@ struct Seen {
 }
 
 impl Seen {
-    fn holder(self, listening: &HashMap<String, bool>) -> Holder {
+    /// Its `since` is by the server's clock: moved to ours, so that its age is right whatever our clock says.
+    fn holder(self, listening: &HashMap<String, bool>, wall_ahead_ms: i64) -> Holder {
         let connected = self.inbox.and_then(|inbox| listening.get(&inbox).copied());
-        Holder { connected, ..self.holder }
+        let since_ms = match self.holder.since_ms {
+            0 => 0,
+            since_ms => since_ms.saturating_add_signed(wall_ahead_ms).max(1),
+        };
+        Holder { connected, since_ms, ..self.holder }
     }
 }
 
@@ -201,7 +206,8 @@ fn seen(value: &Value, left: &Value, kind: &Value) -> Result<Option<Seen>, Store
         _ => return Err(strange("PTTL")),
     };
     match value {
-        Value::Nil => Ok(None),
+        // It ended after the PTTL before.
+        Value::Bulk(value) if value.is_empty() && text(kind).is_some_and(|kind| kind == "none") => Ok(None),
         Value::Bulk(value) => {
             let inbox = value::inbox(value).map(str::to_owned);
             Ok(Some(Seen { holder: value::holder(value, left), inbox }))
@@ -211,7 +217,7 @@ fn seen(value: &Value, left: &Value, kind: &Value) -> Result<Option<Seen>, Store
             Ok(text(kind).map(|kind| Seen { holder: value::holder(kind.as_bytes(), left), inbox: None }))
         }
         Value::Error(error) => Err(from_server(error)),
-        _ => Err(strange("GET")),
+        _ => Err(strange("GETRANGE")),
     }
 }
 

@@ -1,11 +1,14 @@
 //! RESP3 as far as a lock needs it: commands are written, replies and pushes are read.
 
-use crate::store::{StoreError, StoreErrorKind};
+use super::value::TOO_LONG;
+use crate::store::{StoreError, StoreErrorKind, VALUE_BYTES_MAX};
 
 /// Deeper than any reply of ours; a stream that nests further is not to be trusted.
 const DEPTH_MAX: usize = 16;
-/// Longer than any text of ours.
-const BULK_MAX: usize = 64 * 1024 * 1024;
+/// Twice the longest text of ours, a binding's value. A longer one is another client's and is not kept.
+const BULK_MAX: usize = 2 * VALUE_BYTES_MAX;
+/// Longer than any text a server holds; a stream that announces more is not to be trusted.
+const BULK_SKIPPED_MAX: usize = 4 * 1024 * 1024 * 1024;
 /// Room made before the items are seen: a length alone costs nobody memory.
 const ITEMS_AHEAD: usize = 64;
 
@@ -178,15 +181,47 @@ fn number_text(mut number: u64, digits: &mut [u8; 20]) -> &[u8] {
     }
 }
 
-/// Reads the first value of `bytes`: it, and how many bytes it took; `None` while there is more to come.
+/// What takes the place of a text that is too long to be kept.
+pub(super) fn replacement() -> Vec<u8> {
+    format!("${}\r\n{TOO_LONG}\r\n", TOO_LONG.len()).into_bytes()
+}
+
+/// What the beginning of a stream is.
+#[derive(Debug)]
+pub(super) enum Read {
+    /// A value, and how many bytes it took.
+    Value(Value, usize),
+    /// There is more to come.
+    More,
+    /// There is a text inside that is too long to be kept.
+    TooLong(LongText),
+}
+
+/// A text that is too long to be kept: its content is dropped as it comes in, and a short text takes its place.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct LongText {
+    /// Where its length is announced, up to where its content begins.
+    pub(super) header: std::ops::Range<usize>,
+    bytes: usize,
+}
+
+impl LongText {
+    /// How many bytes to drop after the header.
+    pub(super) fn drops(&self) -> usize {
+        self.bytes + 2
+    }
+}
+
+/// Reads the first value of `bytes`.
 ///
 /// # Errors
 /// When this is no RESP3: the stream cannot be trusted any further.
-pub(super) fn read(bytes: &[u8]) -> Result<Option<(Value, usize)>, StoreError> {
+pub(super) fn read(bytes: &[u8]) -> Result<Read, StoreError> {
     let mut reader = Reader { bytes, at: 0 };
     match reader.value(0) {
-        Ok(value) => Ok(Some((value, reader.at))),
-        Err(Stop::More) => Ok(None),
+        Ok(value) => Ok(Read::Value(value, reader.at)),
+        Err(Stop::More) => Ok(Read::More),
+        Err(Stop::TooLong(text)) => Ok(Read::TooLong(text)),
         Err(Stop::Unreadable) => {
             Err(StoreError::new(StoreErrorKind::Unreachable, "the server sent something unreadable"))
         }
@@ -195,6 +230,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Option<(Value, usize)>, StoreError> {
 
 enum Stop {
     More,
+    TooLong(LongText),
     Unreadable,
 }
 
@@ -271,9 +307,13 @@ impl Reader<'_> {
     }
 
     fn bulk(&mut self) -> Result<Value, Stop> {
+        let begins = self.at - 1;
         let Some(length) = self.length()? else { return Ok(Value::Nil) };
-        if length > BULK_MAX {
+        if length > BULK_SKIPPED_MAX {
             return Err(Stop::Unreadable);
+        }
+        if length > BULK_MAX {
+            return Err(Stop::TooLong(LongText { header: begins..self.at, bytes: length }));
         }
         let end = self.at + length;
         match self.bytes.get(end..end + 2) {
@@ -312,6 +352,11 @@ impl ServerError {
         Self { code: code.to_owned(), detail: detail.to_owned() }
     }
 
+    /// Whether only a replica answers so.
+    pub(super) fn is_from_replica(&self) -> bool {
+        matches!(self.code.as_str(), "READONLY" | "MASTERDOWN")
+    }
+
     pub(super) fn is_no_script(&self) -> bool {
         self.code == "NOSCRIPT"
     }
@@ -322,7 +367,7 @@ mod tests {
     use super::*;
 
     fn whole(text: &str) -> Value {
-        let (value, taken) = read(text.as_bytes()).expect("readable").expect("whole");
+        let Ok(Read::Value(value, taken)) = read(text.as_bytes()) else { panic!("{text:?} is no whole value") };
         assert_eq!(taken, text.len(), "{text:?}");
         value
     }
@@ -373,9 +418,9 @@ mod tests {
     fn what_is_not_whole_is_waited_for_at_every_byte() {
         let text = b"*3\r\n$3\r\nabc\r\n%1\r\n+k\r\n,0.5\r\n|1\r\n+a\r\n#f\r\n:12\r\n";
         for end in 0..text.len() {
-            assert!(read(&text[..end]).expect("readable so far").is_none(), "{end}");
+            assert!(matches!(read(&text[..end]), Ok(Read::More)), "{end}");
         }
-        assert!(read(text).expect("readable").is_some());
+        assert!(matches!(read(text), Ok(Read::Value(..))));
     }
 
     #[test]
@@ -384,6 +429,19 @@ mod tests {
         for text in ["?\r\n", ":x\r\n", "$x\r\n", "$-2\r\n", "$1\r\nabc", "$99999999999\r\n", ",x\r\n", deep.as_str()] {
             assert!(read(text.as_bytes()).is_err(), "{text:?}");
         }
-        assert!(read(b"*999999999999\r\n").expect("may still come").is_none());
+        assert!(matches!(read(b"*999999999999\r\n"), Ok(Read::More)), "may still come");
+    }
+
+    #[test]
+    fn a_text_that_is_too_long_is_found_wherever_it_stands() {
+        for (before, text) in [("", "$104857600\r\nab"), ("*2\r\n:1\r\n", "$104857600\r\n")] {
+            let stream = format!("{before}{text}");
+            let Ok(Read::TooLong(found)) = read(stream.as_bytes()) else { panic!("{stream:?}") };
+            assert_eq!(found.header, before.len()..before.len() + 12);
+            assert_eq!(found.drops(), 104_857_602);
+            assert!(
+                matches!(read(&replacement()), Ok(Read::Value(Value::Bulk(text), _)) if text == TOO_LONG.as_bytes())
+            );
+        }
     }
 }

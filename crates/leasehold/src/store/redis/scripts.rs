@@ -3,6 +3,7 @@
 use std::sync::LazyLock;
 
 use super::resp::{Cmd, cmd};
+use super::{bindings, value};
 use crate::facts::Fence;
 use crate::machine::Limits;
 
@@ -32,6 +33,7 @@ scripts! {
     LEAVE "lua/leave.lua"
     LET_GO "lua/let_go.lua"
     LET_GO_VALUE "lua/let_go_value.lua"
+    ONCE "lua/once.lua"
     RAISE "lua/raise.lua"
     REBIND "lua/rebind.lua"
     RELEASE "lua/release.lua"
@@ -43,11 +45,16 @@ impl Script {
     fn compose(verb: &str) -> Self {
         let Limits { sweep, poll_grace_ms, .. } = Limits::DEFAULT;
         let limits = format!(
-            "local SWEEP, POLL_GRACE_MS, FENCE_SANE_MIN, FENCE_MAX = {sweep}, {poll_grace_ms}, {}, {}\n",
+            "local SWEEP, POLL_GRACE_MS, FENCE_SANE_MIN, FENCE_MAX, VALUE_MAX = {sweep}, {poll_grace_ms}, {}, {}, {}\n",
             Fence::SANE_MIN,
-            Fence::MAX
+            Fence::MAX,
+            value::SEEN_MAX
         );
-        let text = verb.replace("--#head\n", include_str!("lua/head.lua")).replace("--#limits\n", &limits);
+        let text = verb
+            .replace("--#head\n", include_str!("lua/head.lua"))
+            .replace("--#limits\n", &limits)
+            .replace("STORED_MAX", &bindings::STORED_MAX.to_string())
+            .replace("TOO_LONG", &format!("'{}'", value::TOO_LONG));
         // The server keeps the text for ever: without what only people read.
         let kept = text.lines().filter(|line| !line.trim_start().starts_with("--"));
         let text = kept.fold(String::new(), |all, line| all + line + "\n");
@@ -88,6 +95,6 @@ mod tests {
         }
         assert!(RELEASE.text.contains("local function pass_on"));
         assert!(RELEASE.text.find("return 'not ours'") < RELEASE.text.find("local function"), "fast path first");
-        assert!(RAISE.text.contains("FENCE_MAX = 200,"));
+        assert!(RAISE.text.contains("VALUE_MAX = 200,"));
     }
 }

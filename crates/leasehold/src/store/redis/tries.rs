@@ -10,7 +10,7 @@ use crate::clock::Moment;
 use crate::facts::Fence;
 use crate::store::{Claim, Grant, Holder, StoreError, StoreErrorKind, Try};
 
-/// What the first of the commands found.
+/// What a try found.
 enum Found {
     Free,
     /// A re-sent try, with the fence the value has.
@@ -23,7 +23,9 @@ impl RedisStore {
     pub(super) async fn ask_try(&self, claim: &Claim) -> Result<Try, StoreError> {
         let keys = self.lock_keys(&claim.name)?;
         let conn = self.link.conn().await?;
-        let set = set_command(claim, &keys, &value::written(claim, self.inbox(claim), conn.server_ms()));
+        // An inbox without a subscription would make a living holder look like one whose process is gone.
+        let inbox = if conn.subscribed { self.inbox(claim) } else { value::NO_INBOX };
+        let set = set_command(claim, &keys, &value::written(claim, inbox, conn.server_ms()));
         if !claim.fenced {
             let Answer { asked_at, reply } = conn.ask_raw(&set).await?;
             return match self.found(&conn, &keys, claim, reply).await? {
@@ -75,15 +77,27 @@ impl RedisStore {
         Ok(granted(claim, Some(fence), asked_at))
     }
 
-    async fn found(&self, conn: &Conn, keys: &LockKeys, claim: &Claim, reply: Value) -> Result<Found, StoreError> {
-        match reply {
-            Value::Nil => Ok(Found::Free),
+    /// What the SET found. A value that is in its way is read by a second request, and only its beginning: SET's own
+    /// GET would send all of it, and the server closes a subscribed connection that is sent too much at once.
+    async fn found(&self, conn: &Conn, keys: &LockKeys, claim: &Claim, set: Value) -> Result<Found, StoreError> {
+        match set {
+            Value::Simple(_) => Ok(Found::Free),
+            Value::Nil => Box::pin(self.in_the_way(conn, keys, claim)).await,
+            Value::Error(error) => Err(from_server(&error)),
+            _ => Err(strange("a try")),
+        }
+    }
+
+    async fn in_the_way(&self, conn: &Conn, keys: &LockKeys, claim: &Claim) -> Result<Found, StoreError> {
+        match conn.ask_raw(&value::read_command(keys.lock())).await?.reply {
+            // Gone meanwhile.
+            Value::Bulk(value) if value.is_empty() => Ok(Found::Other(Try::Held(None))),
             Value::Bulk(value) => Ok(match Record::parse(&value) {
                 Some(record) if record.token == claim.token => Found::Ours(record.fence),
                 _ => Found::Other(Try::Held(Some(seen_in_passing(&value)))),
             }),
             Value::Error(error) if from_server(&error).kind() == StoreErrorKind::WrongType => {
-                Ok(Found::Other(Try::Held(Box::pin(self.look_at(conn, keys.lock())).await?)))
+                Ok(Found::Other(Try::Held(self.look_at(conn, keys.lock()).await?)))
             }
             Value::Error(error) => Err(from_server(&error)),
             _ => Err(strange("a try")),
@@ -162,7 +176,7 @@ impl RedisStore {
 
 fn set_command(claim: &Claim, keys: &LockKeys, value: &str) -> Cmd {
     let mut cmd = Cmd::with_capacity("SET", 160 + value.len() + keys.lock().len());
-    cmd.arg(keys.lock()).arg(value).arg("NX").arg("GET").arg("PX").arg(claim.ttl.as_millis());
+    cmd.arg(keys.lock()).arg(value).arg("NX").arg("PX").arg(claim.ttl.as_millis());
     cmd
 }
 

@@ -2,11 +2,27 @@
 
 use std::time::Duration;
 
+use super::resp::{Cmd, cmd};
 use crate::facts::{Fence, Owner, Token};
 use crate::store::{Claim, Holder};
 
 /// Inbox of a holder that cannot be told anything, or of a waiter that polls.
 pub(super) const NO_INBOX: &str = "-";
+
+/// As much of a value as is looked at; ours are shorter by far. A server closes a connection with a subscription that
+/// leaves tens of megabytes unread, so a longer value is never asked for as a whole.
+pub(super) const SEEN_MAX: usize = 64 * 1024;
+
+/// What stands for a value that is longer than [`SEEN_MAX`]: nothing we write, and the same for every client
+/// (`clipped` in `head.lua`).
+pub(super) const TOO_LONG: &str = "(a value of more than 65536 bytes)";
+
+/// Reads as much of a value as is looked at, and a byte more where it is longer.
+pub(super) fn read_command(key: &str) -> Cmd {
+    let mut read = cmd("GETRANGE");
+    read.arg(key).arg(0_u64).arg(SEEN_MAX);
+    read
+}
 
 /// A value as it stands at a lock's key.
 pub(super) struct Record<'a> {
@@ -28,6 +44,9 @@ pub(super) fn written(claim: &Claim, inbox: &str, since_ms: u64) -> String {
 impl<'a> Record<'a> {
     /// `None`: another kind of client wrote it.
     pub(super) fn parse(value: &'a [u8]) -> Option<Self> {
+        if value.len() > SEEN_MAX {
+            return None;
+        }
         let mut parts = std::str::from_utf8(value).ok()?.splitn(8, ' ');
         let mut next = || parts.next();
         if next()? != "lh1" {
@@ -42,10 +61,20 @@ impl<'a> Record<'a> {
     }
 }
 
+impl Record<'_> {
+    /// Whether the lease was revoked.
+    pub(super) fn is_revoked(&self) -> bool {
+        self.flag == b'R'
+    }
+}
+
 /// Who wrote a value found at a lock's key. `ms_left` as PTTL answers: negative for no expiry.
 pub(super) fn holder(value: &[u8], ms_left: i64) -> Holder {
     let ttl_left = u64::try_from(ms_left).ok().map(Duration::from_millis);
-    let Some(record) = Record::parse(value) else { return Holder::foreign(value, ttl_left) };
+    let Some(record) = Record::parse(value) else {
+        let told = if value.len() > SEEN_MAX { TOO_LONG.as_bytes() } else { value };
+        return Holder::foreign(told, ttl_left);
+    };
     Holder {
         id: record.token.holder_id(),
         owner: Owner::from_wire(record.owner),
@@ -53,7 +82,7 @@ pub(super) fn holder(value: &[u8], ms_left: i64) -> Holder {
         since_ms: record.since_ms,
         ttl: Some(Duration::from_millis(record.ttl_ms)),
         ttl_left,
-        revoked: record.flag == b'R',
+        revoked: record.is_revoked(),
         foreign: false,
         listens: record.inbox != NO_INBOX,
         connected: None,

@@ -54,7 +54,7 @@ impl RedisStore {
         let mut drawn = fence(&drawn);
         if drawn.is_some_and(|number| number.get() < Fence::SANE_MIN) {
             let seen = |cmd: &mut Cmd| {
-                cmd.arg(self.link.seen());
+                cmd.arg(self.link.seen()).arg(&self.link.inbox);
             };
             conn.run(&scripts::RAISE, &[keys::FENCE], seen).await?;
             drawn = fence(&conn.ask(&incr).await?.reply);
@@ -207,7 +207,12 @@ impl RedisStore {
     fn renew_command(&self, renewal: &Renewal, mut cmd: Cmd) -> Result<Cmd, StoreError> {
         let key = self.keys.key(&renewal.name).map_err(super::keys::refused)?;
         let fence = renewal.fence.map_or(String::new(), |f| format!("{:016}", f.get()));
-        cmd.arg(1_usize).arg(key).arg(renewal.token.reveal()).arg(renewal.ttl.as_millis()).arg(fence);
+        cmd.arg(1_usize).arg(key).arg(renewal.token.reveal());
+        if !renewal.prolong {
+            cmd.arg("").arg(fence);
+            return Ok(cmd);
+        }
+        cmd.arg(renewal.ttl.as_millis()).arg(fence);
         if renewal.rewrite.is_some() || renewal.hand_to.is_some() {
             cmd.arg(renewal.rewrite.as_ref().map_or(String::new(), Owner::wire));
         }

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::RedisOptions;
 use super::address::Address;
-use super::resp::{self, Cmd, Pipeline, Value};
+use super::resp::{self, Cmd, LongText, Pipeline, Read, Value};
 use super::socket::{self, Reader, Writer};
 use crate::clock::Moment;
 use crate::store::{StoreError, StoreErrorKind};
@@ -86,13 +86,21 @@ struct Slot {
     asked_at: Moment,
     /// How many replies it still gets.
     missing: usize,
-    /// Answered by a push of this kind instead of a reply.
-    by_push: Option<&'static str>,
+    /// Answered by this push instead of a reply.
+    by_push: Option<Box<Confirmation>>,
+    /// One of its replies came from a replica.
+    read_only: bool,
     replies: Replies,
     failed: Option<StoreError>,
     waker: Option<Waker>,
     /// Nobody waits for the replies any more.
     deserted: bool,
+}
+
+/// The push that answers a subscribe or unsubscribe: its kind, and its channel.
+struct Confirmation {
+    kind: &'static str,
+    channel: Vec<u8>,
 }
 
 enum Replies {
@@ -144,10 +152,11 @@ impl Wire {
         self.send(pipe.len(), None, |out| pipe.write_to(out))
     }
 
-    /// Sends a command that is answered by a push of this kind, as (un)subscribing is. Where the push
-    /// never comes, as behind a proxy that swallows it, the next reply settles it: the answer is nothing.
-    pub(super) fn ask_push(&self, cmd: &Cmd, kind: &'static str) -> Asked<'_> {
-        self.send(1, Some(kind), |out| cmd.write_to(out))
+    /// Sends a command that is answered by a push of this kind about this channel, as (un)subscribing is. Where
+    /// the push never comes, as behind a proxy that swallows it, the next reply settles it: the answer is nothing.
+    pub(super) fn ask_push(&self, cmd: &Cmd, kind: &'static str, channel: &str) -> Asked<'_> {
+        let confirmation = Confirmation { kind, channel: channel.into() };
+        self.send(1, Some(Box::new(confirmation)), |out| cmd.write_to(out))
     }
 
     /// Not to be used any more.
@@ -164,7 +173,7 @@ impl Wire {
         self.shared.broken.cancelled().await;
     }
 
-    fn send(&self, replies: usize, by_push: Option<&'static str>, write: impl FnOnce(&mut Vec<u8>)) -> Asked<'_> {
+    fn send(&self, replies: usize, by_push: Option<Box<Confirmation>>, write: impl FnOnce(&mut Vec<u8>)) -> Asked<'_> {
         // Before the request leaves: what the server counts from its arrival ends later than what we count.
         let asked_at = Moment::now();
         let shared = &*self.shared;
@@ -312,28 +321,30 @@ impl Line {
         let &first = self.asked.front().ok_or_else(unasked)?;
         // The push that should have come first was swallowed on its way; an error is its own.
         if self.slots[first].by_push.is_some() && !matches!(value, Value::Error(_)) {
-            self.settle(Value::Nil, ear, woken);
+            self.settle(Value::Nil, ear, woken)?;
             return self.reply(value, ear, woken);
         }
-        self.settle(value, ear, woken);
-        Ok(())
+        self.settle(value, ear, woken)
     }
 
     fn push(&mut self, push: Vec<Value>, ear: &dyn Hear, woken: &mut Vec<Waker>) -> Result<(), StoreError> {
-        let expected = self.asked.front().and_then(|&at| self.slots[at].by_push);
-        if let (Some(kind), Some(Value::Bulk(found))) = (expected, push.first())
-            && found == kind.as_bytes()
+        let expected = self.asked.front().and_then(|&at| self.slots[at].by_push.as_deref());
+        if let (Some(expected), [Value::Bulk(kind), Value::Bulk(channel), ..]) = (expected, &push[..])
+            && kind == expected.kind.as_bytes()
+            && *channel == expected.channel
         {
-            self.settle(Value::Push(push), ear, woken);
-            return Ok(());
+            return self.settle(Value::Push(push), ear, woken);
         }
         ear.push(&push)
     }
 
-    fn settle(&mut self, value: Value, ear: &dyn Hear, woken: &mut Vec<Waker>) {
-        let Some(&at) = self.asked.front() else { return };
+    /// Gives the oldest request a reply. `Err` ends the connection, once that request has all its replies: the
+    /// server is a replica, and what it says of locks is not to be relied on.
+    fn settle(&mut self, value: Value, ear: &dyn Hear, woken: &mut Vec<Waker>) -> Result<(), StoreError> {
+        let Some(&at) = self.asked.front() else { return Ok(()) };
         let slot = &mut self.slots[at];
         slot.missing -= 1;
+        slot.read_only |= matches!(&value, Value::Error(error) if error.is_from_replica());
         if !slot.deserted {
             match &mut slot.replies {
                 Replies::One(reply) => *reply = Some(value),
@@ -341,21 +352,32 @@ impl Line {
             }
         }
         if slot.missing > 0 {
-            return;
+            return Ok(());
         }
         ear.answered(slot.asked_at);
         woken.extend(slot.waker.take());
+        let read_only = slot.read_only;
         if slot.deserted {
             self.free.push(at);
         }
         self.asked.pop_front();
+        if read_only { Err(demoted()) } else { Ok(()) }
     }
 }
 
 impl Slot {
-    fn new(asked_at: Moment, replies: usize, by_push: Option<&'static str>) -> Self {
+    fn new(asked_at: Moment, replies: usize, by_push: Option<Box<Confirmation>>) -> Self {
         let room = if replies == 1 { Replies::One(None) } else { Replies::Many(Vec::with_capacity(replies)) };
-        Self { asked_at, missing: replies, by_push, replies: room, failed: None, waker: None, deserted: false }
+        Self {
+            asked_at,
+            missing: replies,
+            by_push,
+            read_only: false,
+            replies: room,
+            failed: None,
+            waker: None,
+            deserted: false,
+        }
     }
 }
 
@@ -376,6 +398,8 @@ struct Carrier {
     /// Read, and how much of it is used up.
     input: Vec<u8>,
     filled: usize,
+    /// So much of what comes next is dropped unread.
+    dropping: usize,
 }
 
 async fn carry(ends: EndsWith, reader: Reader, ear: Arc<dyn Hear>, answer_within: Duration) {
@@ -391,6 +415,7 @@ async fn carry(ends: EndsWith, reader: Reader, ear: Arc<dyn Hear>, answer_within
         let_others: true,
         input: vec![0; READ_BYTES],
         filled: 0,
+        dropping: 0,
     };
     let error = std::future::poll_fn(|cx| carrier.poll(cx)).await;
     ends.0.end(error);
@@ -475,8 +500,13 @@ impl Carrier {
             if bytes == 0 {
                 return Err(StoreError::new(StoreErrorKind::Unreachable, "the server closed the connection"));
             }
-            self.filled += bytes;
-            self.deliver()?;
+            let dropped = bytes.min(self.dropping);
+            self.dropping -= dropped;
+            self.input.copy_within(self.filled + dropped..self.filled + bytes, self.filled);
+            self.filled += bytes - dropped;
+            if bytes > dropped {
+                self.deliver()?;
+            }
         }
     }
 
@@ -487,11 +517,12 @@ impl Carrier {
         let mut unreadable = Ok(());
         loop {
             match resp::read(&self.input[used..self.filled]) {
-                Ok(Some((value, bytes))) => {
+                Ok(Read::Value(value, bytes)) => {
                     used += bytes;
                     values.push(value);
                 }
-                Ok(None) => break,
+                Ok(Read::More) => break,
+                Ok(Read::TooLong(text)) => self.replace(used, &text),
                 Err(error) => {
                     unreadable = Err(error);
                     break;
@@ -511,6 +542,19 @@ impl Carrier {
         drop(line);
         woken.into_iter().for_each(Waker::wake);
         delivered.and(unreadable)
+    }
+
+    /// Puts a short text in the place of one that is too long to be kept. `used`: where the value begins.
+    fn replace(&mut self, used: usize, text: &LongText) {
+        let content = used + text.header.end;
+        let here = text.drops().min(self.filled - content);
+        self.dropping = text.drops() - here;
+        let kept = self.input[content + here..self.filled].to_vec();
+        self.input.truncate(used + text.header.start);
+        self.input.extend_from_slice(&resp::replacement());
+        self.input.extend_from_slice(&kept);
+        self.filled = self.input.len();
+        self.input.resize(self.filled.max(READ_BYTES), 0);
     }
 
     /// Ends the connection when the oldest request has waited too long.
@@ -557,6 +601,64 @@ fn unreachable(error: &io::Error) -> StoreError {
     StoreError::new(StoreErrorKind::Unreachable, error.to_string())
 }
 
+/// Requests that were sent and not answered may have been carried out before the demotion.
+fn demoted() -> StoreError {
+    StoreError::new(StoreErrorKind::Unreachable, "the server became a read-only replica")
+}
+
 fn unasked() -> StoreError {
     StoreError::new(StoreErrorKind::Unreachable, "the server answered what nobody asked")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Keeps the pushes that answered nothing.
+    #[derive(Default)]
+    struct Kept(Mutex<Vec<Vec<Value>>>);
+
+    impl Hear for Kept {
+        fn answered(&self, _: Moment) {}
+
+        fn push(&self, push: &[Value]) -> Result<(), StoreError> {
+            self.0.lock().expect("no panic meanwhile").push(push.to_vec());
+            Ok(())
+        }
+    }
+
+    fn push(kind: &str, channel: &str) -> Vec<Value> {
+        vec![Value::Bulk(kind.into()), Value::Bulk(channel.into()), Value::Int(0)]
+    }
+
+    fn asked(line: &mut Line, by_push: Option<(&'static str, &str)>) -> usize {
+        let by_push = by_push.map(|(kind, channel)| Box::new(Confirmation { kind, channel: channel.into() }));
+        let at = line.put(Slot::new(Moment::now(), 1, by_push));
+        line.asked.push_back(at);
+        at
+    }
+
+    #[test]
+    fn a_push_about_another_channel_answers_nothing() {
+        let (mut line, ear, mut woken) = (Line::default(), Kept::default(), Vec::new());
+        let leaving = asked(&mut line, Some(("sunsubscribe", "ours")));
+        let next = asked(&mut line, None);
+        line.push(push("sunsubscribe", "another"), &ear, &mut woken).expect("heard");
+        assert_eq!((line.slots[leaving].missing, ear.0.lock().expect("kept").len()), (1, 1));
+        line.push(push("sunsubscribe", "ours"), &ear, &mut woken).expect("heard");
+        line.reply(Value::Int(7), &ear, &mut woken).expect("asked for");
+        assert_eq!(line.slots[leaving].missing, 0);
+        assert!(matches!(line.slots[next].replies, Replies::One(Some(Value::Int(7)))), "replies are not swapped");
+    }
+
+    #[test]
+    fn a_replica_ends_the_connection_once_its_request_has_all_replies() {
+        let (mut line, ear, mut woken) = (Line::default(), Kept::default(), Vec::new());
+        let at = line.put(Slot::new(Moment::now(), 2, None));
+        line.asked.push_back(at);
+        let Ok(Read::Value(refusal, _)) = resp::read(b"-READONLY You can't write\r\n") else { panic!("an error") };
+        line.reply(refusal, &ear, &mut woken).expect("the second reply is still to come");
+        let ended = line.reply(Value::Int(0), &ear, &mut woken).expect_err("a replica");
+        assert_eq!((ended.kind(), line.slots[at].missing), (StoreErrorKind::Unreachable, 0));
+    }
 }

@@ -1,19 +1,22 @@
-//! Alive, wake-up and death notice in one: a FIFO per store, `<db>.alive/<id>`, open as long as
-//! its owner lives.
+//! Liveness, wake-up and death notice in one: a FIFO per store, `<db>.alive/<id>`, open as long as its owner lives.
 //!
-//! Opened for writing it answers `ENXIO` when nobody has it open; a byte written wakes its owner
-//! up; an end held open for writing becomes readable with `POLLERR` when the owner dies. That works
-//! across users, pid namespaces and containers. An id is never used twice.
+//! Opened for writing it answers `ENXIO` when no process has it open; a byte written wakes its owner; an end held open
+//! for writing becomes readable with `POLLERR` when the owner dies. That works across users, pid namespaces and
+//! containers. An id is never used twice.
+//!
+//! Only `ENXIO` proves a death. A FIFO that is missing proves nothing: somebody may have removed the directory, or it may
+//! be another one. So a process that leaves closes its FIFO and leaves the file, and `sweep` removes it when no row names it.
 
 use std::fs;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::{CWD, Gid, Mode, OFlags, chmodat, chown, mkfifoat, open};
+use rustix::fs::{CWD, Mode, OFlags, mkfifoat, open};
 use rustix::io::Errno;
 
-use super::path::{beside, directory, unusable};
+use super::modes::{Sharing, tighten};
+use super::path::{beside, unusable};
 use crate::facts::Token;
 use crate::machine::InboxId;
 use crate::store::StoreError;
@@ -23,11 +26,12 @@ const ID_CHARS: usize = 16;
 /// Another process sweeping the directory can take a FIFO away before it is open.
 const CREATE_TRIES: usize = 16;
 
-/// Our own FIFO, and the way to everybody else's.
+/// Our own FIFO, and the way to every other one.
 pub(super) struct Alive {
     dir: PathBuf,
     id: InboxId,
-    fifo: OwnedFd,
+    /// `None` once this store has left.
+    fifo: Mutex<Option<Arc<OwnedFd>>>,
 }
 
 /// Processes that have the store open, ourselves apart.
@@ -38,16 +42,26 @@ pub(super) struct Others {
     pub(super) unknown: usize,
 }
 
+/// The directory of a database.
+pub(super) fn directory_of(db: &Path) -> PathBuf {
+    beside(db, ".alive")
+}
+
+/// A random name of 96 bits.
+pub(super) fn random_id() -> String {
+    Token::random().reveal().chars().take(ID_CHARS).collect()
+}
+
 impl Alive {
-    /// Makes this store known.
-    pub(super) fn create(db: &Path) -> Result<Self, StoreError> {
-        let dir = beside(db, ".alive");
-        make_dir(&dir, directory(db)).map_err(|e| unusable(&dir, &e))?;
+    /// Makes this store known in a directory that exists.
+    pub(super) fn create(dir: PathBuf, sharing: Sharing) -> Result<Self, StoreError> {
         let mut last = Errno::NOENT;
         for _ in 0..CREATE_TRIES {
-            let id: String = Token::random().reveal().chars().take(ID_CHARS).collect();
-            match make_fifo(&dir, &id) {
-                Ok(fifo) => return Ok(Self { dir, id: InboxId(id.into()), fifo }),
+            let id = random_id();
+            match make_fifo(&dir, &id, sharing) {
+                Ok(fifo) => {
+                    return Ok(Self { dir, id: InboxId(id.into()), fifo: Mutex::new(Some(Arc::new(fifo))) });
+                }
                 Err(error) => last = error,
             }
         }
@@ -59,39 +73,39 @@ impl Alive {
         &self.id
     }
 
-    /// Our end, to listen at.
-    pub(super) fn fifo(&self) -> &OwnedFd {
-        &self.fifo
+    /// Our end, to listen at; `None` once this store has left.
+    pub(super) fn fifo(&self) -> Option<Arc<OwnedFd>> {
+        self.fifo.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// A second descriptor of our FIFO: whoever has one open lets us count as alive.
+    /// A second descriptor of our FIFO: this store counts as alive while any process has one open.
     pub(super) fn lifeline(&self) -> Option<OwnedFd> {
-        self.fifo.try_clone().ok()
+        self.fifo()?.try_clone().ok()
     }
 
-    /// Whether an owner is certainly gone. Where nobody can tell, the lease decides.
+    /// Whether an owner is certainly gone. Where it cannot be told, the lease decides.
     pub(super) fn is_gone(&self, id: &InboxId) -> bool {
         self.is_there(id) == Some(false)
     }
 
-    /// Whether an owner lives; `None` when it is not ours to ask.
+    /// Whether an owner lives; `None` where that cannot be told: its FIFO is missing, or may not be opened.
     pub(super) fn is_there(&self, id: &InboxId) -> Option<bool> {
         if *id == self.id {
             return Some(true);
         }
-        match self.reach(id) {
-            Ok(_) => Some(true),
-            Err(error) => self.means_gone(error).then_some(false),
-        }
+        liveness(self.reach(id))
+    }
+
+    /// Whether the FIFO of an owner is missing.
+    pub(super) fn is_missing(&self, id: &InboxId) -> bool {
+        *id != self.id && matches!(self.reach(id), Err(Errno::NOENT))
     }
 
     /// How many others there are.
     pub(super) fn others(&self) -> Others {
         let mut others = Others::default();
-        let Ok(entries) = fs::read_dir(&self.dir) else { return others };
-        let shown = |name: &std::ffi::OsStr| !name.as_encoded_bytes().starts_with(b".") && *name != *self.id.0;
-        for entry in entries.flatten().filter(|entry| shown(&entry.file_name())) {
-            match reach(&entry.path()) {
+        for id in self.names().filter(|id| **id != *self.id.0 && !id.starts_with('.')) {
+            match reach(&self.dir.join(id)) {
                 Ok(_) => others.alive += 1,
                 Err(Errno::ACCESS | Errno::PERM) => others.unknown += 1,
                 Err(_) => {}
@@ -100,7 +114,7 @@ impl Alive {
         others
     }
 
-    /// An end that becomes readable with an error when its owner dies; `None`: gone already, or
+    /// An end that becomes readable with an error when its owner dies; `None`: gone already, missing, or
     /// not ours to open.
     pub(super) fn watch(&self, id: &InboxId) -> Option<OwnedFd> {
         self.reach(id).ok()
@@ -109,45 +123,59 @@ impl Alive {
     /// Wakes an owner up. A full FIFO is awake already; one that is gone needs no wake-up.
     pub(super) fn wake(&self, id: &InboxId) {
         if *id == self.id {
-            let _ = rustix::io::write(&self.fifo, &[1]);
+            if let Some(fifo) = self.fifo() {
+                let _ = rustix::io::write(&*fifo, &[1]);
+            }
         } else if let Ok(end) = self.reach(id) {
             let _ = rustix::io::write(&end, &[1]);
         }
     }
 
-    /// Takes everything out of our FIFO.
-    pub(super) fn drain(&self) {
-        let mut bytes = [0_u8; 256];
-        while rustix::io::read(&self.fifo, &mut bytes[..]).is_ok_and(|n| n == bytes.len()) {}
+    /// The names of all files in the directory.
+    pub(super) fn names(&self) -> impl Iterator<Item = String> {
+        let entries = fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().into_string().ok())
     }
 
-    /// Removes what the dead left behind.
-    pub(super) fn sweep(&self) {
-        let Ok(entries) = fs::read_dir(&self.dir) else { return };
-        for entry in entries.flatten() {
-            if matches!(reach(&entry.path()), Err(Errno::NXIO)) {
-                let _ = fs::remove_file(entry.path());
-            }
-        }
+    /// Whether a file in the directory is a FIFO that no process has open.
+    pub(super) fn is_deserted(&self, name: &str) -> bool {
+        matches!(reach(&self.dir.join(name)), Err(Errno::NXIO))
     }
 
-    /// Gives our name up. Whoever looks from now on sees us as gone.
+    /// Removes the file of a dead owner that no row names.
+    pub(super) fn remove(&self, name: &str) {
+        let _ = fs::remove_file(self.dir.join(name));
+    }
+
+    /// Closes our FIFO. Every look from now on sees that this store is gone.
     pub(super) fn leave(&self) {
-        let _ = fs::remove_file(self.dir.join(&*self.id.0));
+        drop(self.fifo.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
     fn reach(&self, id: &InboxId) -> Result<OwnedFd, Errno> {
-        // What stands in the database becomes a file name: nothing else than an id may.
-        if !id.0.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-') {
-            return Err(Errno::INVAL);
-        }
-        reach(&self.dir.join(&*id.0))
+        reach_in(&self.dir, &id.0)
     }
+}
 
-    /// A file that is missing was swept, unless somebody took the whole directory away.
-    fn means_gone(&self, error: Errno) -> bool {
-        error == Errno::NXIO || (error == Errno::NOENT && self.dir.join(&*self.id.0).exists())
+/// Whether the owner of a FIFO in a directory is certainly gone, for a look without a store.
+pub(super) fn is_gone_in(dir: &Path, id: &str) -> bool {
+    liveness(reach_in(dir, id)) == Some(false)
+}
+
+fn liveness(reached: Result<OwnedFd, Errno>) -> Option<bool> {
+    match reached {
+        Ok(_) => Some(true),
+        Err(Errno::NXIO) => Some(false),
+        Err(_) => None,
     }
+}
+
+fn reach_in(dir: &Path, id: &str) -> Result<OwnedFd, Errno> {
+    // What is in the database becomes a file name: only an id may.
+    if !id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-') {
+        return Err(Errno::INVAL);
+    }
+    reach(&dir.join(id))
 }
 
 fn reach(path: &Path) -> Result<OwnedFd, Errno> {
@@ -155,30 +183,26 @@ fn reach(path: &Path) -> Result<OwnedFd, Errno> {
 }
 
 /// Under a hidden name until it is open: a name that can be looked up is never without its owner.
-fn make_fifo(dir: &Path, id: &str) -> Result<OwnedFd, Errno> {
+fn make_fifo(dir: &Path, id: &str, sharing: Sharing) -> Result<OwnedFd, Errno> {
     let (hidden, shown) = (dir.join(format!(".{id}")), dir.join(id));
     mkfifoat(CWD, &hidden, Mode::RUSR | Mode::WUSR)?;
-    let fifo = open(&hidden, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?;
-    if let Ok(meta) = fs::metadata(dir) {
-        // Whoever may write into the directory may ask us whether we live.
-        let _ = chown(&hidden, None, Some(Gid::from_raw(meta.gid())));
-        let _ = chmodat(CWD, &hidden, Mode::from_raw_mode(meta.mode() & 0o666), rustix::fs::AtFlags::empty());
-    }
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let fifo = open(&hidden, flags, Mode::empty())?;
+    // Everybody who may write to the database may ask whether we live.
+    let _ = sharing.apply(&fifo);
     fs::rename(&hidden, &shown).map_err(|_| Errno::NOENT)?;
     Ok(fifo)
 }
 
-/// Takes the group and mode of the directory the database is in.
-fn make_dir(dir: &Path, like: &Path) -> std::io::Result<()> {
+/// Makes the directory, with the access rights of the database.
+pub(super) fn make_dir(dir: &Path, sharing: Sharing) -> std::io::Result<()> {
     if dir.is_dir() {
+        tighten(dir);
         return Ok(());
     }
     match fs::create_dir(dir) {
-        Ok(()) => {}
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(()),
-        Err(error) => return Err(error),
+        Ok(()) => sharing.apply_to_dir(dir),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
     }
-    let meta = fs::metadata(like)?;
-    let _ = chown(dir, None, Some(Gid::from_raw(meta.gid())));
-    fs::set_permissions(dir, fs::Permissions::from_mode(meta.mode() & 0o7777))
 }

@@ -10,12 +10,16 @@ use async_trait::async_trait;
 use rusqlite::{OptionalExtension, Row, params};
 
 use super::SqliteStore;
+use super::boot::now_ms;
 use super::driver::{Command, Driver, Fault};
 use super::room::{Need, roll_back};
-use super::row::{now_ms, sql, unsql};
+use super::row::{sql, unsql};
 use crate::clock::wall_ms;
-use crate::facts::{ClaimId, LockName};
-use crate::store::{Bind, BindingId, Bound, Change, Changed, Create, Expected, NewBinding, StoreError, StoreErrorKind};
+use crate::facts::{ClaimId, Keep, LockName};
+use crate::store::record::{self, Verdict};
+use crate::store::{
+    Bind, BindingId, Bound, Change, Changed, Create, Expected, NewBinding, Step, StoreError, StoreErrorKind,
+};
 
 /// Bindings removed in one step of clearing away.
 const CLEAR_ROWS: u32 = 128;
@@ -30,11 +34,34 @@ pub(super) struct Creating {
     new: NewBinding,
 }
 
-/// A binding that is to be changed or (`None`) removed.
+/// A binding that is to be written or removed, whatever it is now.
 pub(super) struct Changing {
     key: String,
-    expected: Expected,
-    change: Option<Change>,
+    how: How,
+}
+
+enum How {
+    Change(Expected, Change),
+    Remove(ClaimId),
+    Advance(Step),
+    Withdraw(ClaimId),
+}
+
+impl How {
+    /// The size of the value that is written; 0 for a removal.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Change(_, change) => change.value.len(),
+            Self::Advance(step) => step.value.len(),
+            Self::Remove(_) | Self::Withdraw(_) => 0,
+        }
+    }
+}
+
+/// The answer to a change in a batch.
+enum Done {
+    Create(Create),
+    Change(Changed),
 }
 
 #[async_trait]
@@ -53,14 +80,25 @@ impl Bind for SqliteStore {
 
     async fn change(&self, id: &BindingId, expected: &Expected, change: &Change) -> Result<Changed, StoreError> {
         let key = self.keys.binding_key(id.shelf, &id.id);
-        let changing = Changing { key, expected: expected.clone(), change: Some(change.clone()) };
-        self.ask(|reply| Command::Change(Box::new(changing), reply)).await
+        self.write(key, How::Change(expected.clone(), change.clone())).await
     }
 
     async fn remove(&self, id: &BindingId, claim: &ClaimId) -> Result<Changed, StoreError> {
-        let key = self.keys.binding_key(id.shelf, &id.id);
-        let changing = Changing { key, expected: Expected::Claim(claim.clone()), change: None };
-        self.ask(|reply| Command::Change(Box::new(changing), reply)).await
+        self.write(self.keys.binding_key(id.shelf, &id.id), How::Remove(claim.clone())).await
+    }
+
+    async fn advance(&self, step: &Step) -> Result<Changed, StoreError> {
+        self.write(self.keys.binding_key(step.id.shelf, &step.id.id), How::Advance(step.clone())).await
+    }
+
+    async fn withdraw(&self, id: &BindingId, claim: &ClaimId) -> Result<Changed, StoreError> {
+        self.write(self.keys.binding_key(id.shelf, &id.id), How::Withdraw(claim.clone())).await
+    }
+}
+
+impl SqliteStore {
+    async fn write(&self, key: String, how: How) -> Result<Changed, StoreError> {
+        self.ask(|reply| Command::Change(Box::new(Changing { key, how }), reply)).await
     }
 }
 
@@ -71,38 +109,44 @@ impl Driver {
             return Ok(existing(bound, &creating.new.claim));
         }
         let need = Need::Bytes(creating.new.value.len());
-        self.attempt(need, |driver| driver.alone(|driver| driver.create_inside(creating)))
+        self.durably(|driver| driver.attempt(need, |driver| driver.alone(|driver| driver.create_inside(creating))))
     }
 
     fn create_inside(&mut self, Creating { key, slots, new }: &Creating) -> Result<Create, Fault> {
-        const WRITE: &str = "INSERT OR REPLACE INTO bindings \
-            (key, claim, revision, keep_ms, slots, ends, boot, ends_wall, value) VALUES (?1, ?2, 0, ?3, ?4, ?5, ?6, ?7, ?8)";
         if let Some((bound, _)) = self.binding_inside(key)? {
             return Ok(existing(bound, &new.claim));
         }
-        let (now, wall) = (now_ms(), wall_ms());
         if let Some((slots, of)) = slots {
             let count = format!("SELECT count(*) FROM bindings WHERE slots = ?1 AND {LIVES}");
             let taken: i64 = self
                 .conn
                 .prepare_cached(&count)?
-                .query_row(params![slots, self.boot, sql(now), sql(wall)], |row| row.get(0))?;
+                .query_row(params![slots, self.boot, sql(now_ms()), sql(wall_ms())], |row| row.get(0))?;
             if taken >= i64::from(*of) {
                 return Ok(Create::NoSlot);
             }
         }
-        let keep = new.keep.as_millis();
-        self.conn.prepare_cached(WRITE)?.execute(params![
-            key,
-            new.claim.as_str(),
-            sql(keep),
-            slots.as_ref().map(|(slots, _)| slots),
-            sql(now + keep),
-            self.boot,
-            sql(wall + keep),
-            new.value
-        ])?;
+        let slots = slots.as_ref().map(|(slots, _)| slots.as_str());
+        self.insert_inside(key, &new.claim, 0, new.keep, slots, &new.value)?;
         Ok(Create::Created)
+    }
+
+    fn insert_inside(
+        &mut self,
+        key: &str,
+        claim: &ClaimId,
+        revision: u64,
+        keep: Keep,
+        slots: Option<&str>,
+        value: &[u8],
+    ) -> Result<(), Fault> {
+        const WRITE: &str = "INSERT OR REPLACE INTO bindings (key, claim, revision, keep_ms, slots, ends, boot, ends_wall, value) \
+            VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
+        let keep = keep.as_millis();
+        let (ends, ends_wall) = (sql(now_ms() + keep), sql(wall_ms() + keep));
+        let row = params![key, claim.as_str(), sql(revision), sql(keep), slots, ends, self.boot, ends_wall, value];
+        self.conn.prepare_cached(WRITE)?.execute(row)?;
+        Ok(())
     }
 
     pub(super) fn read_binding(&mut self, key: &str) -> Result<Option<(Bound, Duration)>, StoreError> {
@@ -139,29 +183,57 @@ impl Driver {
         Ok(Ok((bound, Duration::from_millis(unsql(row.get(4)?)))))
     }
 
-    pub(super) fn change_binding(&mut self, changing: &Changing) -> Result<Changed, StoreError> {
-        let need = changing.change.as_ref().map_or(Need::Less, |change| Need::Bytes(change.value.len()));
-        self.attempt(need, |driver| driver.alone(|driver| driver.change_inside(changing)))
+    pub(super) fn change_binding(&mut self, Changing { key, how }: &Changing) -> Result<Changed, StoreError> {
+        let need = match how.bytes() {
+            0 => Need::Less,
+            bytes => Need::Bytes(bytes),
+        };
+        self.durably(|driver| driver.attempt(need, |driver| driver.alone(|driver| driver.change_inside(key, how))))
     }
 
-    fn change_inside(&mut self, Changing { key, expected, change }: &Changing) -> Result<Changed, Fault> {
+    fn change_inside(&mut self, key: &str, how: &How) -> Result<Changed, Fault> {
+        let found = self.binding_inside(key)?.map(|(found, _)| found);
+        if let How::Advance(step) = how {
+            return self.advance_inside(key, step, found);
+        }
+        let Some(found) = found else { return Ok(Changed::Gone) };
+        let as_expected = match how {
+            How::Change(expected, _) => expected.matches(&found.claim, found.revision),
+            How::Withdraw(claim) => record::may_withdraw(claim, &found),
+            How::Remove(claim) => found.claim == *claim,
+            How::Advance(_) => false,
+        };
+        if !as_expected {
+            return Ok(Changed::Other(found));
+        }
+        match how {
+            How::Change(_, change) => self.update_inside(key, change)?,
+            _ => drop(self.conn.prepare_cached("DELETE FROM bindings WHERE key = ?1")?.execute([key])?),
+        }
+        Ok(Changed::Done)
+    }
+
+    fn advance_inside(&mut self, key: &str, step: &Step, found: Option<Bound>) -> Result<Changed, Fault> {
+        match (record::judge(step, found.as_ref()), found) {
+            (Verdict::Write { revision }, _) => {
+                self.insert_inside(key, &step.claim, revision, step.keep, None, &step.value)?;
+                Ok(Changed::Done)
+            }
+            (Verdict::Refuse, Some(found)) => Ok(Changed::Other(found)),
+            (Verdict::Already | Verdict::Refuse, _) => Ok(Changed::Done),
+        }
+    }
+
+    fn update_inside(&mut self, key: &str, change: &Change) -> Result<(), Fault> {
         const SET: &str = "UPDATE bindings SET value = ?2, revision = revision + 1, \
             slots = CASE WHEN ?3 THEN NULL ELSE slots END WHERE key = ?1";
         const RENEW: &str = "UPDATE bindings SET keep_ms = ?2, ends = ?3, boot = ?4, ends_wall = ?5 WHERE key = ?1";
-        let Some((found, _)) = self.binding_inside(key)? else { return Ok(Changed::Gone) };
-        if !expected.matches(&found.claim, found.revision) {
-            return Ok(Changed::Other(found));
-        }
-        let Some(change) = change else {
-            self.conn.prepare_cached("DELETE FROM bindings WHERE key = ?1")?.execute([key])?;
-            return Ok(Changed::Done);
-        };
         self.conn.prepare_cached(SET)?.execute(params![key, change.value, change.give_slot_back])?;
-        if let Some(keep) = change.keep.map(crate::Keep::as_millis) {
+        if let Some(keep) = change.keep.map(Keep::as_millis) {
             let (ends, ends_wall) = (sql(now_ms() + keep), sql(wall_ms() + keep));
             self.conn.prepare_cached(RENEW)?.execute(params![key, sql(keep), ends, self.boot, ends_wall])?;
         }
-        Ok(Changed::Done)
+        Ok(())
     }
 
     /// Removes some bindings whose time is over.
@@ -173,6 +245,52 @@ impl Driver {
         let now = params![CLEAR_ROWS, self.boot, sql(now_ms()), sql(wall_ms())];
         self.conn.prepare_cached(&clear)?.execute(now)?;
         Ok(())
+    }
+
+    /// Carries out the changes of bindings in a batch in one transaction, so that they share one sync of the disk; hands
+    /// back the other commands. Where one of them fails all are handed back, each to be carried out on its own.
+    pub(super) fn serve_bindings(&mut self, batch: Vec<Command>) -> Vec<Command> {
+        let changes = |c: &&Command| matches!(c, Command::Create(..) | Command::Change(..));
+        if batch.iter().filter(changes).count() < 2 {
+            return batch;
+        }
+        let bytes = batch.iter().map(|command| match command {
+            Command::Create(creating, _) => creating.new.value.len(),
+            Command::Change(changing, _) => changing.how.bytes(),
+            _ => 0,
+        });
+        let need = Need::Bytes(bytes.sum());
+        let done = self.durably(|driver| {
+            driver.attempt(need, |driver| driver.alone(|driver| batch.iter().map(|c| driver.changed(c)).collect()))
+        });
+        let done: Vec<Option<Done>> = match done {
+            Ok(done) => done,
+            Err(_) => return batch,
+        };
+        let answered = batch.into_iter().zip(done).filter_map(|(command, done)| match (command, done) {
+            (Command::Create(_, reply), Some(Done::Create(answer))) => (drop(reply.send(Ok(answer))), None).1,
+            (Command::Change(_, reply), Some(Done::Change(answer))) => (drop(reply.send(Ok(answer))), None).1,
+            (command, _) => Some(command),
+        });
+        answered.collect()
+    }
+
+    fn changed(&mut self, command: &Command) -> Result<Option<Done>, Fault> {
+        Ok(match command {
+            Command::Create(creating, reply) if !reply.is_closed() => Some(Done::Create(self.create_inside(creating)?)),
+            Command::Change(changing, _) => Some(Done::Change(self.change_inside(&changing.key, &changing.how)?)),
+            _ => None,
+        })
+    }
+
+    /// Runs something whose commits are on the disk before they are acknowledged. A lease ends with a power cut, so the
+    /// commits of locks do not wait for the disk.
+    fn durably<R>(&mut self, run: impl FnOnce(&mut Self) -> Result<R, StoreError>) -> Result<R, StoreError> {
+        let full = self.conn.execute_batch("PRAGMA synchronous = FULL");
+        let outcome = full.map_err(|e| self.refuse(e.into())).and_then(|()| run(self));
+        // Where that fails the next commits are merely slower.
+        let _ = self.conn.execute_batch("PRAGMA synchronous = NORMAL");
+        outcome
     }
 
     /// Runs something in one transaction, with nobody else writing.
@@ -196,7 +314,7 @@ fn existing(bound: Bound, ours: &ClaimId) -> Create {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{Keep, Shelf};
+    use crate::facts::Shelf;
 
     fn new(id: &str, keep: Duration) -> NewBinding {
         NewBinding {

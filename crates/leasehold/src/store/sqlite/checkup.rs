@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::statvfs;
 
@@ -26,21 +27,32 @@ impl Driver {
     }
 
     fn check_place(&self) -> Finding {
-        match path::filesystem(directory(&self.path)) {
+        match path::sole_path(&self.path).and_then(|()| path::filesystem(directory(&self.path))) {
             Ok(kind) => Finding::ok("filesystem", format!("{kind}, which is local")),
             Err(error) => Finding::bad("filesystem", error.to_string()),
         }
     }
 
     fn check_permissions(&self) -> Finding {
-        let open = [self.path.as_path(), directory(&self.path)].into_iter().find_map(|path| {
+        let files = ["", "-wal", "-shm", ".alive"].map(|suffix| beside(&self.path, suffix));
+        let open = |path: &Path, bits: u32| {
             let mode = fs::metadata(path).ok()?.mode();
-            (mode & 0o002 != 0).then(|| format!("{} (mode {:o})", path.display(), mode & 0o7777))
-        });
-        match open {
-            None => Finding::ok("permissions", "only its user and group can write"),
+            (mode & bits != 0).then(|| format!("{} (mode {:o})", path.display(), mode & 0o7777))
+        };
+        if let Some(open) =
+            files.iter().map(PathBuf::as_path).chain([directory(&self.path)]).find_map(|p| open(p, 0o002))
+        {
+            return Finding::warn(
+                "permissions",
+                format!("everybody can write to {open}, and so take any lock: chmod o-w"),
+            );
+        }
+        match files.iter().find_map(|path| open(path, 0o004)) {
+            None => Finding::ok("permissions", "only its user and group can read and write it"),
             Some(open) => {
-                Finding::warn("permissions", format!("everybody can write to {open}, and so take any lock: chmod o-w"))
+                let text =
+                    format!("everybody can read {open}, and so the tokens of all leases: its owner has to chmod o-rwx");
+                Finding::warn("permissions", text)
             }
         }
     }

@@ -3,16 +3,18 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
 use super::alive::Alive;
 use super::bindings::{Changing, Creating};
+use super::displaced::Opened;
 use super::ear::Watch;
 use super::fast;
 use super::forking::{Listed, Open};
+use super::modes::Sharing;
 use super::room::{Need, Room, roll_back};
 use super::row::Key;
 use super::schema::{self, Patience, refused};
@@ -127,6 +129,11 @@ pub(super) struct Driver {
     /// Off only where a test compares what is asked and nothing else.
     pub(super) looks_around: bool,
     pub(super) room: Room,
+    pub(super) sharing: Sharing,
+    /// Which files the connection has open.
+    pub(super) opened: Opened,
+    /// The thread that listens at our FIFO.
+    pub(super) listener: Option<JoinHandle<()>>,
 }
 
 /// An answer of the fast path, sent once its transaction is committed.
@@ -148,6 +155,8 @@ impl Driver {
                     Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
                 }
             }
+            let batch = self.unless_displaced(batch);
+            let batch = self.serve_bindings(batch);
             for command in self.serve_plain(batch) {
                 if let Command::Close(reply) = command {
                     closing = Some(reply);
@@ -162,6 +171,8 @@ impl Driver {
             self.tidy();
         }
         self.watch.stop(&self.alive);
+        // It has our FIFO open.
+        let _ = self.listener.take().map(JoinHandle::join);
         self.alive.leave();
         self.tidy_on_leaving();
         drop(self.conn);
@@ -206,12 +217,12 @@ impl Driver {
             Command::Try(ask, reply) if ask.asking.fenced && !reply.is_closed() => {
                 fast::take(conn, boot, &ask.name, &ask.asking)?.map(Plain::Fence)
             }
-            Command::Release(name, token, _) => fast::release(conn, boot, me, name, token)?.then_some(Plain::Released),
+            Command::Release(name, token, _) => fast::release(conn, me, name, token)?.then_some(Plain::Released),
             Command::Renew(renewals, _) => {
                 let mut all = true;
                 for (name, renewal) in renewals {
                     // Those that fail are asked again one by one; renewing twice does no harm.
-                    all &= fast::renew(conn, boot, me, name, renewal)?;
+                    all &= fast::renew(conn, me, name, renewal)?;
                 }
                 all.then_some(Plain::Renewed(renewals.len()))
             }
@@ -259,7 +270,11 @@ impl Driver {
             Command::Check(reply) => drop(reply.send(self.check())),
             Command::Checkup(reply) => drop(reply.send(Ok(self.checkup()))),
             Command::Heard => self.read_messages(),
-            Command::LookAround if self.looks_around => self.look_around(),
+            Command::LookAround if self.looks_around => {
+                // Another process cannot wake us up where our FIFO was removed.
+                self.read_messages();
+                self.look_around();
+            }
             Command::LookAround => {}
             Command::Expire(name, done) => {
                 let _ = self.conn.execute("UPDATE locks SET ends = 0 WHERE name = ?1", [name.as_str()]);
@@ -280,9 +295,10 @@ impl Driver {
         self.open = None;
         loop {
             let opened = Open::begin().and_then(|open| {
-                let (conn, patience, _) = schema::open(&self.path)?;
+                let (conn, patience, _) = schema::open(&self.path, self.sharing)?;
                 // With a lock file of its own: a child has the old one, and would share what is locked in it.
-                let room = Room::prepare(&conn, &patience, &self.path)?;
+                let room = Room::prepare(&conn, &patience, &self.path, self.sharing)?;
+                self.opened.reopened(&self.path)?;
                 Ok((conn, patience, room, open))
             });
             match opened {

@@ -72,13 +72,14 @@ impl Watch {
 
 /// Listens until the store is closed.
 pub(super) fn listen(alive: &Alive, watch: &Watch, driver: &Sender<Command>) {
+    let Some(fifo) = alive.fifo() else { return };
     let mut looked = Moment::now();
     while !watch.stopped.load(Ordering::Acquire) {
         let holders: Vec<(InboxId, Arc<OwnedFd>)> = {
             let holders = watch.holders.lock().unwrap_or_else(PoisonError::into_inner);
             holders.iter().map(|(id, end)| (id.clone(), end.clone())).collect()
         };
-        let mut ends = vec![PollFd::new(alive.fifo(), PollFlags::IN)];
+        let mut ends = vec![PollFd::new(&*fifo, PollFlags::IN)];
         ends.extend(holders.iter().map(|(_, end)| PollFd::new(&**end, PollFlags::empty())));
         let timeout = (watch.waiting.load(Ordering::Relaxed) > 0).then_some(&BACKSTOP);
         if poll(&mut ends, timeout).is_err() {
@@ -89,7 +90,7 @@ pub(super) fn listen(alive: &Alive, watch: &Watch, driver: &Sender<Command>) {
         let dead: Vec<&InboxId> =
             holders.iter().zip(&ends[1..]).filter(|(_, end)| is_dead(end)).map(|((id, _), _)| id).collect();
         if heard {
-            alive.drain();
+            drain(&fifo);
         }
         if !dead.is_empty() {
             let mut watched = watch.holders.lock().unwrap_or_else(PoisonError::into_inner);
@@ -111,4 +112,10 @@ pub(super) fn listen(alive: &Alive, watch: &Watch, driver: &Sender<Command>) {
             return;
         }
     }
+}
+
+/// Takes everything out of our FIFO.
+fn drain(fifo: &OwnedFd) {
+    let mut bytes = [0_u8; 256];
+    while rustix::io::read(fifo, &mut bytes[..]).is_ok_and(|n| n == bytes.len()) {}
 }

@@ -5,14 +5,16 @@
 
 use rusqlite::{Connection, params};
 
-use super::row::{Key, REVOKED, now_ms, sql, unsql};
+use super::boot::now_ms;
+use super::row::{Key, REVOKED, sql, unsql};
 use crate::clock;
 use crate::facts::{Fence, Token};
 use crate::machine::{Asking, InboxId};
 use crate::store::Renewal;
 
 // Parameters: 1 name, 2 token, 3 wall µs, 4 inbox, 5 since, 6 ttl, 7 owner, 8 ends, 9 boot, 10 now,
-// 11 the highest fence. `max(…)` keeps fences rising when the wall clock steps back.
+// 11 the highest fence. `max(…)` keeps fences rising when the wall clock steps back. What a lease of another boot id
+// means: `row::lock_row`.
 const TAKE: &str = "
     INSERT INTO locks (name, flag, token, fence, counter, inbox, since_ms, ttl_ms, owner, ends, boot, queue_ends)
     SELECT ?1, 0, ?2, max(?3, floor + 1), max(?3, floor + 1), ?4, ?5, ?6, ?7, ?8, ?9, 0 FROM meta WHERE floor < ?11
@@ -20,23 +22,23 @@ const TAKE: &str = "
         flag = 0, token = excluded.token, fence = max(excluded.fence, counter + 1),
         counter = max(excluded.fence, counter + 1), inbox = excluded.inbox, since_ms = excluded.since_ms,
         ttl_ms = excluded.ttl_ms, owner = excluded.owner, ends = excluded.ends, boot = excluded.boot, queue_ends = 0
-    WHERE (ends <= ?10 OR boot <> ?9) AND (queue_ends = 0 OR boot <> ?9) AND counter < ?11
+    WHERE ((ends <= ?10 AND queue_ends = 0) OR (boot <> ?9 AND ends - ttl_ms > ?10)) AND counter < ?11
     RETURNING fence";
 
 // `~` makes a number negative and leaves it as many bytes: a row of the same length is written over in place, for
 // which there is room on a full disk as well.
 const RELEASE: &str = "UPDATE locks SET ends = ~ends \
-    WHERE name = ?1 AND token = ?2 AND ends > ?3 AND boot = ?4 AND queue_ends = 0 AND (inbox = ?5 OR inbox IS NULL)";
+    WHERE name = ?1 AND token = ?2 AND ends > ?3 AND queue_ends = 0 AND (inbox = ?4 OR inbox IS NULL)";
 
-const FREE: &str = "UPDATE locks SET ends = ~ends WHERE name = ?1 AND token = ?2 AND ends > ?3 AND boot = ?4";
+const FREE: &str = "UPDATE locks SET ends = ~ends WHERE name = ?1 AND token = ?2 AND ends > ?3";
 
 const RENEW: &str = "UPDATE locks SET ends = max(ends, ?3 + ?4) \
-    WHERE name = ?1 AND token = ?2 AND ends > ?3 AND boot = ?5 AND flag <> ?6 AND (?7 IS NULL OR fence = ?7) \
-    AND (inbox = ?8 OR inbox IS NULL)";
+    WHERE name = ?1 AND token = ?2 AND ends > ?3 AND flag <> ?5 AND (?6 IS NULL OR fence = ?6) \
+    AND (inbox = ?7 OR inbox IS NULL)";
 
-const CONFIRM: &str = "UPDATE locks SET ends = max(ends, ?3 + ?4), ttl_ms = ?4, owner = ?9 \
-    WHERE name = ?1 AND token = ?2 AND ends > ?3 AND boot = ?5 AND flag <> ?6 AND (?7 IS NULL OR fence = ?7) \
-    AND (inbox = ?8 OR inbox IS NULL)";
+const CONFIRM: &str = "UPDATE locks SET ends = max(ends, ?3 + ?4), ttl_ms = ?4, owner = ?8 \
+    WHERE name = ?1 AND token = ?2 AND ends > ?3 AND flag <> ?5 AND (?6 IS NULL OR fence = ?6) \
+    AND (inbox = ?7 OR inbox IS NULL)";
 
 const TICKET: &str = "UPDATE meta SET floor = max(?1, floor + 1) WHERE max(?1, floor) < ?2 RETURNING floor";
 
@@ -67,15 +69,14 @@ pub(super) fn take(conn: &Connection, boot: i64, name: &Key, asking: &Asking) ->
 }
 
 /// Frees a lock that nobody waits for.
-pub(super) fn release(conn: &Connection, boot: i64, me: &InboxId, name: &Key, token: &Token) -> rusqlite::Result<bool> {
-    let done =
-        conn.prepare_cached(RELEASE)?.execute(params![name.as_str(), token.reveal(), sql(now_ms()), boot, &*me.0])?;
+pub(super) fn release(conn: &Connection, me: &InboxId, name: &Key, token: &Token) -> rusqlite::Result<bool> {
+    let done = conn.prepare_cached(RELEASE)?.execute(params![name.as_str(), token.reveal(), sql(now_ms()), &*me.0])?;
     Ok(done == 1)
 }
 
 /// Frees a lock in place, whoever waits for it: they see it when they next look.
-pub(super) fn free(conn: &Connection, boot: i64, name: &Key, token: &Token) -> rusqlite::Result<bool> {
-    let done = conn.prepare_cached(FREE)?.execute(params![name.as_str(), token.reveal(), sql(now_ms()), boot])?;
+pub(super) fn free(conn: &Connection, name: &Key, token: &Token) -> rusqlite::Result<bool> {
+    let done = conn.prepare_cached(FREE)?.execute(params![name.as_str(), token.reveal(), sql(now_ms())])?;
     Ok(done == 1)
 }
 
@@ -91,25 +92,19 @@ pub(super) fn ticket(conn: &Connection) -> rusqlite::Result<Option<u64>> {
 }
 
 /// Restarts the countdown of a lease that is as its holder believes.
-pub(super) fn renew(
-    conn: &Connection,
-    boot: i64,
-    me: &InboxId,
-    name: &Key,
-    renewal: &Renewal,
-) -> rusqlite::Result<bool> {
-    let Renewal { name: _, token, fence, ttl, rewrite, hand_to } = renewal;
-    if hand_to.is_some() {
-        // Rare: the machine's.
+pub(super) fn renew(conn: &Connection, me: &InboxId, name: &Key, renewal: &Renewal) -> rusqlite::Result<bool> {
+    let Renewal { name: _, token, fence, ttl, prolong, rewrite, hand_to } = renewal;
+    // A check writes nothing, and a lease is handed to another token rarely: neither is for this path.
+    if hand_to.is_some() || !prolong {
         return Ok(false);
     }
     let (name, token, now, ttl) = (name.as_str(), token.reveal(), sql(now_ms()), sql(ttl.as_millis()));
     let (fence, me) = (fence.map(|f| sql(f.get())), &*me.0);
     let done = match rewrite {
-        None => conn.prepare_cached(RENEW)?.execute(params![name, token, now, ttl, boot, REVOKED, fence, me])?,
+        None => conn.prepare_cached(RENEW)?.execute(params![name, token, now, ttl, REVOKED, fence, me])?,
         Some(owner) => {
             let owner = owner.wire();
-            conn.prepare_cached(CONFIRM)?.execute(params![name, token, now, ttl, boot, REVOKED, fence, me, owner])?
+            conn.prepare_cached(CONFIRM)?.execute(params![name, token, now, ttl, REVOKED, fence, me, owner])?
         }
     };
     Ok(done == 1)

@@ -5,9 +5,10 @@ use std::collections::HashMap;
 
 use rusqlite::params;
 
+use super::boot::now_ms;
 use super::driver::{Driver, Fault};
 use super::room::Need;
-use super::row::{self, Key, now_ms, sql, unsql};
+use super::row::{self, Key, sql, unsql};
 use crate::event::LockEvent;
 use crate::machine::{InboxId, Slot};
 use crate::store::seen::view;
@@ -20,8 +21,9 @@ const EVENTS_KEPT: i64 = 10_000;
 
 impl Driver {
     pub(super) fn holder(&mut self, name: &Key) -> Result<Option<Holder>, StoreError> {
-        let found = row::lock(&self.conn, name, self.boot).map_err(|e| self.refuse(e.into()))?;
-        Ok(found.and_then(|row| self.living(&row.slot, now_ms(), &mut HashMap::new())))
+        let now = now_ms();
+        let found = row::lock(&self.conn, name, self.boot, now).map_err(|e| self.refuse(e.into()))?;
+        Ok(found.and_then(|row| self.living(&row.slot, now, &mut HashMap::new())))
     }
 
     pub(super) fn list(&mut self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Page, StoreError> {
@@ -41,12 +43,13 @@ impl Driver {
         for beginning in beginnings {
             let mut from = after.unwrap_or("").to_owned();
             'rows: loop {
+                let now = now_ms();
                 let mut statement = self.conn.prepare_cached(ROWS)?;
                 let rows = statement.query_map(params![from, beginning, CHUNK], |row| {
-                    Ok((row.get::<_, String>(11)?, row::lock_row(row, self.boot)?))
+                    Ok((row.get::<_, String>(11)?, row::lock_row(row, self.boot, now)?))
                 })?;
                 let rows = rows.collect::<rusqlite::Result<Vec<_>>>()?;
-                let (now, last) = (now_ms(), rows.len() < CHUNK as usize);
+                let last = rows.len() < CHUNK as usize;
                 for (key, found) in rows {
                     if !key.starts_with(&beginning) {
                         break 'rows;
@@ -75,12 +78,13 @@ impl Driver {
         const ROWS: &str = "SELECT ticket, token, inbox, ttl_ms, since_ms, owner, polled FROM waiting \
                             WHERE name = ?1 ORDER BY ticket";
         let read = || -> Result<Vec<Waiter>, Fault> {
-            let found = row::lock(&self.conn, name, self.boot)?;
-            if found.is_none_or(|row| row.queue_ends_ms <= now_ms()) {
+            let now = now_ms();
+            let found = row::lock(&self.conn, name, self.boot, now)?;
+            if found.is_none_or(|row| row.queue_ends_ms <= now) {
                 return Ok(Vec::new());
             }
             let mut statement = self.conn.prepare_cached(ROWS)?;
-            let rows = statement.query_map([name.as_str()], row::waiting_row)?;
+            let rows = statement.query_map([name.as_str()], |row| row::waiting_row(row, now))?;
             let waiter = |w: crate::machine::Waiting| Waiter {
                 ticket: Ticket(w.ticket),
                 owner: w.owner,

@@ -7,9 +7,11 @@
 //! |---|---|
 //! | `driver`, `verbs`, `look`, `bindings` | the thread and what it does for each command |
 //! | `fast`, `turn` | a lock nobody waits for, a lock somebody waits for |
-//! | `alive`, `ear`, `waits` | who lives, who is to be woken up, whom we wait for |
+//! | `alive`, `sweep`, `ear`, `waits` | which processes live, which are to be woken up, which we wait for |
+//! | `boot` | the boot clock that all containers of a kernel share |
 //! | `forking` | this process forks, and no file is open at that moment |
-//! | `schema`, `row`, `room`, `path`, `checkup` | the file: its tables, its rows, its size, its place, its health |
+//! | `schema`, `row`, `room`, `checkup` | the file: its tables, its rows, its size, its health |
+//! | `path`, `pairing`, `displaced`, `modes` | its one path, its `.alive` directory, its removal while in use, its access rights |
 //!
 //! A store does not survive a fork: in the child every verb answers
 //! [`Forked`](StoreErrorKind::Forked), and nothing of the parent's is touched. The child can open the file anew,
@@ -21,15 +23,17 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use async_trait::async_trait;
 use tokio::sync::{mpsc, oneshot};
 
 use self::alive::Alive;
+use self::displaced::Opened;
 use self::driver::{Ask, Command, Driver, Reply};
 use self::ear::Watch;
 use self::forking::{Listed, Open};
+use self::modes::Sharing;
 use self::room::Room;
 use self::row::Key;
 use self::waits::{Waits, floor_now};
@@ -39,16 +43,21 @@ use crate::machine::{Asking, Limits};
 
 mod alive;
 mod bindings;
+mod boot;
 mod checkup;
+mod displaced;
 mod driver;
 mod ear;
 mod fast;
 mod forking;
 mod look;
+mod modes;
+mod pairing;
 mod path;
 mod room;
 mod row;
 mod schema;
+mod sweep;
 mod turn;
 mod verbs;
 mod waits;
@@ -88,18 +97,21 @@ impl SqliteStore {
     /// # Errors
     /// As [`SqliteStore::open`].
     pub fn open_with(path: &Path, keys: KeySpace) -> Result<Self, StoreError> {
-        let path = std::path::absolute(path).map_err(|e| path::unusable(path, &e))?;
-        path::prepare(&path)?;
-        let boot = boot_id()?;
+        let path = path::prepare(path)?;
+        let sharing = Sharing::of(path::directory(&path)).map_err(|e| path::unusable(&path, &e))?;
+        let boot = boot::read()?;
         let open = Open::begin()?;
-        let (conn, patience, _) = schema::open(&path)?;
-        let alive = Arc::new(Alive::create(&path)?);
-        alive.sweep();
-        forget_the_dead(&conn, &alive);
-        let room = Room::prepare(&conn, &patience, &path)?;
+        let (mut conn, patience, _) = schema::open(&path, sharing)?;
+        let opened = Opened::note(&path)?;
+        let alive = Arc::new(Alive::create(pairing::pair(&mut conn, &path, sharing)?, sharing)?);
+        sweep::sweep(&mut conn, &alive);
+        sweep::forget_messages(&conn, &alive);
+        let room = Room::prepare(&conn, &patience, &path, sharing)?;
         let watch = Arc::new(Watch::default());
         let (commands, inbound) = channel();
         let (tell, pushes) = mpsc::unbounded_channel();
+        let (ear, listening, watched) = (commands.clone(), alive.clone(), watch.clone());
+        let listener = spawn("leasehold-ear", move || ear::listen(&listening, &watched, &ear))?;
         let driver = Driver {
             conn,
             open: Some(open),
@@ -109,17 +121,17 @@ impl SqliteStore {
             patience,
             boot,
             alive: alive.clone(),
-            watch: watch.clone(),
+            watch,
             pushes: tell,
             limits: Limits::DEFAULT,
             waits: Waits::default(),
             looks_around: true,
             room,
+            sharing,
+            opened,
+            listener: Some(listener),
         };
-        let ear = commands.clone();
-        let listening = alive.clone();
         spawn("leasehold-sqlite", move || driver.run(&inbound))?;
-        spawn("leasehold-ear", move || ear::listen(&listening, &watch, &ear))?;
         let pid = AtomicU32::new(std::process::id());
         let pushes = ManuallyDrop::new(Mutex::new(Some(pushes)));
         Ok(Self { path, keys, alive, pid, commands: ManuallyDrop::new(commands), pushes })
@@ -361,28 +373,7 @@ impl Inspect for SqliteStore {
     }
 }
 
-/// This boot, as a number: leases count from it, and end with it.
-fn boot_id() -> Result<i64, StoreError> {
-    let file = Path::new("/proc/sys/kernel/random/boot_id");
-    let text = std::fs::read_to_string(file).map_err(|e| path::unusable(file, &e))?;
-    let digits: String = text.chars().filter(char::is_ascii_hexdigit).take(15).collect();
-    i64::from_str_radix(&digits, 16).map_err(|e| path::unusable(file, &e))
-}
-
-/// Messages nobody will read any more.
-fn forget_the_dead(conn: &rusqlite::Connection, alive: &Alive) {
-    let inboxes = || -> rusqlite::Result<Vec<String>> {
-        conn.prepare("SELECT DISTINCT inbox FROM messages")?.query_map([], |row| row.get(0))?.collect()
-    };
-    for inbox in inboxes().unwrap_or_default() {
-        if alive.is_gone(&crate::machine::InboxId(inbox.as_str().into())) {
-            // What cannot be removed now is removed by the next one who opens the file.
-            let _ = conn.execute("DELETE FROM messages WHERE inbox = ?1", [&inbox]);
-        }
-    }
-}
-
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), StoreError> {
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StoreError> {
     let started = thread::Builder::new().name(name.to_owned()).spawn(run);
-    started.map(drop).map_err(|e| StoreError::new(StoreErrorKind::Other, format!("no thread: {e}")))
+    started.map_err(|e| StoreError::new(StoreErrorKind::Other, format!("no thread: {e}")))
 }

@@ -2,18 +2,21 @@
 
 use std::env;
 use std::fs::{self, DirBuilder};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{Access, access, statfs};
+use rustix::fs::{Access, AtFlags, CWD, StatxAttributes, StatxFlags, access, statfs, statx};
 
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Shared by everybody who may write there: root's cron, a user and a service.
 const SHARED_DIR: &str = "/var/lib/leasehold";
 
+/// As many as the kernel follows.
+const SYMLINKS_MAX: usize = 40;
+
 /// Filesystems whose locks or shared memory do not hold between machines, by `statfs` magic.
-const NOT_LOCAL: [(u64, &str); 9] = [
+const NOT_LOCAL: [(u64, &str); 15] = [
     (0x6969, "NFS"),
     (0x517B, "SMB"),
     (0xFE53_4D42, "SMB2"),
@@ -23,6 +26,12 @@ const NOT_LOCAL: [(u64, &str); 9] = [
     (0x00C3_6400, "Ceph"),
     (0x5346_414F, "AFS"),
     (0x0BD0_0BD0, "Lustre"),
+    (0x7461_636F, "OCFS2"),
+    (0x0116_1970, "GFS2"),
+    (0x4750_4653, "GPFS"),
+    (0x1983_0326, "BeeGFS"),
+    (0x6B41_4653, "kAFS"),
+    (0x786F_4256, "vboxsf"),
 ];
 
 /// Some that people have, by name.
@@ -54,17 +63,90 @@ pub fn default_path() -> Result<PathBuf, StoreError> {
     Ok(state.join("leasehold/locks.db"))
 }
 
-/// Makes the directory, for its owner alone, and refuses one that other machines may share.
-pub(super) fn prepare(path: &Path) -> Result<(), StoreError> {
-    let dir = directory(path);
+/// Resolves every symlink in the path, and makes the directory, for its owner alone, where there is none. Refuses a
+/// directory that other machines may share and a file that has another path.
+///
+/// All paths of one file lead to one result, so that its log, its shared memory and its `.alive` directory are the same
+/// for all processes.
+pub(super) fn prepare(path: &Path) -> Result<PathBuf, StoreError> {
+    let path = follow(std::path::absolute(path).map_err(|e| unusable(path, &e))?)?;
+    let dir = directory(&path);
     if !dir.exists() {
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|e| unusable(dir, &e))?;
     }
-    filesystem(dir)?;
-    if fs::metadata(path).is_ok_and(|m| !m.is_file()) {
-        return Err(StoreError::new(StoreErrorKind::File, format!("{} is not a file", path.display())));
+    let resolved = fs::canonicalize(dir).map_err(|e| unusable(dir, &e))?;
+    let path = match path.file_name() {
+        Some(name) => resolved.join(name),
+        None => resolved,
+    };
+    filesystem(directory(&path))?;
+    sole_path(&path)?;
+    Ok(path)
+}
+
+/// Follows a path that is itself a symlink, also where the file it leads to does not exist yet.
+fn follow(mut path: PathBuf) -> Result<PathBuf, StoreError> {
+    for _ in 0..SYMLINKS_MAX {
+        match fs::read_link(&path) {
+            Ok(target) => path = directory(&path).join(target),
+            // Not a symlink, or nothing there.
+            Err(_) => return Ok(path),
+        }
+    }
+    Err(unusable(&path, &"too many symlinks lead to it"))
+}
+
+/// Refuses a file that other processes may reach by another path: SQLite's log and the `.alive` directory are found by
+/// the path, so they would not see each other.
+pub(super) fn sole_path(path: &Path) -> Result<(), StoreError> {
+    let refuse = |text: String| Err(StoreError::new(StoreErrorKind::File, text));
+    let Ok(meta) = fs::metadata(path) else { return Ok(()) };
+    if !meta.is_file() {
+        return refuse(format!("{} is not a file", path.display()));
+    }
+    if meta.nlink() > 1 {
+        return refuse(format!(
+            "{} has {} hard links, and processes that use different ones do not see each other's locks. List them with \
+             `find / -samefile {}`, use one path everywhere and remove the other links",
+            path.display(),
+            meta.nlink(),
+            shell_word(&path.display().to_string())
+        ));
+    }
+    if is_mount_point(path) {
+        return refuse(format!(
+            "{} is a mount point: only the file is mounted, so processes that use the original file do not see the locks \
+             taken here. Mount the directory that contains the database instead",
+            path.display()
+        ));
     }
     Ok(())
+}
+
+/// Whether something is mounted on exactly this path.
+fn is_mount_point(path: &Path) -> bool {
+    let root = StatxAttributes::MOUNT_ROOT;
+    if let Ok(found) = statx(CWD, path, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::empty())
+        && found.stx_attributes_mask.contains(root)
+    {
+        return found.stx_attributes.contains(root);
+    }
+    // A kernel before 5.8. The fifth field is the mount point, with octal escapes.
+    let mounts = fs::read("/proc/self/mountinfo").unwrap_or_default();
+    let at = |line: &[u8]| line.split(|b| *b == b' ').nth(4).map(unescaped);
+    mounts.split(|b| *b == b'\n').any(|line| at(line).is_some_and(|at| at == path.as_os_str().as_encoded_bytes()))
+}
+
+fn unescaped(field: &[u8]) -> Vec<u8> {
+    let mut text = Vec::new();
+    let mut rest = field;
+    while let [first, tail @ ..] = rest {
+        let octal = (*first == b'\\').then(|| tail.get(..3).and_then(|d| std::str::from_utf8(d).ok())).flatten();
+        let byte = octal.and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        text.push(byte.unwrap_or(*first));
+        rest = if byte.is_some() { &tail[3..] } else { tail };
+    }
+    text
 }
 
 /// The kind of filesystem a directory is on; refuses one that other machines may share.
@@ -89,6 +171,12 @@ pub(super) fn not_writable(path: &Path) -> Option<StoreError> {
     access(place, Access::WRITE_OK).err().map(|error| unusable(place, &error))
 }
 
+/// Quotes a word where a shell would split or change it.
+pub(super) fn shell_word(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:+@%=,".contains(c);
+    if word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+}
+
 /// The directory a file is in.
 pub(super) fn directory(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
@@ -104,4 +192,36 @@ pub(super) fn beside(path: &Path, suffix: &str) -> PathBuf {
 /// The system said no.
 pub(super) fn unusable(path: &Path, error: &dyn std::fmt::Display) -> StoreError {
     StoreError::new(StoreErrorKind::File, format!("{}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mount_table_is_read_with_its_escapes() {
+        assert_eq!(unescaped(br"/a\040b\134c/locks.db"), br"/a b\c/locks.db");
+        assert_eq!(unescaped(br"/plain\9"), br"/plain\9");
+    }
+
+    #[test]
+    fn every_symlink_leads_to_one_path_before_and_after_the_file_exists() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let home = dir.path().canonicalize().expect("a path");
+        fs::create_dir(home.join("real")).expect("made");
+        std::os::unix::fs::symlink("real", home.join("dir")).expect("linked");
+        std::os::unix::fs::symlink("dir/locks.db", home.join("alias.db")).expect("linked");
+        let real = home.join("real/locks.db");
+        for _ in 0..2 {
+            for path in ["alias.db", "dir/locks.db", "real/../dir/locks.db", "real/locks.db"] {
+                assert_eq!(prepare(&home.join(path)).expect("usable"), real, "{path}");
+            }
+            fs::write(&real, "").expect("made");
+        }
+        fs::hard_link(&real, home.join("hard.db")).expect("linked");
+        for path in ["hard.db", "real/locks.db"] {
+            let refused = prepare(&home.join(path)).expect_err("two links").to_string();
+            assert!(refused.contains("hard links"), "{refused}");
+        }
+    }
 }

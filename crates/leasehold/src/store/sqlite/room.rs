@@ -19,10 +19,13 @@ use std::time::Duration;
 use rusqlite::{Connection, FileControl, ffi, params};
 use rustix::fs::{FlockOperation, flock};
 
+use super::boot::now_ms;
 use super::driver::{Driver, Fault};
+use super::modes::Sharing;
 use super::path::{beside, unusable};
-use super::row::{now_ms, sql};
+use super::row::sql;
 use super::schema::{Patience, is_failed_write, is_full, refused};
+use super::sweep;
 use crate::clock;
 use crate::store::StoreError;
 
@@ -60,6 +63,8 @@ const LEAVE_PAGES: i64 = 16;
 const CHUNK_BYTES: i32 = 4_096;
 const FILL: &str = "INSERT OR REPLACE INTO reserve (id, filler) VALUES (1, zeroblob(?1))";
 const EMPTY: &str = "DELETE FROM reserve";
+/// Writes one page, which SQLite does only where something changes. A higher floor means no more than a skipped fence.
+const START_LOG: &str = "UPDATE meta SET floor = floor + 1";
 
 /// What a command needs when the disk is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,16 +116,21 @@ pub(super) struct Room {
 
 impl Room {
     /// Makes sure that what is going to be locked can be given up.
-    pub(super) fn prepare(conn: &Connection, patience: &Patience, path: &Path) -> Result<Self, StoreError> {
+    pub(super) fn prepare(
+        conn: &Connection,
+        patience: &Patience,
+        path: &Path,
+        sharing: Sharing,
+    ) -> Result<Self, StoreError> {
         let lock = beside(path, ".ckpt");
-        let mode = std::fs::metadata(path).map_or(0o600, |m| std::os::unix::fs::MetadataExt::mode(&m) & 0o666);
-        let turn = OpenOptions::new()
-            .create(true)
-            .write(true)
-            .truncate(false)
-            .mode(mode)
-            .open(&lock)
-            .map_err(|e| unusable(&lock, &e))?;
+        let mut open = OpenOptions::new();
+        open.write(true).mode(0o600);
+        let turn = match open.clone().create_new(true).open(&lock) {
+            Ok(file) => sharing.apply(&file).map(|()| file),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => open.open(&lock),
+            Err(error) => Err(error),
+        };
+        let turn = turn.map_err(|e| unusable(&lock, &e))?;
         let room = Self {
             turn,
             file: path.to_owned(),
@@ -289,7 +299,10 @@ impl Driver {
     pub(super) fn tidy_on_leaving(&mut self) {
         if self.shorten_log(LEAVE_FRAMES) {
             self.clear();
+            // Only those who have the file open know that the log was copied. A write starts it anew for all.
+            let _ = self.conn.execute(START_LOG, []);
         }
+        sweep::sweep(&mut self.conn, &self.alive);
     }
 
     fn clear(&mut self) {
@@ -314,7 +327,8 @@ impl Driver {
         let (now, old) = (sql(now_ms()), sql(clock::wall_us().saturating_sub(KEEP_FREE_US)));
         let page: Vec<(String, i64, bool)> = tx
             .prepare_cached(
-                "SELECT name, counter, counter < ?2 AND (boot <> ?3 OR (ends <= ?1 AND queue_ends <= ?1)) \
+                "SELECT name, counter, counter < ?2 AND ((boot <> ?3 AND ends - ttl_ms > ?1) \
+                 OR (ends <= ?1 AND queue_ends <= ?1)) \
                  FROM locks WHERE name > ?4 ORDER BY name LIMIT ?5",
             )?
             .query_map(params![now, old, self.boot, self.room.cleared_up_to, CLEAR_ROWS], |row| {
@@ -438,8 +452,9 @@ mod tests {
 
     fn opened(dir: &Path) -> (Connection, Patience, Room) {
         let path = dir.join("locks.db");
-        let (conn, patience, _) = schema::open(&path).expect("opens");
-        let room = Room::prepare(&conn, &patience, &path).expect("room");
+        let sharing = Sharing::of(dir).expect("a directory");
+        let (conn, patience, _) = schema::open(&path, sharing).expect("opens");
+        let room = Room::prepare(&conn, &patience, &path, sharing).expect("room");
         (conn, patience, room)
     }
 
@@ -450,41 +465,58 @@ mod tests {
         assert_eq!(free_pages(conn), Ok(0));
     }
 
+    /// Opens the store, takes a lock of this name, gives it back and leaves.
+    async fn come_and_go(path: &Path, name: &str) {
+        let store = SqliteStore::open(path).expect("opens");
+        let claim = Claim {
+            name: LockName::new(name).expect("a name"),
+            token: Token::random(),
+            ttl: Ttl::default(),
+            owner: Owner::default(),
+            fenced: true,
+            listens: true,
+            since_ms: 1,
+        };
+        assert!(matches!(store.try_acquire(&claim).await, Ok(Try::Granted(_))));
+        assert_eq!(store.release(&claim.name, &claim.token).await, Ok(Release::Released));
+        store.close().await;
+    }
+
     #[tokio::test]
     async fn those_who_come_and_go_clear_away_what_was_left() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("locks.db");
-        let come_and_go = async |numbers: std::ops::Range<u32>| {
-            for number in numbers {
-                let store = SqliteStore::open(&path).expect("opens");
-                let claim = Claim {
-                    name: LockName::new(format!("order:{number}")).expect("a name"),
-                    token: Token::random(),
-                    ttl: Ttl::default(),
-                    owner: Owner::default(),
-                    fenced: true,
-                    listens: true,
-                    since_ms: 1,
-                };
-                assert!(matches!(store.try_acquire(&claim).await, Ok(Try::Granted(_))));
-                assert_eq!(store.release(&claim.name, &claim.token).await, Ok(Release::Released));
-                store.close().await;
-            }
-        };
         let count = |sql: &str| {
             let file = Connection::open(&path).expect("opens");
             file.query_row(sql, [], |row| row.get::<_, u32>(0)).expect("read")
         };
-        come_and_go(0..100).await;
+        for number in 0..100 {
+            come_and_go(&path, &format!("order:{number}")).await;
+        }
         // As if that had been a while ago.
         Connection::open(&path)
             .expect("opens")
             .execute("UPDATE locks SET counter = counter - 2000000", [])
             .expect("set");
-        come_and_go(100..200).await;
+        for number in 100..200 {
+            come_and_go(&path, &format!("order:{number}")).await;
+        }
         let left = count("SELECT count(*) FROM locks");
         assert!(left <= 100, "{left} rows of 200 names");
         assert_eq!(count("SELECT count(*) FROM locks WHERE name LIKE '%:order:5_'"), 0, "nothing of the first");
+    }
+
+    /// Every process that opens the database alone reads the whole log.
+    #[tokio::test]
+    async fn those_who_come_and_go_leave_a_short_log() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("locks.db");
+        for round in 0..100 {
+            // One name, freed a moment ago: there is nothing to clear away.
+            come_and_go(&path, "the-same").await;
+            let found = frames(&opened(dir.path()).0).expect("read");
+            assert!(found <= LEAVE_FRAMES, "{found} frames after round {round}");
+        }
     }
 
     #[test]
@@ -509,11 +541,8 @@ mod tests {
         use_up(&conn);
         for (i, (name, token)) in held.iter().enumerate() {
             let before = frames(&conn).expect("read");
-            let freed = if i % 2 == 0 {
-                fast::release(&conn, BOOT, &me, name, token)
-            } else {
-                fast::free(&conn, BOOT, name, token)
-            };
+            let freed =
+                if i % 2 == 0 { fast::release(&conn, &me, name, token) } else { fast::free(&conn, name, token) };
             assert_eq!(freed, Ok(true), "{i}");
             let written = frames(&conn).expect("read") - before;
             assert!(written <= 2, "{i}: {written} frames");

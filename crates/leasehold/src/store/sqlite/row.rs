@@ -2,7 +2,6 @@
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
-use crate::clock::Moment;
 use crate::facts::{Owner, Token};
 use crate::machine::{Flag, Held, InboxId, Message, Slot, Waiting};
 
@@ -20,11 +19,6 @@ impl From<String> for Key {
     fn from(key: String) -> Self {
         Self(key.into())
     }
-}
-
-/// Whole milliseconds of the boot clock.
-pub(super) fn now_ms() -> u64 {
-    u64::try_from(Moment::now().since_boot().as_millis()).unwrap_or(u64::MAX)
 }
 
 /// SQLite's integers are signed; ours are times and counters far below that bound.
@@ -46,15 +40,20 @@ pub(super) struct LockRow {
 const LOCK: &str = "SELECT flag, token, fence, counter, inbox, since_ms, ttl_ms, owner, ends, boot, queue_ends \
                     FROM locks WHERE name = ?1";
 
-/// Reads one lock. One of another boot has ended, and nobody of then waits any more.
-pub(super) fn lock(conn: &Connection, name: &Key, boot: i64) -> rusqlite::Result<Option<LockRow>> {
-    conn.prepare_cached(LOCK)?.query_row([name.as_str()], |row| lock_row(row, boot)).optional()
+/// Reads one lock.
+pub(super) fn lock(conn: &Connection, name: &Key, boot: i64, now_ms: u64) -> rusqlite::Result<Option<LockRow>> {
+    conn.prepare_cached(LOCK)?.query_row([name.as_str()], |row| lock_row(row, boot, now_ms)).optional()
 }
 
 /// Reads the columns of [`LOCK`] from the first one on.
-pub(super) fn lock_row(row: &Row<'_>, boot: i64) -> rusqlite::Result<LockRow> {
+///
+/// Another boot id alone proves nothing: containers of one kernel can each have their own. They share its boot clock, so
+/// a lease of another boot id ends when that clock says so, or at once when the clock is behind the moment at which the
+/// lease began: then the machine has started since, and every holder and waiter is gone.
+pub(super) fn lock_row(row: &Row<'_>, boot: i64, now_ms: u64) -> rusqlite::Result<LockRow> {
     let ends = unsql(row.get(8)?);
-    let ours = row.get::<_, i64>(9)? == boot;
+    let began = ends.saturating_sub(unsql(row.get(6)?));
+    let ours = row.get::<_, i64>(9)? == boot || began <= now_ms;
     let slot = match token(row, 1)? {
         Some(token) if ours && ends > 0 => Slot::Held(Held {
             flag: flag(row.get(0)?),
@@ -73,7 +72,7 @@ pub(super) fn lock_row(row: &Row<'_>, boot: i64) -> rusqlite::Result<LockRow> {
 }
 
 /// Reads `ticket, token, inbox, ttl_ms, since_ms, owner, polled`.
-pub(super) fn waiting_row(row: &Row<'_>) -> rusqlite::Result<Option<Waiting>> {
+pub(super) fn waiting_row(row: &Row<'_>, now_ms: u64) -> rusqlite::Result<Option<Waiting>> {
     let Some(token) = token(row, 1)? else { return Ok(None) };
     Ok(Some(Waiting {
         ticket: unsql(row.get(0)?),
@@ -82,7 +81,8 @@ pub(super) fn waiting_row(row: &Row<'_>) -> rusqlite::Result<Option<Waiting>> {
         ttl_ms: unsql(row.get(3)?),
         since_ms: unsql(row.get(4)?),
         owner: Owner::from_wire(row.get_ref(5)?.as_str()?),
-        polled_ms: unsql(row.get(6)?),
+        // Asked in an earlier boot: long ago.
+        polled_ms: Some(unsql(row.get(6)?)).filter(|polled| *polled <= now_ms).unwrap_or(0),
     }))
 }
 

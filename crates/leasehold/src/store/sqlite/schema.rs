@@ -9,14 +9,15 @@ use std::time::Duration;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
-use super::path::{not_writable, unusable};
+use super::modes::{self, Sharing};
+use super::path::{beside, not_writable, unusable};
 use crate::clock::Moment;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Our mark in the file's header: `lhld`.
 const APPLICATION: i64 = 0x6c68_6c64;
 /// The version of the tables. A file with a higher one is left alone.
-const VERSION: i64 = 3;
+const VERSION: i64 = 4;
 /// A verb gives up when the file was locked for this long.
 const PATIENCE_MS: u64 = 2_000;
 /// The first wait for a lock, then every other: short and even, so that nobody starves.
@@ -26,8 +27,8 @@ const NEXT_WAIT: Duration = Duration::from_micros(300);
 const LOG_KEEPS_BYTES: u64 = 8 << 20;
 
 const TABLES: &str = "
-    -- One row per key (`KeySpace` makes it from namespace and name); free when `ends` is past or `boot` is another. A free row stays for a
-    -- while: taking it again changes one page in place. `counter` is the highest number (fence or
+    -- One row per key (`KeySpace` makes it from namespace and name); free when `ends` is past, or when it was
+    -- taken in an earlier boot (`row::lock_row`). A free row stays for a while: taking it again changes one page in place. `counter` is the highest number (fence or
     -- ticket) ever given for the name, `queue_ends` 0 while nobody waits.
     CREATE TABLE locks (
         name TEXT NOT NULL PRIMARY KEY, flag INTEGER NOT NULL, token TEXT NOT NULL, fence INTEGER NOT NULL,
@@ -69,6 +70,13 @@ const BINDINGS: &str = "
     CREATE INDEX bindings_ends ON bindings (ends_wall);
 ";
 
+/// Also what version 3 did not have.
+const PAIRED: &str = "
+    -- The id of the `.alive` directory, and where the database was when they were paired.
+    ALTER TABLE meta ADD COLUMN alive TEXT NOT NULL DEFAULT '';
+    ALTER TABLE meta ADD COLUMN place TEXT NOT NULL DEFAULT '';
+";
+
 /// Version 1 knew no namespaces: its rows are those of the default one, found by their plain names.
 const FROM_VERSION_1: &str = "
     UPDATE locks SET name = 'leasehold:lock:' || name
@@ -99,7 +107,11 @@ impl Patience {
 }
 
 /// Opens the file, making it where there is none. Says whether it was made.
-pub(super) fn open(path: &Path) -> Result<(Connection, Patience, bool), StoreError> {
+pub(super) fn open(path: &Path, sharing: Sharing) -> Result<(Connection, Patience, bool), StoreError> {
+    modes::create(path, sharing).map_err(|e| unusable(path, &e))?;
+    for suffix in ["", "-wal", "-shm", ".ckpt"] {
+        modes::tighten(&beside(path, suffix));
+    }
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut conn = Connection::open_with_flags(path, flags).map_err(|e| refused(path, &e))?;
     let patience = Patience(Arc::new(AtomicU64::new(PATIENCE_MS)));
@@ -153,6 +165,9 @@ fn set_up(conn: &mut Connection) -> rusqlite::Result<Result<bool, StoreError>> {
     }
     if new || version < 3 {
         tx.execute_batch(BINDINGS)?;
+    }
+    if new || version < 4 {
+        tx.execute_batch(PAIRED)?;
     }
     tx.execute_batch(&format!("PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION};"))?;
     tx.commit()?;
@@ -221,8 +236,9 @@ pub(super) fn refused(path: &Path, error: &rusqlite::Error) -> StoreError {
 
 #[cfg(test)]
 mod tests {
-    use super::super::row::{now_ms, sql};
-    use super::super::{SqliteStore, boot_id};
+    use super::super::SqliteStore;
+    use super::super::boot::{self, now_ms};
+    use super::super::row::sql;
     use super::*;
     use crate::facts::{LockName, Shelf, Token};
     use crate::store::{Bind, BindingId, Inspect, Release, Store};
@@ -264,7 +280,7 @@ mod tests {
         for (name, token) in &held {
             const HELD: &str = "INSERT INTO locks VALUES (?1, 0, ?2, 5, 5, NULL, 1, 60000, 'me@here:1', ?3, ?4, 0)";
             let ends = sql(now_ms() + 60_000);
-            old.execute(HELD, (name, token.reveal(), ends, boot_id().expect("known"))).expect("written");
+            old.execute(HELD, (name, token.reveal(), ends, boot::read().expect("known"))).expect("written");
         }
         drop(old);
         // Opened twice: it is carried over once.

@@ -1,13 +1,12 @@
 //! The path of a lock somebody waits for: the state machine inside a transaction.
 
-use std::time::Duration;
-
 use rusqlite::{Connection, params};
 
+use super::boot::{moment, now_ms};
 use super::driver::{Driver, Fault};
 use super::room::roll_back;
-use super::row::{self, Key, flag_number, now_ms, sql};
-use crate::clock::{self, Moment};
+use super::row::{self, Key, flag_number, sql};
+use crate::clock;
 use crate::facts::Token;
 use crate::machine::{InboxId, Limits, Lock, Message, Rules, Slot, Turn, Waiting};
 
@@ -117,11 +116,11 @@ impl Driver {
     fn load(&self, name: &Key, me: Option<&Token>, few: Option<usize>, now_ms: u64) -> Result<Loaded, Fault> {
         let floor: i64 = self.conn.prepare_cached("SELECT floor FROM meta")?.query_row([], |row| row.get(0))?;
         let floor = row::unsql(floor);
-        let Some(found) = row::lock(&self.conn, name, self.boot)? else {
+        let Some(found) = row::lock(&self.conn, name, self.boot, now_ms)? else {
             return Ok(Loaded { lock: Lock::default(), counter: floor, queue_was_over: false });
         };
         let queue_was_over = found.queue_ends_ms <= now_ms;
-        let queue = if queue_was_over { Vec::new() } else { waiters(&self.conn, name, me, few)? };
+        let queue = if queue_was_over { Vec::new() } else { waiters(&self.conn, name, me, few, now_ms)? };
         let lock = Lock { slot: found.slot, queue, queue_ends_ms: found.queue_ends_ms };
         Ok(Loaded { lock, counter: floor.max(found.counter), queue_was_over })
     }
@@ -222,18 +221,25 @@ impl Driver {
             Message::Revoked { .. } | Message::Finish { .. } => {}
         }
         // Nobody may have taken the receiver; the state in the file is what counts.
-        let _ = self.pushes.send(message.into_push(Moment::from_boot(Duration::from_millis(at_ms))));
+        let _ = self.pushes.send(message.into_push(moment(at_ms)));
     }
 }
 
-fn waiters(conn: &Connection, name: &Key, me: Option<&Token>, few: Option<usize>) -> rusqlite::Result<Vec<Waiting>> {
+fn waiters(
+    conn: &Connection,
+    name: &Key,
+    me: Option<&Token>,
+    few: Option<usize>,
+    now_ms: u64,
+) -> rusqlite::Result<Vec<Waiting>> {
+    let select = |text: &str, with: &[&dyn rusqlite::ToSql]| select(conn, text, with, now_ms);
     let limit = few.map_or(-1, |n| i64::try_from(n).unwrap_or(-1));
-    let mut found = select(conn, &format!("{WAITERS} ORDER BY ticket LIMIT ?2"), params![name.as_str(), limit])?;
+    let mut found = select(&format!("{WAITERS} ORDER BY ticket LIMIT ?2"), params![name.as_str(), limit])?;
     if Some(found.len()) == few {
         // The rest matters only by its last, and by whoever asks.
-        found.extend(select(conn, &format!("{WAITERS} ORDER BY ticket DESC LIMIT 1"), params![name.as_str()])?);
+        found.extend(select(&format!("{WAITERS} ORDER BY ticket DESC LIMIT 1"), params![name.as_str()])?);
         if let Some(me) = me {
-            found.extend(select(conn, &format!("{WAITERS} AND token = ?2"), params![name.as_str(), me.reveal()])?);
+            found.extend(select(&format!("{WAITERS} AND token = ?2"), params![name.as_str(), me.reveal()])?);
         }
         found.sort_by(|a, b| (a.ticket, &a.token).cmp(&(b.ticket, &b.token)));
         found.dedup_by(|a, b| a.token == b.token);
@@ -241,9 +247,9 @@ fn waiters(conn: &Connection, name: &Key, me: Option<&Token>, few: Option<usize>
     Ok(found)
 }
 
-fn select(conn: &Connection, text: &str, with: &[&dyn rusqlite::ToSql]) -> rusqlite::Result<Vec<Waiting>> {
+fn select(conn: &Connection, text: &str, with: &[&dyn rusqlite::ToSql], now_ms: u64) -> rusqlite::Result<Vec<Waiting>> {
     let mut statement = conn.prepare_cached(text)?;
-    let rows = statement.query_map(with, row::waiting_row)?;
+    let rows = statement.query_map(with, |row| row::waiting_row(row, now_ms))?;
     rows.filter_map(Result::transpose).collect()
 }
 

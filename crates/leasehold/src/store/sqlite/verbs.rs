@@ -1,9 +1,10 @@
 //! The verbs of the lock path, on the thread: the fast path first, else the state machine.
 
+use super::boot::now_ms;
 use super::driver::{Ask, Driver, Fault};
 use super::fast;
 use super::room::Need;
-use super::row::{self, Key, now_ms};
+use super::row::{self, Key};
 use crate::facts::{HolderId, Token};
 use crate::machine::{
     AcquireReply, AskReply, EvictReply, FenceUnusable, Lock, PassReply, RenewReply, Slot, TryReply, Turn,
@@ -82,7 +83,7 @@ impl Driver {
     pub(super) fn release(&mut self, name: &Key, token: &Token) -> Result<Release, StoreError> {
         self.waits.remove(name, token);
         let handed_on = self.attempt(Need::Less, |driver| {
-            if fast::release(&driver.conn, driver.boot, driver.alive.id(), name, token)? {
+            if fast::release(&driver.conn, driver.alive.id(), name, token)? {
                 driver.committed();
                 return Ok(Release::Released);
             }
@@ -96,7 +97,7 @@ impl Driver {
         });
         match handed_on {
             Err(error) if error.kind() == StoreErrorKind::DiskFull => self.attempt(Need::Nothing, |driver| {
-                let freed = fast::free(&driver.conn, driver.boot, name, token)?;
+                let freed = fast::free(&driver.conn, name, token)?;
                 Ok(if freed { Release::Released } else { Release::NotOwner })
             }),
             answer => answer,
@@ -108,8 +109,11 @@ impl Driver {
     }
 
     fn renew_one(&mut self, name: &Key, r: &Renewal) -> Result<Renewed, StoreError> {
+        if !r.prolong {
+            return self.attempt(Need::Nothing, |driver| driver.check_lease(name, r));
+        }
         self.attempt(Need::Less, |driver| {
-            if fast::renew(&driver.conn, driver.boot, driver.alive.id(), name, r)? {
+            if fast::renew(&driver.conn, driver.alive.id(), name, r)? {
                 driver.committed();
                 return Ok(Renewed::Renewed);
             }
@@ -121,6 +125,23 @@ impl Driver {
                 RenewReply::Lost => Renewed::Lost,
                 RenewReply::Revoked => Renewed::Revoked,
             })
+        })
+    }
+
+    /// One read, no transaction.
+    fn check_lease(&self, name: &Key, r: &Renewal) -> Result<Renewed, Fault> {
+        let now = now_ms();
+        let Some(found) = row::lock(&self.conn, name, self.boot, now)? else { return Ok(Renewed::Lost) };
+        let mut lock = Lock { slot: found.slot, ..Lock::default() };
+        if let Some(inbox) = lock.slot.inbox().cloned()
+            && self.alive.is_gone(&inbox)
+        {
+            lock.holder_died(&inbox);
+        }
+        Ok(match lock.check(now, &r.token, r.fence) {
+            RenewReply::Renewed => Renewed::Renewed,
+            RenewReply::Lost => Renewed::Lost,
+            RenewReply::Revoked => Renewed::Revoked,
         })
     }
 
@@ -171,8 +192,8 @@ impl Driver {
 
     /// A living holder that is not us: no turn of the machine is needed to see that.
     fn plainly_held(&self, name: &Key, token: &Token) -> Result<Option<Holder>, Fault> {
-        let Some(found) = row::lock(&self.conn, name, self.boot)? else { return Ok(None) };
         let now = now_ms();
+        let Some(found) = row::lock(&self.conn, name, self.boot, now)? else { return Ok(None) };
         let held = match &found.slot {
             Slot::Held(held) if held.token != *token && held.ends_ms.is_none_or(|end| end > now) => held,
             _ => return Ok(None),

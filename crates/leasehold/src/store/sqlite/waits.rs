@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use super::boot::{moment, now_ms};
 use super::driver::{Ask, Driver, Fault};
 use super::room::Need;
-use super::row::{self, Key, now_ms};
+use super::row::{self, Key};
 use crate::clock::Moment;
 use crate::facts::Token;
 use crate::machine::{InboxId, Slot};
@@ -40,6 +41,14 @@ impl Waits {
     pub(super) fn granted(&mut self, token: &Token) {
         self.places.retain(|(t, _), _| t != token);
         self.fresh.retain(|(t, _)| t != token);
+    }
+
+    /// The attempts that wait, which are forgotten: each asks again by itself.
+    pub(super) fn take_tokens(&mut self) -> Vec<Token> {
+        self.fresh.clear();
+        let mut tokens: Vec<Token> = std::mem::take(&mut self.places).into_keys().map(|(token, _)| token).collect();
+        tokens.dedup();
+        tokens
     }
 
     /// The lock changed hands, and this attempt is next.
@@ -109,8 +118,8 @@ impl Driver {
     }
 
     fn look_at(&self, name: &Key, ticket: u64) -> Result<Looked, Fault> {
-        let Some(found) = row::lock(&self.conn, name, self.boot)? else { return Ok(Looked::Help) };
         let now = now_ms();
+        let Some(found) = row::lock(&self.conn, name, self.boot, now)? else { return Ok(Looked::Help) };
         let Slot::Held(held) = found.slot else { return Ok(Looked::Help) };
         if held.ends_ms.is_some_and(|end| end <= now) || self.is_dead(held.inbox.as_ref()) {
             return Ok(Looked::Help);
@@ -153,5 +162,5 @@ enum Looked {
 
 /// Now, not later than the millisecond the store will count from.
 pub(super) fn floor_now() -> Moment {
-    Moment::from_boot(std::time::Duration::from_millis(now_ms()))
+    moment(now_ms())
 }

@@ -70,4 +70,4 @@ if full and left == -1 then
   redis.call('PEXPIRE', lock, full)
   left = tonumber(full)
 end
-return {'queued', ticket, redis.call('ZRANK', queue, me), left, value}
+return {'queued', ticket, redis.call('ZRANK', queue, me), left, clipped(value)}

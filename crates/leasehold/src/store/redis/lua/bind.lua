@@ -1,8 +1,9 @@
--- Creates a binding together with a slot on a node. Without a slot a plain SET NX GET does.
+-- Creates a binding together with a slot on a node. Without a slot, plain commands do.
 -- KEYS binding slots   ARGV value claim keep_ms places
--- replies {"created"} | {"exists", value} | {"no slot"}
-local found = redis.call('GET', KEYS[1])
-if found then
+-- replies {"created"} | {"exists", value} | {"no slot"} | {"too long"}: another client's value, nothing was done
+local found = redis.call('GETRANGE', KEYS[1], 0, STORED_MAX)
+if #found > STORED_MAX then return {'too long'} end
+if found ~= '' or redis.call('EXISTS', KEYS[1]) == 1 then
   if found:sub(5, 26) == ARGV[2] then return {'created'} end
   return {'exists', found}
 end

@@ -8,6 +8,7 @@
 --#head
 local value, left = redis.pcall('GET', lock), redis.call('PTTL', lock)
 if type(value) == 'table' then return {'foreign', redis.call('TYPE', lock).ok, left} end
+value = clipped(value)
 if not value then return {'free'} end
 local token, digits, inbox = value:match('^lh1 [01R] ([%w_%-]+) (%d+) (%S+) %d+ %d+ ')
 local ours = token and #token == 32 and #digits == 16

@@ -39,10 +39,21 @@ local function next_fence(seen)
   return string.format('%016.0f', f)
 end
 
--- How many heard it. An error (not permitted) counts as "perhaps somebody".
+-- Publishes a message to an inbox. SPUBLISH reaches subscribers of replicas too and counts only those of this
+-- server: neither its delivery nor its count says who has the lock.
 local function say(inbox, text)
-  local heard = redis.pcall('SPUBLISH', inbox, text)
-  return type(heard) == 'number' and heard or 1
+  redis.pcall('SPUBLISH', inbox, text)
+end
+
+-- A value as it is told to a client: of one longer than any of ours only that it is.
+local function clipped(value)
+  return value and #value > VALUE_MAX and TOO_LONG or value
+end
+
+-- Whether an inbox has a subscriber on this server. A grant is published only then: a subscriber left behind at
+-- a server that became a replica would receive a grant that went to the next waiter. An error counts as no.
+local function listens(inbox)
+  return (redis.pcall('PUBSUB', 'SHARDNUMSUB', inbox)[2] or 0) > 0
 end
 
 -- Tells the waiter at a rank when to look again.
@@ -59,8 +70,8 @@ local function hold(fence, token, inbox, ttl, owner, ms)
     inbox .. ' ' .. now_ms() .. ' ' .. ttl .. ' ' .. owner, 'PX', ms)
 end
 
--- Gives the lock to the first waiter that is there: take it out and tell it first, write the holder
--- once. The entry `me` is served by the reply, in full; with `before`, only tickets below it are served.
+-- Gives the lock to the first waiter that is there: take it out and tell it, write the holder once. The
+-- entry `me` is served by the reply, in full; with `before`, only tickets below it are served.
 -- -> 'me', fence | 'gave' | 'nobody' is left to serve | 'again' | 'unusable', error
 -- Only 'me' and 'gave' touch the lock. A waiter taken out is never put back: ZADD into an emptied queue
 -- would make one that never ends.
@@ -90,8 +101,9 @@ local function hand_off(provisional, me, before)
       hold(fence, token, inbox, ttl, owner, ttl)
       return 'me', fence
     end
-    if there and inbox ~= '-' then there = say(inbox, 'G ' .. token .. ' ' .. fence .. ' ' .. ms) > 0 end
+    if there and inbox ~= '-' then there = listens(inbox) end
     if there then
+      if inbox ~= '-' then say(inbox, 'G ' .. token .. ' ' .. fence .. ' ' .. ms) end
       hold(fence, token, inbox, ttl, owner, ms)
       hint(0, ms)
       return 'gave'

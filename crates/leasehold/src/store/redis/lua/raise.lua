@@ -1,8 +1,14 @@
 -- Once per connection, before its first grant: lost increments cannot come back.
--- KEYS fence   ARGV the highest fence this client saw
+-- KEYS fence   ARGV the highest fence this client saw, its inbox
 -- replies {fence, server time in µs}; fence "" when the counter cannot be used: grants say so themselves,
 --         and what is held can still be renewed and released
+-- errors  NOPERM: subscribers cannot be counted, so no waiter could safely be granted a lock
 --#limits
+local counted = redis.pcall('PUBSUB', 'SHARDNUMSUB', ARGV[2])
+if counted.err then
+  return {err = 'NOPERM PUBSUB SHARDNUMSUB is refused, which counts the subscribers before a lock is handed over: ' ..
+    'add +pubsub|shardnumsub to the user'}
+end
 redis.call('PERSIST', KEYS[1]) -- allowed when memory is full, and lifts the refusal for the rest
 local t = redis.call('TIME')
 local now = t[1] * 1000000 + t[2]

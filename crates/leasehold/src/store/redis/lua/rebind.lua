@@ -2,9 +2,11 @@
 -- KEYS binding [slots]   ARGV claim revision node keep_ms slot payload
 --   claim, revision: what it must be, "" for any      node: the one whose slots stand in KEYS
 --   keep_ms: counted anew, "" to leave its end        slot: "keep" | "give back" | "remove" (all of it)
--- replies {"done"} | {"gone"} | {"other", value} | {"node", node}: nothing was done, send its slots along
-local value = redis.call('GET', KEYS[1])
-if not value then return {'gone'} end
+-- replies {"done"} | {"gone"} | {"other", value} | {"too long"}: another client's value, nothing was done
+--         {"node", node}: nothing was done, send its slots along
+local value = redis.call('GETRANGE', KEYS[1], 0, STORED_MAX)
+if value == '' and redis.call('EXISTS', KEYS[1]) == 0 then return {'gone'} end
+if #value > STORED_MAX then return {'too long'} end
 local claim, revision, keep, length, at = value:match('^lh1 (%S+) (%d+) (%d+) (%d+) ()')
 if not claim then return {'other', value} end
 if (ARGV[1] ~= '' and ARGV[1] ~= claim) or (ARGV[2] ~= '' and ARGV[2] ~= revision) then return {'other', value} end

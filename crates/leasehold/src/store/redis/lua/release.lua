@@ -20,7 +20,8 @@ if token and inbox ~= '-' then
     local fence = string.format('%016.0f', f)
     local ms = tonumber(ttl) < tonumber(ARGV[2]) and ttl or ARGV[2]
     redis.call('ZREM', queue, first[1])
-    if redis.pcall('SPUBLISH', inbox, 'G ' .. token .. ' ' .. fence .. ' ' .. ms) ~= 0 then
+    if (redis.pcall('PUBSUB', 'SHARDNUMSUB', inbox)[2] or 0) > 0 then
+      redis.pcall('SPUBLISH', inbox, 'G ' .. token .. ' ' .. fence .. ' ' .. ms)
       local now = redis.call('TIME')
       local since = string.format('%s%03d', now[1], now[2] / 1000)
       local rest = ' ' .. token .. ' ' .. fence .. ' ' .. inbox .. ' ' .. since .. ' ' .. ttl .. ' ' .. owner

@@ -1,5 +1,5 @@
--- Renews, confirms, extends, hands on. Never shortens, never re-creates, works when memory is full.
--- KEYS lock   ARGV token ttl_ms fence(16 digits, or "": unfenced) [owner [hand_to]]
+-- Renews, confirms, extends, hands on; or only looks. Never shortens, never re-creates, works when memory is full.
+-- KEYS lock   ARGV token ttl_ms("": a check, nothing is written) fence(16 digits, or "": unfenced) [owner [hand_to]]
 -- fence: must be the value's own, or is written where that is still zeros. Another one means that the
 --        token was granted anew since: the lease this fence belongs to is over.
 -- owner: ttl and owner are written into the value; "" keeps both.
@@ -13,6 +13,7 @@ if token ~= ARGV[1] and (token ~= ARGV[5] or fence ~= ARGV[3]) then return 'lost
 if value:sub(5, 5) == 'R' then return 'revoked' end
 local write = ARGV[3] ~= '' and ARGV[3] ~= fence
 if write and fence ~= '0000000000000000' then return 'lost' end
+if ARGV[2] == '' then return 'renewed' end
 -- GT counts a key without expiry as endless: somebody removed it, so it is set again.
 if redis.call('PEXPIRE', KEYS[1], ARGV[2], 'GT') == 0 and redis.call('PTTL', KEYS[1]) == -1 then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])

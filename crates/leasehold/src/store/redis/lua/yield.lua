@@ -7,7 +7,7 @@
 --#head
 local value = redis.pcall('GET', lock)
 if type(value) ~= 'string' or value:sub(7, 38) ~= ARGV[1] then
-  return {'held', type(value) == 'string' and value or ''}
+  return {'held', type(value) == 'string' and clipped(value) or ''}
 end
 if value:sub(5, 5) == 'R' then return {'revoked'} end
 local outcome = hand_off(tonumber(ARGV[3]), nil, tonumber(ARGV[2]))

@@ -1,0 +1,142 @@
+//! Callers, hashed into names: with a key that all instances share, so that a reader of the name cannot find out
+//! the caller by trying.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+
+use crate::clock::Moment;
+use crate::engine::Core;
+use crate::error::{Error, Operation};
+use crate::facts::{ClaimId, Keep, LockName, Shelf};
+use crate::store::{BindingId, Change, Create, Expected, NewBinding};
+
+/// The id of the shared key in the store.
+const KEY_ID: &str = "idempotency";
+const KEY_BYTES: usize = 32;
+/// How much of a hash is in a name: enough that no two callers meet.
+const HASH_BYTES: usize = 16;
+/// How often an instance makes sure that the store still has the key, and prolongs it.
+const CONFIRM_EVERY: Duration = Duration::from_secs(60 * 60);
+
+/// Hashes callers with a key that the first instance creates in the store.
+#[derive(Clone)]
+pub(super) struct CallerHash {
+    key: Arc<Mutex<SharedKey>>,
+}
+
+#[derive(Clone)]
+struct SharedKey {
+    /// What this instance offers: the store's own once that is known, so that a store that lost it gets it back.
+    offered: NewBinding,
+    confirmed: Option<Moment>,
+}
+
+impl CallerHash {
+    pub(super) fn new() -> Self {
+        let mut key = vec![0; KEY_BYTES];
+        getrandom::fill(&mut key).expect("the system has random numbers");
+        let id = BindingId { shelf: Shelf::Secrets, id: LockName::new(KEY_ID).expect("a name") };
+        let keep = Keep::new(Keep::MAX).expect("the longest there is");
+        let offered = NewBinding { id, claim: ClaimId::random(), keep, slot: None, value: key };
+        Self { key: Arc::new(Mutex::new(SharedKey { offered, confirmed: None })) }
+    }
+
+    /// The hash of a caller, in hex: the same on every instance.
+    pub(super) async fn of(&self, core: &Core, caller: &[u8]) -> Result<String, Error> {
+        let mut key = self.known().clone();
+        let now = Moment::now();
+        if key.confirmed.is_none_or(|confirmed| confirmed.until(now) >= CONFIRM_EVERY) {
+            // Requests that find it unconfirmed at the same time all ask, with the same offer: nobody waits for
+            // another one's question to a store that does not answer.
+            key.confirm(core).await?;
+            key.confirmed = Some(now);
+            self.known().clone_from(&key);
+        }
+        let hash = hmac(&key.offered.value, caller);
+        Ok(hash[..HASH_BYTES].iter().map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    fn known(&self) -> MutexGuard<'_, SharedKey> {
+        self.key.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl SharedKey {
+    /// Creates the key in the store, or takes over the one that is there.
+    async fn confirm(&mut self, core: &Core) -> Result<(), Error> {
+        let id = &self.offered.id;
+        // Nothing is undone when the answer is lost: another instance may have read it by then. The same
+        // offer is made again.
+        let answer = core.within(core.store.create(&self.offered)).await;
+        let found = match answer.map_err(|error| core.store_error(Operation::Create, &id.id, error))? {
+            Create::Exists(found) => found,
+            Create::Created | Create::NoSlot => return self.prolong(core).await,
+        };
+        if found.value.len() != KEY_BYTES {
+            let problem = format!("a key of {KEY_BYTES} bytes was expected");
+            return Err(Error::Unreadable { name: id.id.clone(), problem });
+        }
+        (self.offered.claim, self.offered.value) = (found.claim, found.value);
+        self.prolong(core).await
+    }
+
+    async fn prolong(&self, core: &Core) -> Result<(), Error> {
+        let NewBinding { id, claim, keep, value, .. } = &self.offered;
+        let change = Change { value: value.clone(), keep: Some(*keep), give_slot_back: false };
+        core.change(id, &Expected::Claim(claim.clone()), &change).await.map(drop)
+    }
+}
+
+/// HMAC-SHA-256 (RFC 2104) with a key of at most one block. From `sha2` alone: it is pure Rust, whereas `ring` would
+/// bring a C compiler to every user of this feature.
+fn hmac(key: &[u8], message: &[u8]) -> [u8; 32] {
+    let padded = |pad: u8| {
+        let mut block = [pad; 64];
+        block.iter_mut().zip(key).for_each(|(byte, key)| *byte ^= key);
+        block
+    };
+    let inner = Sha256::new().chain_update(padded(0x36)).chain_update(message).finalize();
+    Sha256::new().chain_update(padded(0x5c)).chain_update(inner).finalize().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manager::LockManager;
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// The first two test cases of RFC 4231.
+    #[test]
+    fn hashes_are_those_of_the_standard() {
+        let first = hmac(&[0x0b; 20], b"Hi There");
+        assert_eq!(hex(&first), "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
+        let second = hmac(b"Jefe", b"what do ya want for nothing?");
+        assert_eq!(hex(&second), "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
+    }
+
+    #[tokio::test]
+    async fn instances_share_the_key_and_give_it_back_to_a_store_that_lost_it() {
+        let locks = LockManager::connect("memory:").await.expect("memory");
+        let core = locks.core();
+        let (one, other) = (CallerHash::new(), CallerHash::new());
+        let hash = one.of(core, b"alice").await.expect("answered");
+        assert_eq!(other.of(core, b"alice").await.expect("answered"), hash);
+        assert_ne!(one.of(core, b"bob").await.expect("answered"), hash);
+        let elsewhere = LockManager::connect("memory:").await.expect("memory");
+        assert_ne!(CallerHash::new().of(elsewhere.core(), b"alice").await.expect("answered"), hash, "a key per store");
+        // The store lost it; an instance that knows it looks again before a new one comes.
+        let (id, claim) = {
+            let key = other.known();
+            (key.offered.id.clone(), key.offered.claim.clone())
+        };
+        assert!(core.remove(&id, &claim).await.expect("answered"));
+        other.known().confirmed = None;
+        assert_eq!(other.of(core, b"alice").await.expect("answered"), hash);
+        assert_eq!(CallerHash::new().of(core, b"alice").await.expect("answered"), hash);
+    }
+}

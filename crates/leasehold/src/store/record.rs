@@ -1,0 +1,165 @@
+//! The record of work that is done once: a line of JSON, and after it the result. Stores read its state and
+//! fence, to decide what a runner may write over it.
+
+use serde::{Deserialize, Serialize};
+
+use super::bindings::{Bound, Step};
+use crate::clock::wall_ms;
+use crate::facts::ClaimId;
+
+/// How far the work is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum State {
+    /// A runner works on it, or died over it: the lock says which.
+    Running,
+    /// Its result follows.
+    Done,
+    /// The work was done and its result cannot be stored. The reason follows, as text.
+    Unstored,
+}
+
+/// The first line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Head {
+    pub(crate) state: State,
+    /// The runner, for people.
+    pub(crate) by: String,
+    /// When it began, or was done: wall-clock milliseconds.
+    pub(crate) at_ms: u64,
+    /// The fence of the runner's lease. Records of earlier builds have none, which counts as 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) fence: Option<u64>,
+    /// The fingerprint of the payload.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) payload: Option<String>,
+}
+
+impl Head {
+    pub(crate) fn new(state: State, by: String, fence: u64, payload: Option<String>) -> Self {
+        Self { state, by, at_ms: wall_ms(), fence: Some(fence), payload }
+    }
+
+    /// The record with this first line.
+    pub(crate) fn with(&self, result: &[u8]) -> Vec<u8> {
+        let mut record = serde_json::to_vec(self).expect("a head is JSON");
+        record.push(b'\n');
+        record.extend_from_slice(result);
+        record
+    }
+}
+
+/// Splits a record into its two parts; `None` when it is not a record.
+pub(crate) fn parse(record: &[u8]) -> Option<(Head, &[u8])> {
+    let (line, result) = split(record)?;
+    Some((serde_json::from_slice(line).ok()?, result))
+}
+
+/// What a store does with a step of a runner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// Write it, as this revision.
+    Write { revision: u64 },
+    /// This runner's result is stored already: the step was sent twice.
+    Already,
+    /// Leave the record alone.
+    Refuse,
+}
+
+/// Decides about a step, given what the store has under its id. A finished record is never replaced; a
+/// running one only by its own runner, or by one with a higher fence.
+pub(crate) fn judge(step: &Step, found: Option<&Bound>) -> Verdict {
+    let Some(found) = found else { return Verdict::Write { revision: 0 } };
+    let ours = found.claim == step.claim;
+    match standing(found) {
+        Some(Standing { state: State::Running, .. }) if ours => Verdict::Write { revision: found.revision + 1 },
+        Some(Standing { state: State::Running, fence }) if fence.unwrap_or(0) < step.fence => {
+            Verdict::Write { revision: 0 }
+        }
+        Some(Standing { state: State::Done | State::Unstored, .. }) if ours && step.over => Verdict::Already,
+        _ => Verdict::Refuse,
+    }
+}
+
+/// Whether a runner may take back its record: it is its own, and still running.
+pub(crate) fn may_withdraw(claim: &ClaimId, found: &Bound) -> bool {
+    found.claim == *claim && standing(found).is_some_and(|standing| standing.state == State::Running)
+}
+
+/// What decides who may write.
+#[derive(Deserialize)]
+struct Standing {
+    state: State,
+    #[serde(default)]
+    fence: Option<u64>,
+}
+
+fn standing(found: &Bound) -> Option<Standing> {
+    // A binding with a slot on a node is never a record.
+    let (line, _) = split(&found.value).filter(|_| found.node.is_none())?;
+    serde_json::from_slice(line).ok()
+}
+
+fn split(record: &[u8]) -> Option<(&[u8], &[u8])> {
+    let end = record.iter().position(|byte| *byte == b'\n')?;
+    Some((&record[..end], &record[end + 1..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::facts::{Keep, LockName, Shelf};
+    use crate::store::BindingId;
+
+    #[test]
+    fn a_record_is_read_back_whatever_the_result_is() {
+        let head = Head::new(State::Done, "me\n@here".into(), 7, Some("fingerprint".into()));
+        for result in [&b""[..], b"\n", b"{\"a\":1}\n\xff\0"] {
+            let record = head.with(result);
+            assert_eq!(parse(&record), Some((head.clone(), result)));
+        }
+        assert_eq!(parse(b"no line"), None);
+        assert_eq!(parse(b"[]\n"), None);
+    }
+
+    #[test]
+    fn a_record_of_an_earlier_build_has_no_fence() {
+        let (head, _) = parse(b"{\"state\":\"running\",\"by\":\"a@b:1\",\"at_ms\":1}\n").expect("a record");
+        assert_eq!((head.state, head.fence), (State::Running, None));
+    }
+
+    #[test]
+    fn a_runner_writes_over_nothing_its_own_and_a_lower_fence() {
+        let (ours, other) = (ClaimId::random(), ClaimId::random());
+        let step = |over| Step {
+            id: BindingId { shelf: Shelf::Results, id: LockName::new("x").expect("a name") },
+            claim: ours.clone(),
+            fence: 7,
+            over,
+            keep: Keep::new(Keep::MAX).expect("a time"),
+            value: Vec::new(),
+        };
+        let found = |claim: &ClaimId, line: &str| {
+            let value = format!("{line}\nresult").into_bytes();
+            Bound { claim: claim.clone(), revision: 3, keep: Keep::MAX, node: None, value }
+        };
+        let (anew, next) = (Verdict::Write { revision: 0 }, Verdict::Write { revision: 4 });
+        for (claim, line, begins, ends) in [
+            (&other, r#"{"state":"running"}"#, anew, anew),
+            (&other, r#"{"state":"running","fence":6}"#, anew, anew),
+            (&other, r#"{"state":"running","fence":7}"#, Verdict::Refuse, Verdict::Refuse),
+            (&other, r#"{"state":"running","fence":8}"#, Verdict::Refuse, Verdict::Refuse),
+            (&other, r#"{"state":"done","fence":6}"#, Verdict::Refuse, Verdict::Refuse),
+            (&other, r#"{"state":"unstored","fence":6}"#, Verdict::Refuse, Verdict::Refuse),
+            (&ours, r#"{"state":"running","fence":7}"#, next, next),
+            (&ours, r#"{"state":"done","fence":7}"#, Verdict::Refuse, Verdict::Already),
+            (&ours, r#"{"state":"unstored","fence":7}"#, Verdict::Refuse, Verdict::Already),
+            (&ours, "no record", Verdict::Refuse, Verdict::Refuse),
+        ] {
+            let found = found(claim, line);
+            assert_eq!((judge(&step(false), Some(&found)), judge(&step(true), Some(&found))), (begins, ends), "{line}");
+            assert_eq!(may_withdraw(&ours, &found), *claim == ours && line.contains("running"), "{line}");
+        }
+        assert_eq!((judge(&step(false), None), judge(&step(true), None)), (anew, anew));
+    }
+}
