@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::engine::Core;
 use crate::error::Error;
+use crate::event::LossReason;
 use crate::facts::{Fence, LockName};
 use crate::guard::Guard;
 use crate::request::LockRequest;
@@ -59,7 +60,11 @@ pub(crate) enum OnLoss {
 }
 
 /// A lock that was entered, and is left by [`Entered::leave`] or, in the background, by a drop.
-pub(crate) struct Entered(Arc<Held>);
+pub(crate) struct Entered {
+    held: Arc<Held>,
+    /// Whether an outer call of this task holds the lock, and is cancelled with it.
+    nested: bool,
+}
 
 impl Entered {
     /// Acquires the lock, or counts up where this task holds it already.
@@ -69,30 +74,30 @@ impl Entered {
         if entry == Entry::Again
             && let Some(mine) = outer.as_ref().and_then(|held| held.find(&core, name))
         {
-            // Whoever is inside is being cancelled: nothing new begins there.
+            // The outer call is being cancelled: nothing new begins inside it.
             if let Some(why) = mine.loss() {
-                return Err(Error::Lost { name: name.clone(), why });
+                return Err(cancelled_with_the_outer_call(name, why).await);
             }
-            return Ok(Self(Arc::new(Held { guard: mine, core, outer })));
+            return Ok(Self { held: Arc::new(Held { guard: mine, core, outer }), nested: true });
         }
         let guard = Arc::new(request.await?);
-        Ok(Self(Arc::new(Held { guard, core, outer })))
+        Ok(Self { held: Arc::new(Held { guard, core, outer }), nested: false })
     }
 
     /// Enters by a guard that somebody else acquired.
     pub(crate) fn with(core: Arc<Core>, guard: Guard) -> Self {
         let outer = HELD.try_with(Arc::clone).ok();
-        Self(Arc::new(Held { guard: Arc::new(guard), core, outer }))
+        Self { held: Arc::new(Held { guard: Arc::new(guard), core, outer }), nested: false }
     }
 
     pub(crate) fn guard(&self) -> &Guard {
-        &self.0.guard
+        &self.held.guard
     }
 
     /// Does work inside the lock.
     pub(crate) async fn work<T>(&self, on_loss: OnLoss, work: impl Future<Output = T>) -> Result<T, Error> {
         let guard = self.guard();
-        let work = HELD.scope(self.0.clone(), work);
+        let work = HELD.scope(self.held.clone(), work);
         if on_loss == OnLoss::Continue {
             let done = work.await;
             if let Some(why) = guard.loss() {
@@ -103,7 +108,10 @@ impl Entered {
         tokio::select! {
             // Lost first: work must not take another step once the lease is over.
             biased;
-            why = guard.lost() => Err(Error::Lost { name: guard.name().clone(), why }),
+            why = guard.lost() => Err(match self.nested {
+                true => cancelled_with_the_outer_call(guard.name(), why).await,
+                false => Error::Lost { name: guard.name().clone(), why },
+            }),
             done = work => Ok(done),
         }
     }
@@ -111,11 +119,21 @@ impl Entered {
     /// Leaves. Whoever is the last gives the lock back, and waits until that is done. What goes wrong
     /// then hides nobody's result: it goes on in the background.
     pub(crate) async fn leave(self) {
-        let Some(guard) = Arc::into_inner(self.0).and_then(|held| Arc::into_inner(held.guard)) else { return };
+        let Some(guard) = Arc::into_inner(self.held).and_then(|held| Arc::into_inner(held.guard)) else { return };
         if let Err(error) = guard.release().await {
             tracing::warn!(%error, "the work is done; its lock is released in the background");
         }
     }
+}
+
+/// The error of a nested call whose lease is lost.
+///
+/// Another thread may report the loss after the outer call looked for it and before this one does. The
+/// outer call must be polled first then, because it cancels all work inside the lock: this call yields
+/// once, and returns only where the outer call chose to continue.
+async fn cancelled_with_the_outer_call(name: &LockName, why: LossReason) -> Error {
+    tokio::task::yield_now().await;
+    Error::Lost { name: name.clone(), why }
 }
 
 impl Held {

@@ -16,6 +16,7 @@ on_every_store!(
     an_error_or_a_panic_inside_leaves_the_lock_with_the_first,
     another_manager_is_another_holder,
     a_loss_ends_all_who_entered,
+    the_outer_call_is_cancelled_first,
     the_attribute_enters_again_too,
 );
 
@@ -115,6 +116,42 @@ async fn a_loss_ends_all_who_entered(arena: Arena) {
     assert!(matches!(outcome, Err(Error::Lost { why: LossReason::Revoked, .. })), "{outcome:?}");
     assert!(!inner_went_on);
     locks.lock("r").wait_up_to(LONG).await.expect("free again").release().await.expect("answered");
+}
+
+/// The loss arrives on another thread while the outer work is being polled, so the calls inside see it
+/// before the outer one does.
+async fn the_outer_call_is_cancelled_first(arena: Arena) {
+    let locks = arena.manager().await;
+    for entered_before in [true, false] {
+        let mut went_on = false;
+        let outcome = locks.lock("r").run_reentrant(async |guard| {
+            let losing = async {
+                tokio::task::yield_now().await;
+                let evicted = locks.evict("r", guard.holder_id(), EvictMode::Revoke, "test").await;
+                evicted.expect("answered");
+                // Blocks on purpose: the outer call is not polled meanwhile.
+                tokio::task::block_in_place(|| {
+                    while guard.loss().is_none() {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                });
+            };
+            if entered_before {
+                let inside = locks.lock("r").run_reentrant(async |_| std::future::pending::<()>().await);
+                let (_, inside) = tokio::join!(biased; losing, inside);
+                went_on = true;
+                inside.expect_err("lost");
+            } else {
+                losing.await;
+                again(&locks).await.expect_err("lost");
+                went_on = true;
+            }
+        });
+        let outcome = tokio::time::timeout(LONG, outcome).await.expect("notified");
+        assert!(matches!(outcome, Err(Error::Lost { why: LossReason::Revoked, .. })), "{outcome:?}");
+        assert!(!went_on, "the outer work took another step (entered before: {entered_before})");
+        locks.lock("r").wait_up_to(LONG).await.expect("free again").release().await.expect("answered");
+    }
 }
 
 #[lock(key = "r", locks = locks, reentrant = true)]
