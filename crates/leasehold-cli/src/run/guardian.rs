@@ -1,7 +1,7 @@
 //! The process that starts CMD and ends it, and does nothing else: no store, no output, nothing that can block.
 //!
-//! It leads a process group of its own, so that neither Ctrl-Z nor a `kill -9` of the job's group reaches it. When the
-//! keeper dies, or says nothing until the lease is nearly over, it ends everything CMD started.
+//! It leads a process group of its own, and from CMD's start on a session, so that neither Ctrl-Z nor a `kill -9` of the
+//! job's group reaches it. When the keeper dies, or says nothing until the lease is nearly over, it ends everything CMD started.
 
 use std::ffi::OsString;
 use std::io::{self, PipeReader};
@@ -84,11 +84,22 @@ impl Starting {
         std::thread::Builder::new().spawn(move || {
             let Ok((start, blocked)) = wanted.recv() else { return };
             let started = blocked.lifted(|| command::start(&start));
+            leave_session(start.group);
             let _ = tell.send((started, Moment::now()));
             drop(ends_with_the_thread);
         })?;
         Ok((starter, Self { outcome, done }))
     }
+}
+
+/// Moves this process from a group of its own to a session of its own.
+///
+/// As CMD's parent in another group of the same session it would keep CMD's group from being orphaned. Where nothing
+/// else does, as in a cron job, that group would become orphaned when CMD ends, and the kernel would send SIGHUP to all
+/// of it if any member were stopped. CMD has to join its group first, which it can only do within the session.
+fn leave_session(group: i32) {
+    // The leader of a group cannot leave its session. If either call fails, only the rule above is lost.
+    let _ = rustix::process::setpgid(None, Pid::from_raw(group)).and_then(|()| rustix::process::setsid());
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

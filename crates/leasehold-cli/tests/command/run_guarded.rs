@@ -288,3 +288,18 @@ fn a_signal_to_the_group_reaches_a_command_that_left_it() {
     std::fs::write(world.path("end"), "").expect("a file");
     assert_eq!(job.wait(), 0);
 }
+
+/// Nothing outside the session cares for this group, as in a cron job. The kernel sends SIGHUP to a group that becomes
+/// orphaned while one of its members is stopped: a run must not be what orphans it.
+#[test]
+fn the_end_of_a_command_hangs_up_no_stopped_process_in_a_session_of_its_own() {
+    let world = World::sqlite();
+    let script = "sleep 60 & kill -STOP $!; \"$@\"; code=$?; kill -KILL $!; exit $code";
+    let mut run = Command::new("setsid");
+    run.args(["-w", "sh", "-c", script, "sh"]);
+    let within = world.run(&["a", "--", "sh", "-c", "sleep 0.2; exit 7"]);
+    run.arg(within.get_program()).args(within.get_args()).current_dir(within.get_current_dir().expect("its own"));
+    run.envs(within.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let mut job = Job::start(&mut run);
+    assert_eq!(job.wait(), 7, "not hung up");
+}
