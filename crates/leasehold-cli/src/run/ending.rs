@@ -44,7 +44,7 @@ impl Keeper {
                         self.guardian.send(&Order::Bye, &[]);
                         return say_not_permitted(&not_permitted);
                     }
-                    Some(Report::NotStarted(_)) | None => break,
+                    Some(Report::NotStarted(_) | Report::TooLate) | None => break,
                     // CMD's own end may have come first; what it has started is ended all the same.
                     Some(Report::Started { .. } | Report::Stopped | Report::Continued | Report::Ended(_)) => {}
                 },

@@ -44,26 +44,31 @@ pub(super) fn run() -> Result<Exit, Failure> {
     let (starter, starting) = Starting::prepare().map_err(|e| refused("start", &e))?;
     // Without a lock there is no command, and the keeper is gone before it says a word.
     let Read::Message(order, fds) = link.wait() else { return Ok(Exit::Done) };
-    let Order::Start { group, blocked, words, fds: announced, env } = order else { return Err(misused()) };
+    let Order::Start { times, group, blocked, words, fds: announced, env } = order else { return Err(misused()) };
     let fds = announced.sort(fds).ok_or_else(misused)?;
     let lifeline = fds.lifeline.as_ref().and_then(|fd| fd.try_clone().ok());
     let all: Vec<OsString> = std::env::args_os().skip(1).collect();
     let words = all.len().checked_sub(words).map(|at| all[at..].to_vec()).ok_or_else(misused)?;
-    let _ = starter.send((Start { words, env, group, fds }, Blocked::from_bits(blocked).and(blocked_here)));
-    let guardian = Guardian {
+    let mut guardian = Guardian {
         link,
         keeper,
         children,
         alarm,
         starting: Some(starting),
         command: None,
-        times: None,
+        times,
         phase: Phase::Guarding,
         stops: 0,
         stopped: false,
         going_on: false,
         _lifeline: lifeline,
     };
+    // This process, or the keeper, may have been stopped on the way. What came in meanwhile counts first.
+    if guardian.take_orders() || !guardian.may_start() {
+        guardian.tell(&Report::TooLate);
+        return Ok(Exit::Done);
+    }
+    let _ = starter.send((Start { words, env, group, fds }, Blocked::from_bits(blocked).and(blocked_here)));
     guardian.guard();
     Ok(Exit::Done)
 }
@@ -137,6 +142,11 @@ struct Guardian {
 }
 
 impl Guardian {
+    /// Whether the lease is still good enough to begin with.
+    fn may_start(&self) -> bool {
+        self.phase == Phase::Guarding && self.times.is_none_or(|times| Moment::now() < times.ask_at)
+    }
+
     fn guard(mut self) {
         loop {
             if self.take_orders() || self.look_at_start() || self.look_after_children() || self.act_in_time() {

@@ -178,9 +178,15 @@ impl Keeper {
         // They came before CMD: the front has told of them, or does so now.
         signals.get_ref().drain();
         let started_at = Moment::now();
-        self.order_start(&guard, stdin, output);
-        let_go_of_stdio();
-        let watched = self.watch(&guard, &signals).await;
+        // It may have been lost since it was granted: while the job was stopped, or this process.
+        let valid_until = guard.valid_until();
+        let watched = if guard.loss().is_some() || started_at >= self.deadlines.give_up_at(valid_until) {
+            Watched::TooLate
+        } else {
+            self.order_start(&guard, valid_until, stdin, output);
+            let_go_of_stdio();
+            self.watch(&guard, &signals).await
+        };
         match watched {
             Watched::Ended(status) => {
                 let end = Self::end_of(status);
@@ -200,6 +206,12 @@ impl Keeper {
                 Self::forget(slot.as_ref()).await;
                 self.release(guard).await;
                 Err(command::not_started(self.args.command[0].as_os_str(), &error))
+            }
+            Watched::TooLate => {
+                Self::forget(slot.as_ref()).await;
+                let failure = Failure::new(Exit::Lost, lost_text(&guard, guard.loss()));
+                self.release_lost(guard).await;
+                Err(failure.detail("the command was not started"))
             }
             Watched::Lost(why) => {
                 self.end_tree(&guard, &why).await;
@@ -233,9 +245,10 @@ impl Keeper {
     }
 
     /// Has the guardian start CMD.
-    fn order_start(&self, guard: &Lease, stdin: OwnedFd, output: Option<(OwnedFd, OwnedFd)>) {
+    fn order_start(&self, guard: &Lease, valid_until: Moment, stdin: OwnedFd, output: Option<(OwnedFd, OwnedFd)>) {
         let lifeline = self.locks.as_ref().and_then(LockManager::lifeline);
         let order = Order::Start {
+            times: self.times_without_word(valid_until),
             group: getpgrp().as_raw_nonzero().get(),
             blocked: self.blocked.bits(),
             words: self.args.command.len(),

@@ -25,8 +25,9 @@ pub(super) struct Times {
 pub(super) enum Order {
     /// Start the command, the last `words` of the guardian's own arguments, in this process group and with these
     /// signals unblocked. With it come the command's stdin, its stdout and stderr where they are not ours, and the
-    /// lifeline if there is one: [`Fds`] says which.
-    Start { group: i32, blocked: u64, words: usize, fds: Fds, env: Vec<(String, String)> },
+    /// lifeline if there is one: [`Fds`] says which. The times are those of [`Order::Lease`], `None` with
+    /// `--on-lost warn`; after `ask_at` nothing is started.
+    Start { times: Option<Times>, group: i32, blocked: u64, words: usize, fds: Fds, env: Vec<(String, String)> },
     /// The lease was proven anew. Without another word the command ends at these times.
     Lease(Times),
     /// Pass a signal on to the command.
@@ -55,6 +56,8 @@ pub(super) enum Report {
     Started { pid: Pid, at: Moment },
     /// The system refused to start the command: the error's number, 0 where there is none.
     NotStarted(i32),
+    /// The lease was over, or nearly, before the command could be started. Nothing was started.
+    TooLate,
     /// The command was stopped.
     Stopped,
     /// The command continues.
@@ -89,8 +92,9 @@ impl Message for Order {
 
     fn write(&self) -> Vec<u8> {
         match self {
-            Self::Start { group, blocked, words, fds, env } => {
+            Self::Start { times, group, blocked, words, fds, env } => {
                 let mut bytes = vec![b'0', fds.output.into(), fds.lifeline.into()];
+                bytes.extend(times.map_or([0; 24], |times| write_times(&times)));
                 bytes.extend(group.to_le_bytes());
                 bytes.extend(blocked.to_le_bytes());
                 bytes.extend((*words as u64).to_le_bytes());
@@ -99,10 +103,10 @@ impl Message for Order {
                 }
                 bytes
             }
-            Self::Lease(times) => write_times(b'1', times),
+            Self::Lease(times) => [&b"1"[..], &write_times(times)].concat(),
             Self::Signal(signal) => vec![b'2', number(*signal)],
             Self::Continue(stops) => [&b"3"[..], &stops.to_le_bytes()].concat(),
-            Self::End(times) => write_times(b'4', times),
+            Self::End(times) => [&b"4"[..], &write_times(times)].concat(),
             Self::Kill => vec![b'5'],
             Self::Bye => vec![b'6'],
         }
@@ -111,6 +115,7 @@ impl Message for Order {
     fn read(bytes: &[u8]) -> Option<Self> {
         match bytes {
             [b'0', output, lifeline, rest @ ..] => {
+                let (times, rest) = rest.split_at_checked(24)?;
                 let (group, rest) = rest.split_at_checked(4)?;
                 let (blocked, rest) = rest.split_at_checked(8)?;
                 let (words, env) = rest.split_at_checked(8)?;
@@ -120,6 +125,8 @@ impl Message for Order {
                     env.push((name, texts.next()?));
                 }
                 Some(Self::Start {
+                    // No lease ends with the boot.
+                    times: if times == [0; 24] { None } else { Some(read_times(times)?) },
                     group: i32::from_le_bytes(group.try_into().ok()?),
                     blocked: u64::from_le_bytes(blocked.try_into().ok()?),
                     words: usize::try_from(u64::from_le_bytes(words.try_into().ok()?)).ok()?,
@@ -154,6 +161,7 @@ impl Message for Report {
                 let pids = not_permitted.iter().take(NAMED_MAX).flat_map(|pid| pid.to_le_bytes());
                 std::iter::once(b'5').chain(pids).collect()
             }
+            Self::TooLate => vec![b'6'],
         }
     }
 
@@ -172,14 +180,18 @@ impl Message for Report {
                 let not_permitted = pids.chunks(4).map(int).collect::<Option<_>>()?;
                 Some(Self::Dead { not_permitted })
             }
+            [b'6'] => Some(Self::TooLate),
             _ => None,
         }
     }
 }
 
-fn write_times(kind: u8, times: &Times) -> Vec<u8> {
-    let moments = [times.ask_at, times.kill_at, times.over_at];
-    std::iter::once(kind).chain(moments.into_iter().flat_map(write_moment)).collect()
+fn write_times(times: &Times) -> [u8; 24] {
+    let mut bytes = [0; 24];
+    for (to, moment) in bytes.chunks_exact_mut(8).zip([times.ask_at, times.kill_at, times.over_at]) {
+        to.copy_from_slice(&write_moment(moment));
+    }
+    bytes
 }
 
 fn read_times(bytes: &[u8]) -> Option<Times> {
@@ -213,9 +225,9 @@ mod tests {
         let times = Times { ask_at: at(1), kill_at: at(2), over_at: at(3) };
         let env = vec![("LEASEHOLD_NAME".to_owned(), "a,ü".to_owned()), ("EMPTY".to_owned(), String::new())];
         let fds = Fds { output: true, lifeline: false };
-        travels(&Order::Start { group: 4_711, blocked: u64::MAX, words: 70_000, fds, env });
+        travels(&Order::Start { times: Some(times), group: 4_711, blocked: u64::MAX, words: 70_000, fds, env });
         let fds = Fds { output: false, lifeline: true };
-        travels(&Order::Start { group: 1, blocked: 0, words: 1, fds, env: Vec::new() });
+        travels(&Order::Start { times: None, group: 1, blocked: 0, words: 1, fds, env: Vec::new() });
         for order in [Order::Lease(times), Order::End(times), Order::Signal(Signal::SIGUSR2)] {
             travels(&order);
         }
@@ -227,7 +239,8 @@ mod tests {
         for report in [Report::Started { pid, at: at(9) }, Report::NotStarted(2), Report::Ended(256), dead] {
             travels(&report);
         }
-        for report in [Report::Stopped, Report::Continued, Report::Dead { not_permitted: Vec::new() }] {
+        for report in [Report::Stopped, Report::Continued, Report::TooLate, Report::Dead { not_permitted: Vec::new() }]
+        {
             travels(&report);
         }
         assert_eq!(Order::read(b""), None);

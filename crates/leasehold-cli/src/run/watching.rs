@@ -14,7 +14,7 @@ use super::group::{Group, To};
 use super::keeper::{Keeper, lost_text, ttl, until};
 use super::lease::Lease;
 use super::link::ToFront;
-use super::orders::{Order, Report};
+use super::orders::{Order, Report, Times};
 use crate::cli::OnLost;
 use crate::exit::{Exit, Failure};
 use crate::say;
@@ -29,6 +29,8 @@ pub(super) enum Watched {
     Ended(ExitStatus),
     /// CMD could not be started.
     NotStarted(io::Error),
+    /// The lease was lost, or nearly over, before CMD was started.
+    TooLate,
     /// The lease is lost, and CMD is to be ended.
     Lost(String),
     /// The guardian has ended CMD, because it did not hear from us in time.
@@ -113,10 +115,17 @@ impl Keeper {
 
     /// Tells the guardian how long the lease is proven, if that is news. It acts by that when we say nothing more.
     fn tell_lease(&self, watch: &mut Watch, valid_until: Moment) {
-        if self.args.on_lost == OnLost::Kill && watch.told_until != Some(valid_until) {
-            self.guardian.send(&Order::Lease(self.deadlines.without_word(valid_until)), &[]);
+        if let Some(times) = self.times_without_word(valid_until)
+            && watch.told_until != Some(valid_until)
+        {
+            self.guardian.send(&Order::Lease(times), &[]);
             watch.told_until = Some(valid_until);
         }
+    }
+
+    /// When the guardian acts if we say nothing more; never with `--on-lost warn`.
+    pub(super) fn times_without_word(&self, valid_until: Moment) -> Option<Times> {
+        (self.args.on_lost == OnLost::Kill).then(|| self.deadlines.without_word(valid_until))
     }
 
     /// What the guardian says; the end of watching if that is one.
@@ -131,6 +140,7 @@ impl Keeper {
             Some(Report::NotStarted(errno)) => {
                 return Some(Watched::NotStarted(io::Error::from_raw_os_error(errno)));
             }
+            Some(Report::TooLate) => return Some(Watched::TooLate),
             Some(Report::Stopped) => {
                 self.stops += 1;
                 watch.stops += 1;

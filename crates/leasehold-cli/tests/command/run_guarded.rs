@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::run_killed::{NEXT, TREE};
-use crate::run_support::{Job, World, guardian_of, is_alive, keeper_of, kill, wait_for};
+use crate::run_support::{Job, World, guardian_of, is_alive, is_stopped, keeper_of, kill, wait_for};
 use leasehold::EvictMode;
 use leasehold_testkit::{full_or, report};
 use nix::sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags};
@@ -162,6 +162,67 @@ fn a_stopped_guardian_does_not_keep_a_command_alive_beyond_its_lease() {
     wait_for("the command's death", || pids.iter().all(|pid| !is_alive(pid)).then_some(()));
     assert!(began.elapsed() < Duration::from_secs(1), "still alive when the lease was over: {:?}", began.elapsed());
     assert_eq!(job.wait(), 76);
+}
+
+/// Holds `a` until the file `over` is there.
+const FIRST: [&str; 4] = ["a", "--", "sh", "-c"];
+const UNTIL_OVER: &str = "while [ ! -e over ]; do sleep 0.01; done";
+
+/// The job was stopped while it waited. Its turn came, its lease was revoked and ended, and another holder is inside when
+/// it goes on.
+#[test]
+fn a_lease_that_was_lost_before_the_start_starts_nothing() {
+    for world in World::all() {
+        let mut first = Job::start(&mut world.run(&[&FIRST[..], &[UNTIL_OVER]].concat()));
+        wait_for("the lock", || world.is_held("a").then_some(()));
+        let waiting = ["--ttl", "1s", "a", "--", "sh", "-c", "echo >> started"];
+        let mut job = Job::start(world.run(&waiting).stderr(Stdio::piped()));
+        wait_for("a waiter", || (world.waiters("a") == 1).then_some(()));
+        job.signal(Signal::TSTP);
+        wait_for("the stop", || is_stopped(job.pid()).then_some(()));
+        std::fs::write(world.path("over"), "").expect("a file");
+        assert_eq!(first.wait(), 0);
+        wait_for("the lock", || world.is_held("a").then_some(()));
+        revoke(&world);
+        world.with(async |locks| {
+            let _inside = locks.lock("a").await.expect("the lease ends");
+            job.signal(Signal::CONT);
+            assert_eq!(job.wait(), 76);
+        });
+        assert!(!world.path("started").exists(), "{}: it ran beside another holder", world.url);
+        let said = std::io::read_to_string(job.0.stderr.take().expect("piped")).expect("text");
+        assert!(said.contains("was lost") && said.contains("was not started"), "{said}");
+    }
+}
+
+/// Guardian and keeper were stopped around the order to start; the lease is over when the guardian reads it.
+#[test]
+fn a_guardian_that_goes_on_too_late_starts_nothing() {
+    let world = World::redis();
+    let mut first = Job::start(&mut world.run(&[&FIRST[..], &[UNTIL_OVER]].concat()));
+    wait_for("the lock", || world.is_held("a").then_some(()));
+    // The command ignores SIGTERM from its first moment.
+    let leasehold = world.leasehold(&[]);
+    let run =
+        format!("trap '' TERM; exec {} run --ttl 1s a -- sh -c 'echo >> started'", env!("CARGO_BIN_EXE_leasehold"));
+    let mut command = Command::new("sh");
+    command.args(["-c", &run]).current_dir(world.dir.path()).stderr(Stdio::null());
+    command.envs(leasehold.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let mut job = Job::start(&mut command);
+    wait_for("a waiter", || (world.waiters("a") == 1).then_some(()));
+    let keeper = keeper_of(job.pid()).expect("a keeper");
+    let guardian = guardian_of(keeper).expect("a guardian");
+    kill_process(guardian, Signal::STOP).expect("a guardian");
+    std::fs::write(world.path("over"), "").expect("a file");
+    assert_eq!(first.wait(), 0);
+    wait_for("the lock", || world.is_held("a").then_some(()));
+    // The keeper does not renew, and the lease ends.
+    kill_process(keeper, Signal::STOP).expect("a keeper");
+    wait_for("the lease's end", || (!world.is_held("a")).then_some(()));
+    kill_process(guardian, Signal::CONT).expect("a guardian");
+    kill_process(keeper, Signal::CONT).expect("a keeper");
+    assert_eq!(job.wait(), 76);
+    assert!(!world.path("started").exists(), "it was started without a lease");
 }
 
 /// Nobody reads stderr while the store is away: the message waits, the grace and the kill do not.

@@ -33,10 +33,14 @@ impl Dice {
 /// Records of work that is done once, of this build and of one that knew no fences, and what is none.
 fn record(dice: &mut Dice, over: bool, fence: u64) -> Vec<u8> {
     let state = if !over { "running" } else { *dice.among(&["done", "unstored"]) };
-    let text = match dice.below(6) {
+    let text = match dice.below(8) {
         0 => format!("{{\"state\":\"{state}\",\"by\":\"a\",\"at_ms\":1}}\nold\n"),
         1 => "{\"state\":\"sleeping\"}\n".into(),
         2 => "[1]\n".into(),
+        3 | 4 => {
+            let payload = dice.among(&["p", "q"]);
+            format!("{{\"state\":\"{state}\",\"by\":\"a\",\"at_ms\":1,\"fence\":{fence},\"payload\":\"{payload}\"}}\n")
+        }
         _ => format!("{{\"state\":\"{state}\",\"by\":\"a\",\"at_ms\":1,\"fence\":{fence}}}\nresult"),
     };
     text.into_bytes()

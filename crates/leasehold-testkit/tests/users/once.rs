@@ -17,6 +17,7 @@ on_every_store!(
     an_error_is_stored_as_well,
     an_error_that_passes_is_not_stored,
     another_payload_is_refused,
+    another_payload_is_refused_also_after_a_wait,
     a_runner_that_gave_up_is_followed,
     a_paused_runner_never_stores_over_its_successor,
     a_lost_lease_cancels_the_work_and_stores_nothing,
@@ -97,6 +98,25 @@ async fn another_payload_is_refused(arena: Arena) {
     assert!(error.to_string().contains("\"pay\"") && !error.is_retryable(), "{error}");
     assert_eq!(other.once("pay").payload(&(42, 999)).run(async |_| 0).await.expect("done").value, 999);
     assert!(!other.is_locked("once:pay").await.expect("answered"));
+}
+
+/// Both asked before either had begun. The first one began and died; the other one comes to its turn.
+async fn another_payload_is_refused_also_after_a_wait(arena: Arena) {
+    let (locks, other) = (arena.manager().await, arena.manager().await);
+    let turn = locks.lock("once:pay").await.expect("free");
+    let waits = tokio::spawn(async move { other.once("pay").payload(&(42, 1)).run(async |_| 0).await });
+    while locks.info("once:pay").await.expect("answered").waiters.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let id = BindingId { shelf: Shelf::Results, id: LockName::new("pay").expect("a name") };
+    let value = br#"{"state":"running","by":"a@b:1","at_ms":1,"fence":1,"payload":"of another"}"#;
+    let keep = Keep::new(Keep::MAX).expect("a time");
+    let new = NewBinding { id, claim: ClaimId::random(), keep, slot: None, value: [&value[..], b"\n"].concat() };
+    assert_eq!(arena.store().await.create(&new).await.expect("answered"), Create::Created);
+    turn.release().await.expect("answered");
+    let refused = waits.await.expect("no panic");
+    assert!(matches!(refused, Err(Error::OtherPayload { .. })), "{refused:?}");
+    assert!(!locks.is_locked("once:pay").await.expect("answered"));
 }
 
 async fn a_runner_that_gave_up_is_followed(arena: Arena) {

@@ -138,9 +138,10 @@ pub trait Bind: Send + Sync + 'static {
     async fn remove(&self, id: &BindingId, claim: &ClaimId) -> Result<Changed, StoreError>;
 
     /// Writes a step of work that is done once where there is no record, over this run's own running record,
-    /// or over a running record with a lower fence (a record without one counts as 0). Anything else is left
-    /// alone and answered with [`Changed::Other`]: a finished record is never replaced. Never answers
-    /// [`Changed::Gone`]. Sent again after a lost answer, it answers the same.
+    /// or over a running record with a lower fence (a record without one counts as 0), unless the run begins
+    /// and its payload differs from the record's. Anything else is left alone and answered with
+    /// [`Changed::Other`]: a finished record is never replaced. Never answers [`Changed::Gone`]. Sent again after
+    /// a lost answer, it answers the same.
     async fn advance(&self, step: &Step) -> Result<Changed, StoreError>;
 
     /// Removes the record of a run whose work came to nothing: only while it is this run's own and running.

@@ -67,14 +67,19 @@ pub(crate) enum Verdict {
 }
 
 /// Decides about a step, given what the store has under its id. A finished record is never replaced; a
-/// running one only by its own runner, or by one with a higher fence.
+/// running one only by its own runner, or by one with a higher fence. A runner with another payload does not
+/// begin: the id belongs to the first payload, also when its runner died.
 pub(crate) fn judge(step: &Step, found: Option<&Bound>) -> Verdict {
     let Some(found) = found else { return Verdict::Write { revision: 0 } };
     let ours = found.claim == step.claim;
     match standing(found) {
         Some(Standing { state: State::Running, .. }) if ours => Verdict::Write { revision: found.revision + 1 },
-        Some(Standing { state: State::Running, fence }) if fence.unwrap_or(0) < step.fence => {
-            Verdict::Write { revision: 0 }
+        Some(Standing { state: State::Running, fence, payload }) if fence.unwrap_or(0) < step.fence => {
+            let asked = if step.over { None } else { read_standing(&step.value).and_then(|asked| asked.payload) };
+            match (payload, asked) {
+                (Some(first), Some(asked)) if first != asked => Verdict::Refuse,
+                _ => Verdict::Write { revision: 0 },
+            }
         }
         Some(Standing { state: State::Done | State::Unstored, .. }) if ours && step.over => Verdict::Already,
         _ => Verdict::Refuse,
@@ -92,12 +97,17 @@ struct Standing {
     state: State,
     #[serde(default)]
     fence: Option<u64>,
+    #[serde(default)]
+    payload: Option<String>,
 }
 
 fn standing(found: &Bound) -> Option<Standing> {
     // A binding with a slot on a node is never a record.
-    let (line, _) = split(&found.value).filter(|_| found.node.is_none())?;
-    serde_json::from_slice(line).ok()
+    if found.node.is_some() { None } else { read_standing(&found.value) }
+}
+
+fn read_standing(record: &[u8]) -> Option<Standing> {
+    serde_json::from_slice(split(record)?.0).ok()
 }
 
 fn split(record: &[u8]) -> Option<(&[u8], &[u8])> {
@@ -137,7 +147,7 @@ mod tests {
             fence: 7,
             over,
             keep: Keep::new(Keep::MAX).expect("a time"),
-            value: Vec::new(),
+            value: b"{\"state\":\"running\",\"payload\":\"p\"}\n".to_vec(),
         };
         let found = |claim: &ClaimId, line: &str| {
             let value = format!("{line}\nresult").into_bytes();
@@ -147,6 +157,8 @@ mod tests {
         for (claim, line, begins, ends) in [
             (&other, r#"{"state":"running"}"#, anew, anew),
             (&other, r#"{"state":"running","fence":6}"#, anew, anew),
+            (&other, r#"{"state":"running","fence":6,"payload":"p"}"#, anew, anew),
+            (&other, r#"{"state":"running","fence":6,"payload":"q"}"#, Verdict::Refuse, anew),
             (&other, r#"{"state":"running","fence":7}"#, Verdict::Refuse, Verdict::Refuse),
             (&other, r#"{"state":"running","fence":8}"#, Verdict::Refuse, Verdict::Refuse),
             (&other, r#"{"state":"done","fence":6}"#, Verdict::Refuse, Verdict::Refuse),

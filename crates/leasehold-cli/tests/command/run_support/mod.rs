@@ -174,6 +174,12 @@ pub(crate) fn is_alive(pid: &str) -> bool {
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
+/// Whether a process was stopped by a signal.
+pub(crate) fn is_stopped(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+}
+
 pub(crate) fn kill(pid: &str) {
     if let Some(pid) = pid.parse().ok().and_then(Pid::from_raw) {
         let _ = kill_process(pid, Signal::KILL);

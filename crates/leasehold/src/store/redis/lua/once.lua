@@ -2,6 +2,7 @@
 -- KEYS record   ARGV claim fence step [keep_ms payload]
 --   step: "running" (it begins) | "over" (what came of it) | "remove"
 -- A finished record is never touched. A running one is replaced by its own claim or a higher fence, removed by its claim.
+-- A run with another payload than the record's does not begin.
 -- replies {"done"} | {"gone"} | {"other", value} | {"too long"}: another client's value, nothing was done
 local value = redis.call('GETRANGE', KEYS[1], 0, STORED_MAX)
 if #value > STORED_MAX then return {'too long'} end
@@ -21,6 +22,12 @@ if there then
   end
   local fence = type(head.fence) == 'number' and head.fence or 0
   if not ours and (ARGV[3] == 'remove' or fence >= tonumber(ARGV[2])) then return {'other', value} end
+  if ARGV[3] == 'running' and not ours and type(head.payload) == 'string' then
+    local line = ARGV[5]:match('^[^\n]*')
+    local known, asked = pcall(cjson.decode, line)
+    asked = known and type(asked) == 'table' and asked.payload
+    if type(asked) == 'string' and asked ~= head.payload then return {'other', value} end
+  end
   if ours then revision = counted + 1 end
 end
 if ARGV[3] == 'remove' then
