@@ -21,7 +21,7 @@ use super::orders::{Order, Report, Times};
 use super::tree::{self, Reaped};
 use super::{GUARDIAN, let_go_of_stdio, refused};
 use crate::exit::{Exit, Failure};
-use crate::signals::{Blocked, Inbox, stops};
+use crate::signals::{Blocked, Inbox, ends, stops};
 
 /// What has to be killed is looked for again this often.
 const AGAIN: Duration = Duration::from_millis(5);
@@ -38,7 +38,9 @@ pub(super) fn run() -> Result<Exit, Failure> {
     tree::adopt_orphans();
     // All of this is done while the keeper takes the lock. The keeper reads that this process ended; why it could not
     // begin is said here.
-    let blocked_here = Blocked::children().map_err(|e| refused("block signals", &e))?;
+    let blocked_here = Blocked::children().and_then(|children| Ok(children.and(Blocked::now()?)));
+    let blocked_here = blocked_here.map_err(|e| refused("block signals", &e))?;
+    let signals = Inbox::open().map_err(|e| refused("wait for signals", &e))?;
     let children = Inbox::of_children().map_err(|e| refused("wait for a child", &e))?;
     let alarm = Alarm::new().map_err(|e| refused("set an alarm", &e))?;
     let (starter, starting) = Starting::prepare().map_err(|e| refused("start", &e))?;
@@ -53,6 +55,7 @@ pub(super) fn run() -> Result<Exit, Failure> {
         link,
         keeper,
         children,
+        signals,
         alarm,
         starting: Some(starting),
         command: None,
@@ -124,6 +127,8 @@ struct Guardian {
     link: Link,
     keeper: Option<Pid>,
     children: Inbox,
+    /// What is sent to this process itself.
+    signals: Inbox,
     alarm: Alarm,
     starting: Option<Starting>,
     command: Option<Pid>,
@@ -149,6 +154,7 @@ impl Guardian {
 
     fn guard(mut self) {
         loop {
+            self.take_signals();
             if self.take_orders() || self.look_at_start() || self.look_after_children() || self.act_in_time() {
                 return;
             }
@@ -158,8 +164,9 @@ impl Guardian {
 
     /// Until something happens.
     fn sleep(&self) {
-        let mut ends = Vec::with_capacity(4);
+        let mut ends = Vec::with_capacity(5);
         ends.push(PollFd::new(&self.children, PollFlags::IN));
+        ends.push(PollFd::new(&self.signals, PollFlags::IN));
         ends.push(PollFd::new(&self.alarm, PollFlags::IN));
         if !self.link_gone() {
             ends.push(PollFd::new(&self.link, PollFlags::IN));
@@ -205,6 +212,17 @@ impl Guardian {
             // A stop that the keeper did not know of when it sent this stays.
             Order::Continue(stops) => self.going_on = *stops == self.stops,
             Order::Start { .. } | Order::Bye => {}
+        }
+    }
+
+    /// Passes on what was sent to this process. No signal to the job's group comes here, so it was sent to each process of
+    /// the run by itself (`pkill -f`, `start-stop-daemon --exec`). To the keeper that looks like a signal to the group,
+    /// which CMD would have received.
+    fn take_signals(&self) {
+        while let Some(came) = self.signals.next() {
+            if ends(came.signal) {
+                self.pass_on(came.signal);
+            }
         }
     }
 

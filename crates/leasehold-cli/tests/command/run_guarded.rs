@@ -334,6 +334,27 @@ fn a_signal_reaches_the_command_once() {
     assert_eq!(job.wait(), 0);
 }
 
+/// As `pkill -f` and `start-stop-daemon --exec` send it: to every process of the run by itself.
+#[test]
+fn a_signal_to_each_process_of_the_run_reaches_the_command_once() {
+    let world = World::sqlite();
+    let mut job = Job::start(&mut world.run(&["a", "--", "sh", "-c", COUNTING]));
+    world.lines("pid", 1);
+    let keeper = keeper_of(job.pid()).expect("a keeper");
+    let guardian = guardian_of(keeper).expect("a guardian");
+    for round in 1..=10 {
+        for process in [job.pid(), keeper, guardian] {
+            kill_process(process, Signal::USR1).expect("it lives");
+        }
+        world.lines("usr1", round);
+        kill_process(job.pid(), Signal::USR2).expect("the front");
+        world.lines("usr2", round);
+        assert_eq!(world.lines("usr1", 1).len(), round);
+    }
+    std::fs::write(world.path("end"), "").expect("a file");
+    assert_eq!(job.wait(), 0);
+}
+
 /// A command that has left the group does not get what is sent to the group; the run passes it on.
 #[test]
 fn a_signal_to_the_group_reaches_a_command_that_left_it() {
