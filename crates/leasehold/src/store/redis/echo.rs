@@ -107,10 +107,7 @@ async fn echo(link: &Link, conn: &Conn, number: u64, ask_role: bool, patience: D
     let back = async {
         let replies = conn.ask_all(&probe).await.map(|answer| answer.reply);
         match replies.as_deref() {
-            Ok([_, hello]) if is_replica(hello) => {
-                tracing::warn!("the server became a replica: its primary is looked for");
-                conn.break_off();
-            }
+            Ok([_, hello]) if is_replica(hello) => conn.leave_replica(),
             // Nobody hears us, not even we: the subscription is gone.
             Ok([Value::Int(0), ..]) if conn.ear.has_heard() => conn.break_off(),
             Ok([Value::Int(_), ..]) => conn.ear.heard(number).await,
