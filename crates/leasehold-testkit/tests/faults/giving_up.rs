@@ -393,3 +393,30 @@ async fn a_pool_that_everybody_has_left_is_free_at_once() {
         manager.shutdown().await;
     }
 }
+
+/// A user that may not use the queue gets an error for every wait. Nothing of it goes on for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_attempt_that_may_not_be_given_up_ends_with_its_lease() {
+    let server = RedisServer::start().await;
+    let rules = ["ACL", "SETUSER", "meek", "reset", "on", ">pass", "~*", "&*", "+@all", "-@sortedset"];
+    server.command(&rules).await;
+    let proxy = FaultProxy::in_front_of(&server);
+    let url = proxy.url().replace("redis://", "redis://meek:pass@");
+    let (ttl, patience) = (ms(300), ms(200));
+    let manager = connect_as(&url, |o| o.patience = patience).await;
+    let holder = connect(&server.url()).await;
+    let guard = holder.lock("forbidden").no_wait().await.expect("free");
+    for _ in 0..5 {
+        let refused = manager.lock("forbidden").ttl(ttl).wait_up_to(ms(100)).await.expect_err("held");
+        assert!(matches!(refused, Error::Store { .. }), "{refused}");
+    }
+    let seen = || proxy.commands_seen("EVALSHA");
+    // Each request is repeated at least once a second, until its lease and its patience are over.
+    tokio::time::sleep(ttl + patience + ms(1_200)).await;
+    let before = (seen(), proxy.connections_made());
+    let began = Instant::now();
+    manager.shutdown().await;
+    assert_eq!((seen(), proxy.connections_made()), before, "attempts go on");
+    assert!(began.elapsed() < ms(1_000), "a shutdown waits for attempts: {:?}", began.elapsed());
+    assert!(guard.release().await.expect("answered"));
+}

@@ -1,5 +1,6 @@
-//! Giving up attempts: an attempt is taken out of the store wherever it is, in line or granted, and this goes on
-//! until the store has said so or must have forgotten it.
+//! Giving up attempts: an attempt is taken out of the store wherever it is, in line or granted. The request is repeated
+//! until the store has confirmed it or must have forgotten the attempt. A store that refuses it (no permission, no
+//! scripts) is asked until the attempt's lease would have ended.
 //!
 //! A waiter's token stays known here until the store has confirmed that it left. A grant that reaches such a token
 //! is passed on at once, instead of lasting until it runs out unconfirmed. A token that was handed to a guard is
@@ -11,6 +12,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 
 use super::Core;
+use super::releasing::is_script_error;
 use super::rooms::jittered;
 use crate::clock::Moment;
 use crate::store::{Claim, Release, StoreErrorKind};
@@ -87,6 +89,8 @@ impl Core {
         let mut pause = FIRST_PAUSE;
         let mut hurried = false;
         loop {
+            // A store that answers so will answer the same later: there is nothing to wait for but the lease's end.
+            let mut forbidden = false;
             match self.within(self.store.leave(claim)).await {
                 Ok(_) if !attempt.unanswered || self.store.may_resend_try() => return true,
                 Ok(_) if self.closing.is_cancelled() => return false,
@@ -98,16 +102,19 @@ impl Core {
                 Err(error) if error.kind() == StoreErrorKind::Closed => return true,
                 // Scripts do not run, but what they would give back may have been taken without one.
                 Err(error)
-                    if matches!(error.kind(), StoreErrorKind::Script | StoreErrorKind::NotPermitted)
+                    if is_script_error(&error)
                         && self.options.emergency_release
                         && self.given_back_by_other_means(claim).await =>
                 {
                     return true;
                 }
-                Err(error) => tracing::debug!(name = %claim.name, %error, "an attempt is not given up yet"),
+                Err(error) => {
+                    forbidden = !error.was_refused() && is_script_error(&error);
+                    tracing::debug!(name = %claim.name, %error, "an attempt is not given up yet");
+                }
             }
             if Moment::now() >= lease_ends {
-                if !attempt.queued || answered.is_none() {
+                if !attempt.queued || answered.is_none() || forbidden {
                     return true;
                 }
                 pause = PAUSE_IN_AN_OUTAGE;
