@@ -177,6 +177,10 @@ async fn f20_a_lease_that_is_not_renewed_is_checked_at_the_new_primary() {
         let name = FaultProxy::in_front_of(&old);
         let manager = connect(&name.url()).await;
         let guard = manager.lock("lost").ttl(ms(6_000)).renew(false).no_wait().await.expect("free");
+        // Its entry in the index is a write. From then on nothing is asked but whether it is still held.
+        while old.command(&["ZCARD", "lh1:index:leasehold"]).await != Value::Int(1) {
+            tokio::time::sleep(ms(5)).await;
+        }
         // The new primary never got the lease. The old one follows nobody, and keeps its data.
         let gone = FaultProxy::in_front_of(&new);
         gone.refuse(true);

@@ -23,18 +23,18 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The pause once the lease and the patience are over. A connection that comes back, or a grant, ends it early.
 const PAUSE_IN_AN_OUTAGE: Duration = Duration::from_secs(10);
 
-/// A shutdown waits this long at most for attempts that are given up: its subscription ends with it, so a queue passes
-/// over what is left of them.
+/// A shutdown waits at most this long for attempts that are given up. Its subscription ends with it, so the queues
+/// pass over what is left of them.
 const CLOSES_WITHIN: Duration = Duration::from_millis(1_500);
 
 /// An attempt that is given up.
 pub(crate) struct GivenUp {
     pub(crate) claim: Claim,
-    /// It may be in a queue, which lives for as long as others ask: only an answer of the store ends the attempt. All
-    /// else ends with its lease.
+    /// Whether it may be in a queue. A queue lives for as long as others ask, so only an answer of the store ends such an
+    /// attempt; any other ends with its lease.
     pub(crate) queued: bool,
-    /// A request of it was not answered. Where its connection cannot be ended for certain, the request may still be
-    /// carried out, after the attempt was given up.
+    /// Whether one of its requests was not answered. Where the connection cannot be ended for certain, that request may
+    /// still be carried out after the attempt was given up.
     pub(crate) unanswered: bool,
 }
 
@@ -89,7 +89,7 @@ impl Core {
         let mut pause = FIRST_PAUSE;
         let mut hurried = false;
         loop {
-            // A store that answers so will answer the same later: there is nothing to wait for but the lease's end.
+            // Such a refusal does not pass by itself, so it is not repeated beyond the lease.
             let mut forbidden = false;
             match self.within(self.store.leave(claim)).await {
                 Ok(_) if !attempt.unanswered || self.store.may_resend_try() => return true,

@@ -246,7 +246,7 @@ fn unusable_mode(mode: &str) -> Option<&'static str> {
     }
 }
 
-/// Whether the reply to HELLO comes from a replica. It hears what its primary publishes, but has no say in it.
+/// Whether the reply to HELLO comes from a replica.
 pub(super) fn is_replica(hello: &Value) -> bool {
     about(hello, "role").is_some_and(|role| !matches!(role, "master" | "primary"))
 }

@@ -1,6 +1,6 @@
 //! Proves that messages arrive, and from a primary: while a process waits it sends itself a message now and then,
-//! and near the head of a queue asks the server for its role. Further back the next question for the lock, a write,
-//! finds out soon enough.
+//! and near the head of a queue asks the server for its role. Further back the next question for the lock is soon
+//! enough: it is a write, which a replica refuses.
 //!
 //! The role comes from HELLO without arguments, which every user may send that was let in, and which a writable
 //! replica answers like any other. The message alone proves nothing about it: a replica passes it on as well.
