@@ -420,3 +420,45 @@ async fn an_attempt_that_may_not_be_given_up_ends_with_its_lease() {
     assert!(began.elapsed() < ms(1_000), "a shutdown waits for attempts: {:?}", began.elapsed());
     assert!(guard.release().await.expect("answered"));
 }
+
+/// A question of a token that was given up is carried out late, and puts it into the queue again. What is granted to it
+/// is passed on as soon as the message arrives, not with the next of the repeated requests.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_to_a_token_that_was_given_up_is_passed_on_at_once() {
+    let server = RedisServer::start().await;
+    let proxy = FaultProxy::in_front_of(&server);
+    let url = proxy.url().replace("redis://", &user_without_kill(&server).await);
+    let manager = connect_as(&url, |o| o.ask_again_within = ms(100)).await;
+    let holder = connect(&server.url()).await;
+    let guard = holder.lock("ghost").no_wait().await.expect("free");
+    let waiting = tokio::spawn(manager.lock("ghost").ttl(LONG).into_future());
+    wait_for_waiters(&holder, "ghost", 1).await;
+    let (queue, key) = ("lh1:queue:leasehold:lock:ghost", "leasehold:lock:ghost");
+    let entries = async || -> Vec<String> {
+        redis::from_redis_value(server.command(&["ZRANGE", queue, "0", "-1"]).await).expect("entries")
+    };
+    let given_up = entries().await.pop().expect("it waits");
+    proxy.cut_after_forwarding(leasehold_testkit::proxy::on("EVALSHA"), 1).wait_for_hits(1).await;
+    // It waits on under another token, and then no more.
+    let only_another =
+        async { while matches!(&entries().await[..], [] | [_, _, ..]) || entries().await[0] == given_up {} };
+    timeout(LONG, only_another).await.expect("another token");
+    waiting.abort();
+    let nobody = async { while !entries().await.is_empty() {} };
+    timeout(LONG, nobody).await.expect("it left");
+    assert!(guard.release().await.expect("answered"));
+    let mut costs = Vec::new();
+    for _ in 0..full_or(6, 30) {
+        let guard = holder.lock("ghost").no_wait().await.expect("free");
+        // As the late question does: there is a queue, and the holder's record says so.
+        server.command(&["ZADD", queue, "1", &given_up]).await;
+        server.command(&["SETRANGE", key, "4", "1"]).await;
+        assert!(guard.release().await.expect("answered"));
+        let released = Instant::now();
+        let free = async { while server.command(&["EXISTS", key]).await != Value::Int(0) {} };
+        timeout(LONG, free).await.expect("free");
+        costs.push(released.elapsed());
+    }
+    assert!(longest(&costs) <= ms(250), "{}", spread(&costs));
+    println!("free after {}", spread(&costs));
+}
