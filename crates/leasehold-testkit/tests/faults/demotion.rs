@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, LockManager, StoreErrorKind, Token};
+use leasehold::{Error, LockManager, LossReason, StoreErrorKind, Token};
 use leasehold_testkit::history::Kind as Happened;
 use leasehold_testkit::proxy::Rule;
 use leasehold_testkit::{FaultProxy, RedisServer, full_or, report};
@@ -164,4 +164,33 @@ async fn f20_a_demoted_primary_is_left_and_the_new_one_found() {
         "F20",
         format!("{} demotions, the new primary found after {}; the lease was kept", after.len(), spread(&after)),
     );
+}
+
+/// A check writes nothing, so no READONLY answers it: the demoted server says what it knew before the failover.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f20_a_lease_that_is_not_renewed_is_checked_at_the_new_primary() {
+    const BOUND: Duration = ms(2_000 + 2_000);
+    // Also a replica that takes writes: nothing it is asked fails.
+    for read_only in ["yes", "no"] {
+        let (old, new) = (RedisServer::start().await, RedisServer::start().await);
+        old.command(&["CONFIG", "SET", "replica-read-only", read_only]).await;
+        let name = FaultProxy::in_front_of(&old);
+        let manager = connect(&name.url()).await;
+        let guard = manager.lock("lost").ttl(ms(6_000)).renew(false).no_wait().await.expect("free");
+        // Its entry in the index is a write. From then on nothing is asked but whether it is still held.
+        while old.command(&["ZCARD", "lh1:index:leasehold"]).await != Value::Int(1) {
+            tokio::time::sleep(ms(5)).await;
+        }
+        // The new primary never got the lease. The old one follows nobody, and keeps its data.
+        let gone = FaultProxy::in_front_of(&new);
+        gone.refuse(true);
+        old.command(&["REPLICAOF", "127.0.0.1", &gone.port().to_string()]).await;
+        name.point_at(&new);
+        let demoted = Instant::now();
+        let why = tokio::time::timeout(LONG, guard.lost()).await.expect("told");
+        assert_eq!(why, LossReason::Gone, "read-only {read_only}: after {:?}", demoted.elapsed());
+        assert!(demoted.elapsed() <= BOUND, "{:?}", demoted.elapsed());
+        drop(guard);
+        manager.shutdown().await;
+    }
 }

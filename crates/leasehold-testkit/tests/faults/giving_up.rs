@@ -393,3 +393,72 @@ async fn a_pool_that_everybody_has_left_is_free_at_once() {
         manager.shutdown().await;
     }
 }
+
+/// A user that may not use the queue gets an error for every wait. Nothing of it goes on for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_attempt_that_may_not_be_given_up_ends_with_its_lease() {
+    let server = RedisServer::start().await;
+    let rules = ["ACL", "SETUSER", "meek", "reset", "on", ">pass", "~*", "&*", "+@all", "-@sortedset"];
+    server.command(&rules).await;
+    let proxy = FaultProxy::in_front_of(&server);
+    let url = proxy.url().replace("redis://", "redis://meek:pass@");
+    let (ttl, patience) = (ms(300), ms(200));
+    let manager = connect_as(&url, |o| o.patience = patience).await;
+    let holder = connect(&server.url()).await;
+    let guard = holder.lock("forbidden").no_wait().await.expect("free");
+    for _ in 0..5 {
+        let refused = manager.lock("forbidden").ttl(ttl).wait_up_to(ms(100)).await.expect_err("held");
+        assert!(matches!(refused, Error::Store { .. }), "{refused}");
+    }
+    let seen = || proxy.commands_seen("EVALSHA");
+    // Each request is repeated at least once a second, until its lease and its patience are over.
+    tokio::time::sleep(ttl + patience + ms(1_200)).await;
+    let before = (seen(), proxy.connections_made());
+    let began = Instant::now();
+    manager.shutdown().await;
+    assert_eq!((seen(), proxy.connections_made()), before, "attempts go on");
+    assert!(began.elapsed() < ms(1_000), "a shutdown waits for attempts: {:?}", began.elapsed());
+    assert!(guard.release().await.expect("answered"));
+}
+
+/// A question of a token that was given up is carried out late, and puts it into the queue again. What is granted to it
+/// is passed on as soon as the message arrives, not with the next of the repeated requests.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_to_a_token_that_was_given_up_is_passed_on_at_once() {
+    let server = RedisServer::start().await;
+    let proxy = FaultProxy::in_front_of(&server);
+    let url = proxy.url().replace("redis://", &user_without_kill(&server).await);
+    let manager = connect_as(&url, |o| o.ask_again_within = ms(100)).await;
+    let holder = connect(&server.url()).await;
+    let guard = holder.lock("ghost").no_wait().await.expect("free");
+    let waiting = tokio::spawn(manager.lock("ghost").ttl(LONG).into_future());
+    wait_for_waiters(&holder, "ghost", 1).await;
+    let (queue, key) = ("lh1:queue:leasehold:lock:ghost", "leasehold:lock:ghost");
+    let entries = async || -> Vec<String> {
+        redis::from_redis_value(server.command(&["ZRANGE", queue, "0", "-1"]).await).expect("entries")
+    };
+    let given_up = entries().await.pop().expect("it waits");
+    proxy.cut_after_forwarding(leasehold_testkit::proxy::on("EVALSHA"), 1).wait_for_hits(1).await;
+    // It waits on under another token, and then no more.
+    let only_another =
+        async { while matches!(&entries().await[..], [] | [_, _, ..]) || entries().await[0] == given_up {} };
+    timeout(LONG, only_another).await.expect("another token");
+    waiting.abort();
+    let nobody = async { while !entries().await.is_empty() {} };
+    timeout(LONG, nobody).await.expect("it left");
+    assert!(guard.release().await.expect("answered"));
+    let mut costs = Vec::new();
+    for _ in 0..full_or(6, 30) {
+        let guard = holder.lock("ghost").no_wait().await.expect("free");
+        // As the late question does: there is a queue, and the holder's record says so.
+        server.command(&["ZADD", queue, "1", &given_up]).await;
+        server.command(&["SETRANGE", key, "4", "1"]).await;
+        assert!(guard.release().await.expect("answered"));
+        let released = Instant::now();
+        let free = async { while server.command(&["EXISTS", key]).await != Value::Int(0) {} };
+        timeout(LONG, free).await.expect("free");
+        costs.push(released.elapsed());
+    }
+    assert!(longest(&costs) <= ms(250), "{}", spread(&costs));
+    println!("free after {}", spread(&costs));
+}

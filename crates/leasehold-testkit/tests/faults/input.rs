@@ -261,3 +261,18 @@ async fn calls_are_typed(manager: &LockManager, name: &str, what: &str) {
     let evicted = manager.evict(name, stranger, EvictMode::Revoke, "").await;
     check("evict", evicted.map(|outcome| assert!(!matches!(outcome, Evicted::Done(_)), "{what}: {outcome:?}")));
 }
+
+/// An empty value at a lock is a foreign holder, like any other value that is not ours.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_empty_value_at_a_lock_is_a_foreign_holder() {
+    let server = RedisServer::start().await;
+    let manager = connect(&server.url()).await;
+    server.command(&["SET", "leasehold:lock:empty", ""]).await;
+    let began = Instant::now();
+    let refused = manager.lock("empty").no_wait().await.expect_err("held");
+    let Error::NotAcquired { holder, .. } = &refused else { panic!("{refused}") };
+    assert!(holder.as_ref().is_some_and(|holder| holder.foreign), "{refused:?}");
+    let refused = manager.lock("empty").no_wait().under_token(&Token::random()).await.expect_err("held");
+    assert!(matches!(refused, Error::NotAcquired { .. }), "{refused}");
+    assert!(began.elapsed() < ms(1_000), "{:?}", began.elapsed());
+}

@@ -40,7 +40,7 @@ pub(super) enum Attempt {
     Closed,
 }
 
-/// What is left of an attempt that has ended.
+/// How an attempt ended, and what the room has to know to give it up or go on.
 pub(super) struct Ended {
     pub(super) attempt: Attempt,
     /// The store may know the token.
@@ -55,7 +55,7 @@ pub(super) struct Ended {
 pub(super) struct Carried {
     /// The room's place in the queue, for a token that had to be replaced.
     pub(super) ticket: Option<Ticket>,
-    /// Since when the store cannot be reached.
+    /// When the store began to fail.
     pub(super) failing_since: Option<Moment>,
 }
 
@@ -70,16 +70,16 @@ pub(super) struct Waiting<'a> {
     ask_at: Moment,
     /// Consecutive polls, for the backoff.
     polls: u32,
-    /// Since when the store has failed, and how it failed last.
+    /// When the store began to fail, and its last error.
     failing_since: Option<Moment>,
     failed: StoreError,
-    /// A question is open since then.
+    /// When the open question was asked.
     asked_at: Option<Moment>,
     sent: bool,
     unanswered: bool,
     /// For the next attempt.
     carried: Carried,
-    /// Grants up to this fence were read too late: whatever else arrives of them proves nothing.
+    /// The highest fence of a grant that was read too late. Further copies of such a grant are ignored.
     stale: Option<Fence>,
     /// A grant that came by message while a question was still open.
     pushed: Option<Grant>,
@@ -176,7 +176,7 @@ impl<'a> Waiting<'a> {
         self.failing_since.map(|since| since + self.core.options.patience)
     }
 
-    /// The store failed, as far as is known since `since`.
+    /// Records a failure of the store that began at `since` or earlier.
     fn fails(&mut self, since: Moment, error: &StoreError) {
         lock(&self.room.seen).failed = Some(error.clone());
         self.failing_since.get_or_insert(since);
@@ -268,8 +268,8 @@ impl<'a> Waiting<'a> {
                 if !error.is_passing() || self.patience_ends().is_some_and(|end| now >= end) {
                     return Some(Attempt::Failed(error));
                 }
-                // Where its connection cannot be ended, the question may be carried out at any time from now on: by
-                // then its token must be nobody's.
+                // Where the connection cannot be ended, the question may still be carried out at any later time, so its
+                // token is not used again.
                 if lost && !self.core.store.may_resend_try() {
                     self.carried = Carried { ticket: self.ticket, failing_since: self.failing_since };
                     return Some(Attempt::UsedUp);

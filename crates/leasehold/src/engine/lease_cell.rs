@@ -67,7 +67,7 @@ pub(crate) struct LeaseState {
     pub(crate) renew_at: Option<Moment>,
     /// When to ask the store next whether it is still ours, unless a renewal says so before.
     pub(crate) check_at: Moment,
-    /// A renewal or check is on its way.
+    /// A renewal or check was sent and has not been answered.
     pub(crate) renewing: bool,
     /// The record in the store does not carry our ttl and owner yet.
     pub(crate) rewrite: bool,

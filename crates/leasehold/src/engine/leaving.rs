@@ -1,5 +1,6 @@
-//! Giving up attempts: an attempt is taken out of the store wherever it is, in line or granted, and this goes on
-//! until the store has said so or must have forgotten it.
+//! Giving up attempts: an attempt is taken out of the store wherever it is, in line or granted. The request is repeated
+//! until the store has confirmed it or must have forgotten the attempt. A store that refuses it (no permission, no
+//! scripts) is asked until the attempt's lease would have ended.
 //!
 //! A waiter's token stays known here until the store has confirmed that it left. A grant that reaches such a token
 //! is passed on at once, instead of lasting until it runs out unconfirmed. A token that was handed to a guard is
@@ -11,6 +12,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 
 use super::Core;
+use super::releasing::is_script_error;
 use super::rooms::jittered;
 use crate::clock::Moment;
 use crate::store::{Claim, Release, StoreErrorKind};
@@ -21,18 +23,18 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The pause once the lease and the patience are over. A connection that comes back, or a grant, ends it early.
 const PAUSE_IN_AN_OUTAGE: Duration = Duration::from_secs(10);
 
-/// A shutdown waits this long at most for attempts that are given up: its subscription ends with it, so a queue passes
-/// over what is left of them.
+/// A shutdown waits at most this long for attempts that are given up. Its subscription ends with it, so the queues
+/// pass over what is left of them.
 const CLOSES_WITHIN: Duration = Duration::from_millis(1_500);
 
 /// An attempt that is given up.
 pub(crate) struct GivenUp {
     pub(crate) claim: Claim,
-    /// It may be in a queue, which lives for as long as others ask: only an answer of the store ends the attempt. All
-    /// else ends with its lease.
+    /// Whether it may be in a queue. A queue lives for as long as others ask, so only an answer of the store ends such an
+    /// attempt; any other ends with its lease.
     pub(crate) queued: bool,
-    /// A request of it was not answered. Where its connection cannot be ended for certain, the request may still be
-    /// carried out, after the attempt was given up.
+    /// Whether one of its requests was not answered. Where the connection cannot be ended for certain, that request may
+    /// still be carried out after the attempt was given up.
     pub(crate) unanswered: bool,
 }
 
@@ -87,6 +89,8 @@ impl Core {
         let mut pause = FIRST_PAUSE;
         let mut hurried = false;
         loop {
+            // Such a refusal does not pass by itself, so it is not repeated beyond the lease.
+            let mut forbidden = false;
             match self.within(self.store.leave(claim)).await {
                 Ok(_) if !attempt.unanswered || self.store.may_resend_try() => return true,
                 Ok(_) if self.closing.is_cancelled() => return false,
@@ -98,16 +102,19 @@ impl Core {
                 Err(error) if error.kind() == StoreErrorKind::Closed => return true,
                 // Scripts do not run, but what they would give back may have been taken without one.
                 Err(error)
-                    if matches!(error.kind(), StoreErrorKind::Script | StoreErrorKind::NotPermitted)
+                    if is_script_error(&error)
                         && self.options.emergency_release
                         && self.given_back_by_other_means(claim).await =>
                 {
                     return true;
                 }
-                Err(error) => tracing::debug!(name = %claim.name, %error, "an attempt is not given up yet"),
+                Err(error) => {
+                    forbidden = !error.was_refused() && is_script_error(&error);
+                    tracing::debug!(name = %claim.name, %error, "an attempt is not given up yet");
+                }
             }
             if Moment::now() >= lease_ends {
-                if !attempt.queued || answered.is_none() {
+                if !attempt.queued || answered.is_none() || forbidden {
                     return true;
                 }
                 pause = PAUSE_IN_AN_OUTAGE;

@@ -135,7 +135,8 @@ impl<'a> Hunt<'a> {
         }
     }
 
-    /// The same, and draws a ticket on the way: a request that has to wait is as old as its first question.
+    /// Tries for the turn and draws a ticket at the same time, so that a request that has to wait is as old as its
+    /// first question.
     async fn try_turn_and_draw(&self, ticket: &mut Option<Ticket>) -> Result<Option<Guard>, Ended> {
         if self.wish.wait == Wait::Not {
             return self.try_turn().await;

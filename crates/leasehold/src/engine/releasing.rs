@@ -261,6 +261,6 @@ impl Core {
 }
 
 /// Whether a script failed, or may not run.
-fn is_script_error(error: &StoreError) -> bool {
+pub(super) fn is_script_error(error: &StoreError) -> bool {
     matches!(error.kind(), StoreErrorKind::Script | StoreErrorKind::NotPermitted)
 }

@@ -34,7 +34,7 @@ const CROWDED_FOR: Duration = Duration::from_secs(1);
 /// So many names are remembered for that.
 const CROWDED_KEPT: usize = 256;
 
-/// A store that has not answered for this long may be gone: what it said before is old.
+/// A store that has not answered for this long may be gone, and its last answer no longer counts.
 const SILENT_AFTER: Duration = Duration::from_millis(500);
 
 /// What a waiting task can say about its wait.
@@ -45,7 +45,7 @@ pub(crate) struct Seen {
     pub(crate) answered: bool,
     /// The last failure, if the store failed last.
     pub(crate) failed: Option<StoreError>,
-    /// A question is open since then.
+    /// When the oldest unanswered question was asked.
     pub(crate) asking_since: Option<Moment>,
 }
 
@@ -55,7 +55,7 @@ impl Seen {
         Self { holder, answered: true, failed: None, asking_since: None }
     }
 
-    /// Why it is not known who holds the lock, if it is not.
+    /// The reason why the holder is unknown; `None` where it is known.
     pub(crate) fn unknown(&self) -> Option<StoreError> {
         let no_answer = || (self.is_silent() || !self.answered).then(|| StoreErrorKind::NoAnswer.into());
         self.failed.clone().or_else(no_answer)
@@ -82,11 +82,12 @@ pub(crate) struct Rooms {
     deaf: AtomicBool,
 }
 
-/// A token that the store may grant a lock to by message. It is entered before its first request, and changes in one
-/// step; what is granted to it belongs to the room, then to a guard.
+/// The state of a token that the store may grant a lock to by message. A token is entered before its first request and
+/// removed when its guard exists or when it has left the queue.
 enum Queued {
+    /// Waiting: a grant goes to this room.
     Waits(Arc<Room>),
-    /// Given up, and the store has not confirmed that yet: told when it is granted a lock all the same.
+    /// Given up, and not yet confirmed by the store: a grant wakes the task that leaves the queue.
     Leaves(Arc<Notify>),
 }
 
@@ -179,7 +180,7 @@ impl Rooms {
         match lock(&self.queued).get(token) {
             Some(Queued::Waits(room)) => drop(room.knock.send(Knock::Push(push))),
             Some(Queued::Leaves(wake)) if granted => wake.notify_one(),
-            // The second copy of a message whose first one made a guard.
+            // Nothing to do for a token that is given up, nor for a second copy of a grant that made a guard.
             Some(Queued::Leaves(_)) | None => {}
         }
     }
@@ -193,12 +194,12 @@ impl Rooms {
         }
     }
 
-    /// A token that waited is given up from now on.
+    /// Marks a token as given up.
     pub(super) fn leaves(&self, token: &Token, wake: &Arc<Notify>) {
         lock(&self.queued).insert(token.clone(), Queued::Leaves(wake.clone()));
     }
 
-    /// A token is in no queue any more.
+    /// Removes a token that is in no queue any more.
     pub(super) fn forget(&self, token: &Token) {
         lock(&self.queued).remove(token);
     }
@@ -244,7 +245,7 @@ impl Room {
         }
     }
 
-    /// Passes on what the store said or failed to say here, if anything.
+    /// Copies the store's last answer or failure, if there was one.
     pub(crate) fn tell_what_was_seen(&self, to: &Mutex<Seen>) {
         let last = lock(&self.seen).clone();
         if last.answered || last.is_failing() {
@@ -266,7 +267,7 @@ async fn run(alive: Arc<Alive>, room: Arc<Room>, mut knocks: mpsc::UnboundedRece
         match ended.attempt {
             Attempt::Granted { grant, confirm } => {
                 if let Some(claim) = room.give(&alive, claim, ticket, &grant, confirm) {
-                    // Everybody it was for got up while the grant was on its way. The store knows who is next.
+                    // Every task that it was for gave up before the grant arrived: the store passes it on.
                     leave(claim);
                 }
             }

@@ -104,6 +104,12 @@ impl Conn {
         self.wire.break_off();
     }
 
+    /// The server became a replica: the connection is not used any more, and the primary is looked for.
+    pub(super) fn leave_replica(&self) {
+        tracing::warn!("the server became a replica: its primary is looked for");
+        self.break_off();
+    }
+
     pub(super) fn is_broken(&self) -> bool {
         self.wire.is_broken()
     }
@@ -240,13 +246,13 @@ fn unusable_mode(mode: &str) -> Option<&'static str> {
     }
 }
 
-/// Whether the reply to HELLO comes from a replica. It hears what its primary publishes, but has no say in it.
+/// Whether the reply to HELLO comes from a replica.
 pub(super) fn is_replica(hello: &Value) -> bool {
     about(hello, "role").is_some_and(|role| !matches!(role, "master" | "primary"))
 }
 
-/// Passes, because a failover is usually followed by a change of the name's address.
-fn replica() -> StoreError {
+/// The error for a replica. It passes, because a failover is usually followed by a change of the name's address.
+pub(super) fn replica() -> StoreError {
     let what_next = "it is tried again, and its name resolved anew, until a primary answers";
     StoreError::new(StoreErrorKind::ReadOnly, what_next)
 }

@@ -1,6 +1,6 @@
 //! Proves that messages arrive, and from a primary: while a process waits it sends itself a message now and then,
-//! and near the head of a queue asks the server for its role. Further back the next question for the lock, a write,
-//! finds out soon enough.
+//! and near the head of a queue asks the server for its role. Further back the next question for the lock is soon
+//! enough: it is a write, which a replica refuses.
 //!
 //! The role comes from HELLO without arguments, which every user may send that was let in, and which a writable
 //! replica answers like any other. The message alone proves nothing about it: a replica passes it on as well.
@@ -107,10 +107,7 @@ async fn echo(link: &Link, conn: &Conn, number: u64, ask_role: bool, patience: D
     let back = async {
         let replies = conn.ask_all(&probe).await.map(|answer| answer.reply);
         match replies.as_deref() {
-            Ok([_, hello]) if is_replica(hello) => {
-                tracing::warn!("the server became a replica: its primary is looked for");
-                conn.break_off();
-            }
+            Ok([_, hello]) if is_replica(hello) => conn.leave_replica(),
             // Nobody hears us, not even we: the subscription is gone.
             Ok([Value::Int(0), ..]) if conn.ear.has_heard() => conn.break_off(),
             Ok([Value::Int(_), ..]) => conn.ear.heard(number).await,

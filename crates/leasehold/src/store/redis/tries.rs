@@ -89,9 +89,14 @@ impl RedisStore {
     }
 
     async fn in_the_way(&self, conn: &Conn, keys: &LockKeys, claim: &Claim) -> Result<Found, StoreError> {
-        match conn.ask_raw(&value::read_command(keys.lock())).await?.reply {
-            // Gone meanwhile.
-            Value::Bulk(value) if value.is_empty() => Ok(Found::Other(Try::Held(None))),
+        let mut look = Pipeline::with_capacity(2);
+        look.add(value::read_command(keys.lock()));
+        look.cmd("EXISTS").arg(keys.lock());
+        let reply = conn.ask_all(&look).await?.reply;
+        let Ok([value, exists]) = <[Value; 2]>::try_from(reply) else { return Err(strange("a try")) };
+        match value {
+            // Gone meanwhile. A value can also be empty, and is a foreign holder then.
+            Value::Bulk(value) if value.is_empty() && exists == Value::Int(0) => Ok(Found::Other(Try::Held(None))),
             Value::Bulk(value) => Ok(match Record::parse(&value) {
                 Some(record) if record.token == claim.token => Found::Ours(record.fence),
                 _ => Found::Other(Try::Held(Some(seen_in_passing(&value)))),
@@ -184,8 +189,7 @@ fn granted(claim: &Claim, fence: Option<Fence>, asked_at: Moment) -> Try {
     Try::Granted(Grant { fence, asked_at, lasts: claim.ttl.duration() })
 }
 
-/// A holder by its value alone. A try costs one round trip, so the rest of its lease is not known: at
-/// most what it asked for.
+/// A holder by its value alone. The rest of its lease is not asked for: it is at most the whole.
 fn seen_in_passing(value: &[u8]) -> Holder {
     let mut holder = value::holder(value, -1);
     holder.ttl_left = holder.ttl;

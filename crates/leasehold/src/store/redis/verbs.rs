@@ -1,6 +1,6 @@
 //! The other verbs of the lock path: one script each.
 
-use super::conn::{Answer, Conn, fence, items, number, said};
+use super::conn::{Answer, Conn, fence, is_replica, items, number, replica, said};
 use super::errors::{from_server, strange};
 use super::resp::{Cmd, Pipeline, Value, cmd};
 use super::scripts::{self, Script};
@@ -183,7 +183,16 @@ impl RedisStore {
         if sent.is_empty() {
             return Ok(Vec::new());
         }
-        let replies = conn.ask_all(&pipe).await?.reply;
+        // A check writes nothing, so a replica would answer it from what it last knew.
+        let ask_role = sent.iter().any(|&i| !renewals[i].prolong);
+        if ask_role {
+            pipe.cmd("HELLO");
+        }
+        let mut replies = conn.ask_all(&pipe).await?.reply;
+        if ask_role && replies.pop().is_some_and(|hello| is_replica(&hello)) {
+            conn.leave_replica();
+            return Err(replica());
+        }
         let mut again = Vec::new();
         for (i, reply) in sent.into_iter().zip(replies) {
             answers[i] = match &reply {

@@ -88,7 +88,7 @@ struct Slot {
     missing: usize,
     /// Answered by this push instead of a reply.
     by_push: Option<Box<Confirmation>>,
-    /// One of its replies came from a replica.
+    /// Whether one of its replies came from a replica.
     read_only: bool,
     replies: Replies,
     failed: Option<StoreError>,
@@ -338,8 +338,8 @@ impl Line {
         ear.push(&push)
     }
 
-    /// Gives the oldest request a reply. `Err` ends the connection, once that request has all its replies: the
-    /// server is a replica, and what it says of locks is not to be relied on.
+    /// Gives the oldest request a reply. `Err` ends the connection: the server is a replica, and the request has all
+    /// its replies.
     fn settle(&mut self, value: Value, ear: &dyn Hear, woken: &mut Vec<Waker>) -> Result<(), StoreError> {
         let Some(&at) = self.asked.front() else { return Ok(()) };
         let slot = &mut self.slots[at];
@@ -398,7 +398,7 @@ struct Carrier {
     /// Read, and how much of it is used up.
     input: Vec<u8>,
     filled: usize,
-    /// So much of what comes next is dropped unread.
+    /// How many of the next bytes are dropped unread.
     dropping: usize,
 }
 

@@ -8,8 +8,13 @@
 -- errors  OOM, FENCE: nothing was granted
 --#head
 local token, inbox, ttl, provisional = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[7])
-local value = redis.pcall('GET', lock)
-if type(value) == 'table' then value = redis.call('TYPE', lock).ok end -- not even a string: foreign
+-- Not GET: a waiter asks again and again, and a foreign value may be of many megabytes.
+local value = redis.pcall('GETRANGE', lock, 0, VALUE_MAX)
+if type(value) == 'table' then
+  value = redis.call('TYPE', lock).ok -- not even a string: foreign
+elseif value == '' and redis.call('EXISTS', lock) == 0 then
+  value = false
+end
 
 if value and value:sub(7, 38) == token then
   -- Sent twice, or granted by a push that was lost: confirm.
