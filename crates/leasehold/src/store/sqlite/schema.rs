@@ -126,7 +126,10 @@ pub(super) fn open(path: &Path, sharing: Sharing) -> Result<(Connection, Patienc
     let began = Moment::now();
     loop {
         match set_up(&mut conn) {
-            Ok(Ok(new)) => return Ok((conn, patience, new)),
+            Ok(Ok(new)) => {
+                ["-wal", "-shm"].iter().for_each(|suffix| modes::share(path, &beside(path, suffix)));
+                return Ok((conn, patience, new));
+            }
             Ok(Err(error)) => return Err(error),
             // Turning a new file into one with a log is not covered by the busy handler.
             Err(error) if is_busy(&error) && began.until(Moment::now()) < Duration::from_millis(PATIENCE_MS) => {
