@@ -241,6 +241,27 @@ async fn f44_a_holder_whose_database_is_removed_or_replaced_is_told() {
     );
 }
 
+/// As a deployment does that swaps a link to its newest directory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f44_a_holder_whose_path_leads_to_another_database_is_told() {
+    let home = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| home.path().join(name);
+    fs::create_dir(at("first")).expect("made");
+    fs::create_dir(at("second")).expect("made");
+    symlink(at("first"), at("current")).expect("linked");
+    let manager = connect(&url(&at("current/locks.db"))).await;
+    let guard = manager.lock("k").ttl(TTL).await.expect("free");
+    drop(SqliteStore::open(&at("second/locks.db")).expect("opens"));
+    symlink(at("second"), at("new")).expect("linked");
+    fs::rename(at("new"), at("current")).expect("swapped");
+    let began = Instant::now();
+    let why = tokio::time::timeout(TTL, guard.lost()).await.expect("told before its lease is over");
+    assert_eq!(why, LossReason::Displaced);
+    report("F44", format!("the path leads to another database: the holder is told after {:.1?}", began.elapsed()));
+    drop(guard);
+    manager.shutdown().await;
+}
+
 /// Alone in its manager, so that no renewal of another lease notices it first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f44_a_lease_that_is_not_renewed_is_told_as_well() {
@@ -302,6 +323,45 @@ async fn s29_files_are_for_their_user_and_group_alone() {
     drop(SqliteStore::open(&db).expect("opens"));
     assert_eq!(fs::metadata(&db).expect("there").mode() & 0o777, 0o640);
     report("S29", format!("{places} directories and umasks, {files} files: nothing for others"));
+}
+
+/// In a directory without the setgid bit a new file gets its creator's own group, which the others are not in.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn s29_users_of_one_group_share_a_database() {
+    const GROUP: u32 = 64_000;
+    let home = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| home.path().join(name);
+    let (dir, worker) = (at("d"), at("worker"));
+    fs::set_permissions(home.path(), Permissions::from_mode(0o755)).expect("set");
+    fs::create_dir(&dir).expect("made");
+    fs::set_permissions(&dir, Permissions::from_mode(0o770)).expect("set");
+    fs::copy(WORKER, &worker).expect("copied");
+    let as_user = |user: u32| {
+        ["--reuid", "--regid"].map(|id| format!("{id}={user}")).into_iter().chain([format!("--groups={GROUP}")])
+    };
+    let test: Vec<String> = as_user(64_001).chain(["true".to_owned()]).collect();
+    let test: Vec<&str> = test.iter().map(String::as_str).collect();
+    if std::os::unix::fs::chown(&dir, None, Some(GROUP)).is_err() || !permitted("setpriv", &test) {
+        println!("skipped: this user cannot act as others");
+        return;
+    }
+    let start = |user: u32, wait_ms: u64| {
+        let history = at(&user.to_string());
+        fs::create_dir(&history).expect("made");
+        std::os::unix::fs::chown(&history, Some(user), None).expect("given");
+        let job = Job { hold: true, wait_ms, ..Job::new(url(&dir.join("locks.db")), "k", history) };
+        let mut command = Command::new("setpriv");
+        command.args(as_user(user)).arg(&worker).arg(serde_json::to_string(&job).expect("a job"));
+        WorkerProcess::run(&mut command)
+    };
+    let mut holder = start(64_001, 60_000);
+    holder.wait_for_line(|line| line["granted"].is_u64(), LONG).await.expect("granted");
+    for (path, meta) in walk(&dir) {
+        assert_eq!((meta.uid(), meta.gid()), (64_001, GROUP), "{path:?}");
+    }
+    let mut other = start(64_002, 60_000);
+    holder.send_line("release");
+    other.wait_for_line(|line| line["granted"].is_u64(), LONG).await.expect("granted to another user of the group");
 }
 
 fn walk(dir: &Path) -> Vec<(PathBuf, fs::Metadata)> {

@@ -174,7 +174,10 @@ impl Driver {
         // It has our FIFO open.
         let _ = self.listener.take().map(JoinHandle::join);
         self.alive.leave();
-        self.tidy_on_leaving();
+        // Else the files beside it may belong to another database.
+        if self.is_in_place() {
+            self.tidy_on_leaving();
+        }
         drop(self.conn);
         drop(self.open);
         if let Some(reply) = closing {
@@ -298,7 +301,7 @@ impl Driver {
                 let (conn, patience, _) = schema::open(&self.path, self.sharing)?;
                 // With a lock file of its own: a child has the old one, and would share what is locked in it.
                 let room = Room::prepare(&conn, &patience, &self.path, self.sharing)?;
-                self.opened.reopened(&self.path)?;
+                self.opened.reopened(&conn, &self.path)?;
                 Ok((conn, patience, room, open))
             });
             match opened {

@@ -16,13 +16,14 @@ use crate::store::Renewal;
 // 11 the highest fence. `max(…)` keeps fences rising when the wall clock steps back. What a lease of another boot id
 // means: `row::lock_row`.
 const TAKE: &str = "
-    INSERT INTO locks (name, flag, token, fence, counter, inbox, since_ms, ttl_ms, owner, ends, boot, queue_ends)
-    SELECT ?1, 0, ?2, max(?3, floor + 1), max(?3, floor + 1), ?4, ?5, ?6, ?7, ?8, ?9, 0 FROM meta WHERE floor < ?11
+    INSERT INTO locks (name, flag, token, fence, counter, inbox, since_ms, ttl_ms, owner, ends, boot, queue_ends, written)
+    SELECT ?1, 0, ?2, max(?3, floor + 1), max(?3, floor + 1), ?4, ?5, ?6, ?7, ?8, ?9, 0, ?10 FROM meta WHERE floor < ?11
     ON CONFLICT (name) DO UPDATE SET
         flag = 0, token = excluded.token, fence = max(excluded.fence, counter + 1),
         counter = max(excluded.fence, counter + 1), inbox = excluded.inbox, since_ms = excluded.since_ms,
-        ttl_ms = excluded.ttl_ms, owner = excluded.owner, ends = excluded.ends, boot = excluded.boot, queue_ends = 0
-    WHERE ((ends <= ?10 AND queue_ends = 0) OR (boot <> ?9 AND ends - ttl_ms > ?10)) AND counter < ?11
+        ttl_ms = excluded.ttl_ms, owner = excluded.owner, ends = excluded.ends, boot = excluded.boot, queue_ends = 0,
+        written = excluded.written
+    WHERE ((ends <= ?10 AND queue_ends = 0) OR (boot <> ?9 AND written > ?10)) AND counter < ?11
     RETURNING fence";
 
 // `~` makes a number negative and leaves it as many bytes: a row of the same length is written over in place, for
@@ -32,11 +33,11 @@ const RELEASE: &str = "UPDATE locks SET ends = ~ends \
 
 const FREE: &str = "UPDATE locks SET ends = ~ends WHERE name = ?1 AND token = ?2 AND ends > ?3";
 
-const RENEW: &str = "UPDATE locks SET ends = max(ends, ?3 + ?4) \
+const RENEW: &str = "UPDATE locks SET ends = max(ends, ?3 + ?4), written = ?3 \
     WHERE name = ?1 AND token = ?2 AND ends > ?3 AND flag <> ?5 AND (?6 IS NULL OR fence = ?6) \
     AND (inbox = ?7 OR inbox IS NULL)";
 
-const CONFIRM: &str = "UPDATE locks SET ends = max(ends, ?3 + ?4), ttl_ms = ?4, owner = ?8 \
+const CONFIRM: &str = "UPDATE locks SET ends = max(ends, ?3 + ?4), written = ?3, ttl_ms = ?4, owner = ?8 \
     WHERE name = ?1 AND token = ?2 AND ends > ?3 AND flag <> ?5 AND (?6 IS NULL OR fence = ?6) \
     AND (inbox = ?7 OR inbox IS NULL)";
 
@@ -108,4 +109,61 @@ pub(super) fn renew(conn: &Connection, me: &InboxId, name: &Key, renewal: &Renew
         }
     };
     Ok(done == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::SqliteStore;
+    use crate::facts::{LockName, Owner, Token, Ttl};
+    use crate::store::{Acquire, Claim, Renewal, Renewed, Store, Try};
+
+    fn claim(name: &str, seconds: u64) -> Claim {
+        Claim {
+            name: LockName::new(name).expect("a name"),
+            token: Token::random(),
+            ttl: Ttl::new(Duration::from_secs(seconds)).expect("a ttl"),
+            owner: Owner::default(),
+            fenced: true,
+            listens: false,
+            since_ms: 1,
+        }
+    }
+
+    /// Containers of one kernel can each have a boot id of their own.
+    #[tokio::test]
+    async fn a_lease_that_is_renewed_for_less_than_is_left_is_held_for_another_boot_id_too() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("locks.db");
+        let store = SqliteStore::open(&path).expect("opens");
+        for (name, waited_for, rewrites) in
+            [("a", false, true), ("b", false, false), ("c", true, true), ("d", true, false)]
+        {
+            for (first, then) in [(3_600, 10), (10, 3_600)] {
+                let held = claim(&format!("{name}{first}"), first);
+                let Ok(Try::Granted(grant)) = store.try_acquire(&held).await else { panic!("not granted") };
+                if waited_for {
+                    let waiter = Claim { token: Token::random(), ..held.clone() };
+                    assert!(matches!(store.acquire(&waiter, None).await, Ok(Acquire::Queued(_))));
+                }
+                let renewal = Renewal {
+                    name: held.name.clone(),
+                    token: held.token.clone(),
+                    fence: grant.fence,
+                    ttl: claim("ttl", then).ttl,
+                    prolong: true,
+                    rewrite: rewrites.then(Owner::default),
+                    hand_to: None,
+                };
+                assert_eq!(store.renew(&[renewal]).await, [Renewed::Renewed]);
+                let file = rusqlite::Connection::open(&path).expect("opens");
+                file.execute("UPDATE locks SET boot = boot + 1", []).expect("written");
+                let other = Claim { token: Token::random(), ..held.clone() };
+                let tried = store.try_acquire(&other).await;
+                assert!(matches!(tried, Ok(Try::Held(Some(_)))), "{name}: {first} s, then {then} s: {tried:?}");
+                assert!(!matches!(store.acquire(&other, None).await, Ok(Acquire::Granted(_))), "{name}");
+            }
+        }
+    }
 }

@@ -32,7 +32,7 @@ impl Driver {
 
     fn list_inside(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Page, Fault> {
         const ROWS: &str = "SELECT flag, token, fence, counter, inbox, since_ms, ttl_ms, owner, ends, boot, queue_ends, \
-                            name FROM locks WHERE name > ?1 AND name >= ?2 ORDER BY name LIMIT ?3";
+                            written, name FROM locks WHERE name > ?1 AND name >= ?2 ORDER BY name LIMIT ?3";
         let mut known = HashMap::new();
         let mut locks = Vec::new();
         let mut listed_up_to = String::new();
@@ -46,7 +46,7 @@ impl Driver {
                 let now = now_ms();
                 let mut statement = self.conn.prepare_cached(ROWS)?;
                 let rows = statement.query_map(params![from, beginning, CHUNK], |row| {
-                    Ok((row.get::<_, String>(11)?, row::lock_row(row, self.boot, now)?))
+                    Ok((row.get::<_, String>(12)?, row::lock_row(row, self.boot, now)?))
                 })?;
                 let rows = rows.collect::<rusqlite::Result<Vec<_>>>()?;
                 let last = rows.len() < CHUNK as usize;

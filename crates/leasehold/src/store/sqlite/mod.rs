@@ -97,12 +97,13 @@ impl SqliteStore {
     /// # Errors
     /// As [`SqliteStore::open`].
     pub fn open_with(path: &Path, keys: KeySpace) -> Result<Self, StoreError> {
+        let given = std::path::absolute(path).map_err(|e| path::unusable(path, &e))?;
         let path = path::prepare(path)?;
         let sharing = Sharing::of(path::directory(&path)).map_err(|e| path::unusable(&path, &e))?;
         let boot = boot::read()?;
         let open = Open::begin()?;
         let (mut conn, patience, _) = schema::open(&path, sharing)?;
-        let opened = Opened::note(&path)?;
+        let opened = Opened::note(&conn, &path, &given)?;
         let alive = Arc::new(Alive::create(pairing::pair(&mut conn, &path, sharing)?, sharing)?);
         sweep::sweep(&mut conn, &alive);
         sweep::forget_messages(&conn, &alive);

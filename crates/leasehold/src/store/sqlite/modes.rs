@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, chmodat, fchmod, fchown, fstat, open};
+use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, OFlags, chmodat, chownat, fchmod, fchown, fstat, open, stat};
 use rustix::io::Errno;
 
 /// Who may use the files beside a database: what the mode and group of their directory say.
@@ -61,6 +61,21 @@ pub(super) fn create(path: &Path, sharing: Sharing) -> io::Result<()> {
         Err(Errno::EXIST) => Ok(()),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Gives a file that SQLite has created to the group of the database: SQLite does that only for root.
+pub(super) fn share(db: &Path, file: &Path) {
+    let shared = || -> Result<(), Errno> {
+        let gid = stat(db)?.st_gid;
+        // No lock is dropped when this kind of descriptor is closed.
+        let file = open(file, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+        let found = fstat(&file)?;
+        if found.st_gid == gid || found.st_uid != rustix::process::geteuid().as_raw() {
+            return Ok(());
+        }
+        chownat(&file, "", None, Some(Gid::from_raw(gid)), AtFlags::EMPTY_PATH)
+    };
+    let _ = shared();
 }
 
 /// Takes the rights of others away from a file or directory of an earlier version, if this user owns it. `doctor` says

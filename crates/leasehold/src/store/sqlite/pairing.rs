@@ -154,7 +154,7 @@ impl SqliteStore {
 
 /// The leases that may have a living holder, and how long until the last one ends. Renewals move that end.
 fn lasting(conn: &Connection, boot: i64, dir: &Path) -> rusqlite::Result<(usize, Duration)> {
-    const HELD: &str = "SELECT inbox, ends FROM locks WHERE ends > ?1 AND NOT (boot <> ?2 AND ends - ttl_ms > ?1)";
+    const HELD: &str = "SELECT inbox, ends FROM locks WHERE ends > ?1 AND NOT (boot <> ?2 AND written > ?1)";
     let now = now_ms();
     let mut statement = conn.prepare(HELD)?;
     let rows =

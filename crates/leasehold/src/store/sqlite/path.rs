@@ -69,7 +69,9 @@ pub fn default_path() -> Result<PathBuf, StoreError> {
 /// All paths of one file lead to one result, so that its log, its shared memory and its `.alive` directory are the same
 /// for all processes.
 pub(super) fn prepare(path: &Path) -> Result<PathBuf, StoreError> {
-    let path = follow(std::path::absolute(path).map_err(|e| unusable(path, &e))?)?;
+    let path = std::path::absolute(path).map_err(|e| unusable(path, &e))?;
+    // Without a slash at its end, with which a symlink would not be seen as one.
+    let path = follow(path.components().collect())?;
     let dir = directory(&path);
     if !dir.exists() {
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|e| unusable(dir, &e))?;
@@ -213,7 +215,7 @@ mod tests {
         std::os::unix::fs::symlink("dir/locks.db", home.join("alias.db")).expect("linked");
         let real = home.join("real/locks.db");
         for _ in 0..2 {
-            for path in ["alias.db", "dir/locks.db", "real/../dir/locks.db", "real/locks.db"] {
+            for path in ["alias.db", "dir/locks.db", "real/../dir/locks.db", "real/locks.db", "alias.db/"] {
                 assert_eq!(prepare(&home.join(path)).expect("usable"), real, "{path}");
             }
             fs::write(&real, "").expect("made");

@@ -327,7 +327,7 @@ impl Driver {
         let (now, old) = (sql(now_ms()), sql(clock::wall_us().saturating_sub(KEEP_FREE_US)));
         let page: Vec<(String, i64, bool)> = tx
             .prepare_cached(
-                "SELECT name, counter, counter < ?2 AND ((boot <> ?3 AND ends - ttl_ms > ?1) \
+                "SELECT name, counter, counter < ?2 AND ((boot <> ?3 AND written > ?1) \
                  OR (ends <= ?1 AND queue_ends <= ?1)) \
                  FROM locks WHERE name > ?4 ORDER BY name LIMIT ?5",
             )?

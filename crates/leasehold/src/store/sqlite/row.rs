@@ -37,8 +37,8 @@ pub(super) struct LockRow {
     pub(super) queue_ends_ms: u64,
 }
 
-const LOCK: &str = "SELECT flag, token, fence, counter, inbox, since_ms, ttl_ms, owner, ends, boot, queue_ends \
-                    FROM locks WHERE name = ?1";
+const LOCK: &str = "SELECT flag, token, fence, counter, inbox, since_ms, ttl_ms, owner, ends, boot, queue_ends, \
+                    written FROM locks WHERE name = ?1";
 
 /// Reads one lock.
 pub(super) fn lock(conn: &Connection, name: &Key, boot: i64, now_ms: u64) -> rusqlite::Result<Option<LockRow>> {
@@ -49,11 +49,11 @@ pub(super) fn lock(conn: &Connection, name: &Key, boot: i64, now_ms: u64) -> rus
 ///
 /// Another boot id alone proves nothing: containers of one kernel can each have their own. They share its boot clock, so
 /// a lease of another boot id ends when that clock says so, or at once when the clock is behind the moment at which the
-/// lease began: then the machine has started since, and every holder and waiter is gone.
+/// lease was granted or last renewed: then the machine has started since, and every holder and waiter is gone. That moment
+/// has a column of its own: `ends - ttl_ms` is later than it where a lease was renewed for a shorter time than was left.
 pub(super) fn lock_row(row: &Row<'_>, boot: i64, now_ms: u64) -> rusqlite::Result<LockRow> {
     let ends = unsql(row.get(8)?);
-    let began = ends.saturating_sub(unsql(row.get(6)?));
-    let ours = row.get::<_, i64>(9)? == boot || began <= now_ms;
+    let ours = row.get::<_, i64>(9)? == boot || unsql(row.get(11)?) <= now_ms;
     let slot = match token(row, 1)? {
         Some(token) if ours && ends > 0 => Slot::Held(Held {
             flag: flag(row.get(0)?),

@@ -17,7 +17,7 @@ use crate::store::{StoreError, StoreErrorKind};
 /// Our mark in the file's header: `lhld`.
 const APPLICATION: i64 = 0x6c68_6c64;
 /// The version of the tables. A file with a higher one is left alone.
-const VERSION: i64 = 4;
+const VERSION: i64 = 5;
 /// A verb gives up when the file was locked for this long.
 const PATIENCE_MS: u64 = 2_000;
 /// The first wait for a lock, then every other: short and even, so that nobody starves.
@@ -77,6 +77,13 @@ const PAIRED: &str = "
     ALTER TABLE meta ADD COLUMN place TEXT NOT NULL DEFAULT '';
 ";
 
+/// Also what version 4 did not have.
+const WRITTEN: &str = "
+    -- The boot clock when a lease was granted or last renewed.
+    ALTER TABLE locks ADD COLUMN written INTEGER NOT NULL DEFAULT 0;
+    UPDATE locks SET written = ends - ttl_ms;
+";
+
 /// Version 1 knew no namespaces: its rows are those of the default one, found by their plain names.
 const FROM_VERSION_1: &str = "
     UPDATE locks SET name = 'leasehold:lock:' || name
@@ -119,7 +126,10 @@ pub(super) fn open(path: &Path, sharing: Sharing) -> Result<(Connection, Patienc
     let began = Moment::now();
     loop {
         match set_up(&mut conn) {
-            Ok(Ok(new)) => return Ok((conn, patience, new)),
+            Ok(Ok(new)) => {
+                ["-wal", "-shm"].iter().for_each(|suffix| modes::share(path, &beside(path, suffix)));
+                return Ok((conn, patience, new));
+            }
             Ok(Err(error)) => return Err(error),
             // Turning a new file into one with a log is not covered by the busy handler.
             Err(error) if is_busy(&error) && began.until(Moment::now()) < Duration::from_millis(PATIENCE_MS) => {
@@ -168,6 +178,9 @@ fn set_up(conn: &mut Connection) -> rusqlite::Result<Result<bool, StoreError>> {
     }
     if new || version < 4 {
         tx.execute_batch(PAIRED)?;
+    }
+    if new || version < 5 {
+        tx.execute_batch(WRITTEN)?;
     }
     tx.execute_batch(&format!("PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION};"))?;
     tx.commit()?;

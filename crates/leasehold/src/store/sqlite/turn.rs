@@ -19,8 +19,8 @@ const WAITERS: &str = "SELECT ticket, token, inbox, ttl_ms, since_ms, owner, pol
 const JOIN: &str = "INSERT INTO waiting (name, ticket, token, inbox, ttl_ms, since_ms, owner, polled) \
                     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
 const SAVE: &str = "INSERT OR REPLACE INTO locks \
-    (name, flag, token, fence, counter, inbox, since_ms, ttl_ms, owner, ends, boot, queue_ends) \
-    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)";
+    (name, flag, token, fence, counter, inbox, since_ms, ttl_ms, owner, ends, boot, queue_ends, written) \
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)";
 const FREE: &str = "UPDATE locks SET ends = 0, flag = 0, counter = ?2, boot = ?3, queue_ends = ?4 WHERE name = ?1";
 const BEFORE: &str = "SELECT count(*) FROM waiting WHERE name = ?1 AND ticket < ?2";
 
@@ -98,7 +98,7 @@ impl Driver {
                 // So many dead: once more, with everybody.
                 continue;
             }
-            self.save(name, &before, &lock, counter)?;
+            self.save(name, &before, &lock, counter, now_ms)?;
             for (inbox, message) in told.iter().filter(|(inbox, _)| inbox != self.alive.id()) {
                 row::post(&self.conn, inbox, message, now_ms)?;
             }
@@ -126,7 +126,7 @@ impl Driver {
     }
 
     /// Writes what changed, and nothing else.
-    fn save(&self, name: &Key, before: &Loaded, lock: &Lock, counter: u64) -> Result<(), Fault> {
+    fn save(&self, name: &Key, before: &Loaded, lock: &Lock, counter: u64, now_ms: u64) -> Result<(), Fault> {
         let (name, conn) = (name.as_str(), &self.conn);
         if before.queue_was_over {
             conn.prepare_cached("DELETE FROM waiting WHERE name = ?1")?.execute([name])?;
@@ -170,7 +170,8 @@ impl Driver {
                     held.owner.wire(),
                     held.ends_ms.map_or(i64::MAX, sql),
                     self.boot,
-                    sql(queue_ends)
+                    sql(queue_ends),
+                    sql(now_ms)
                 ])?;
             }
             // Nobody but us writes into this file.
@@ -191,7 +192,8 @@ impl Driver {
                         "",
                         0,
                         self.boot,
-                        sql(queue_ends)
+                        sql(queue_ends),
+                        sql(now_ms)
                     ];
                     conn.prepare_cached(SAVE)?.execute(row)?;
                 }
