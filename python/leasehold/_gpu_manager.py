@@ -17,7 +17,7 @@ from ._errors import LeaseholdError, LockNotAcquired
 from ._gpu_held import Gpu, held
 from ._gpu_settings import client_of, settings
 from ._info import LockInfo
-from ._inside import Entry, here
+from ._inside import Entry, Guest, here
 from ._lock import Guard
 from ._times import Seconds, seconds
 
@@ -37,15 +37,15 @@ class _Lease:
     by: Callable[[], SmartGpuLockManager | None]
     #: The thread, asyncio task or greenlet that acquired it.
     where: Callable[[], object | None]
-    #: The lock that was entered again, and whether as its guest: the first to enter gives it back.
+    #: The lock that was entered again: the first to enter releases it.
     inner: Entry[Gpu] | None = None
-    is_guest: bool = False
+    guest: Guest | None = None
 
     def release(self) -> bool:
         if self.inner is None:
             return self.guard.release()
-        if self.is_guest:
-            self.inner.leave()
+        if self.guest is not None:
+            self.inner.leave(self.guest)
         return self.guard.is_valid
 
 
@@ -90,8 +90,8 @@ class SmartGpuLockManager:
         client = self.client
         around = held.find(client, (lock_key,))
         if around is not None:
-            is_guest = around.enter()
-            self._keep(task_name, around.guard, around, is_guest)
+            guest = around.enter()
+            self._keep(task_name, client, around.guard, around, guest)
             return True
         now = settings()
         lock = client.lock(
@@ -106,7 +106,7 @@ class SmartGpuLockManager:
         except LockNotAcquired as busy:
             log.warning("%s did not get a GPU: %s", task_name, busy)
             return False
-        self._keep(task_name, guard)
+        self._keep(task_name, client, guard)
         return True
 
     def release_lock(self, task_name: str, lock_key: str, reason: str = "normal") -> bool:
@@ -182,8 +182,10 @@ class SmartGpuLockManager:
         degraded = bool(zombies) or stats["emergency_release_rate"] > EMERGENCY_RATE
         return _health("degraded" if degraded else "healthy", True, zombies, long_held, stats, now)
 
-    def _keep(self, task_name: str, guard: Guard, inner: Entry[Gpu] | None = None, is_guest: bool = False) -> None:
-        lease = _Lease(guard, self.client, weakref.ref(self), weakref.ref(here()), inner, is_guest)
+    def _keep(
+        self, task_name: str, client: Client, guard: Guard, inner: Entry[Gpu] | None = None, guest: Guest | None = None
+    ) -> None:
+        lease = _Lease(guard, client, weakref.ref(self), weakref.ref(here()), inner, guest)
         with _process.lock:
             _process.leases.setdefault((task_name, guard.name), []).append(lease)
 

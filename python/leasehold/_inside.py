@@ -6,7 +6,8 @@ owner alone cannot say it either: a thread of a pool runs other work while a gen
 So both have to match.
 
 An event loop that runs inside a lock (``with gpu.hold(0): asyncio.run(main())``) blocks the thread that holds it. Its
-tasks may enter the thread's lock again, one at a time.
+tasks may enter the thread's lock again, one at a time. A task that is still inside when the thread leaves is cancelled:
+the loop may run again later, without the lock.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
@@ -62,6 +63,12 @@ def _below() -> object:
     return _local.thread if greenlet is None or greenlet.parent is None else greenlet
 
 
+class Guest(weakref.ref[Any]):
+    """A task that has entered its thread's lock again."""
+
+    __slots__ = ()
+
+
 class Entry(Generic[T]):
     """One lock that was entered: by whom, and what is known inside."""
 
@@ -73,28 +80,43 @@ class Entry(Generic[T]):
         self.value = value
         self.is_open = True
         self._owner: Callable[[], object | None] = weakref.ref(here())
-        #: The task that has entered a thread's lock again.
-        self._guest: Callable[[], object | None] | None = None
+        self._guest: Guest | None = None
 
     def is_for(self, *who: object) -> bool:
-        """Whether one of these entered, and has not left."""
+        """Whether one of these entered, in this process, and has not left."""
         owner = self._owner()
-        return self.is_open and any(one is owner for one in who)
+        # A forked child runs on in the thread that entered, but the lease is its parent's.
+        return self.is_open and self.guard._native.loss != "forked" and any(one is owner for one in who)
 
     def may_enter(self) -> bool:
         """Whether the caller is inside of it, or is a task of the loop that its owner runs and the only one there."""
         return self.is_for(here()) or (self.is_for(_below()) and (self._guest is None or self._guest() in (None, _task())))
 
-    def enter(self) -> bool:
-        """Enters it again. ``True``: as the guest, who says when it leaves."""
+    def enter(self) -> Guest | None:
+        """Enters it again. Returns the guest that has to leave; ``None`` where the caller is inside already."""
         if self.is_for(here()) or (self._guest is not None and self._guest() is _task()):
-            return False
-        self._guest = weakref.ref(here())
-        return True
+            return None
+        self._guest = Guest(here())
+        return self._guest
 
-    def leave(self) -> None:
-        """The guest leaves."""
-        self._guest = None
+    def leave(self, guest: Guest) -> None:
+        """The guest leaves. Another one may have entered since: a task that has ended is no longer inside."""
+        if self._guest is guest:
+            self._guest = None
+
+    def close(self) -> None:
+        """The owner leaves, and a task that is still inside is cancelled."""
+        self.is_open = False
+        guest = None if self._guest is None else self._guest()
+        if isinstance(guest, asyncio.Task) and not guest.done():
+            message = f"{self.guard.name!r} was released by the thread that runs this task"
+            loop = guest.get_loop()
+            with suppress(RuntimeError):
+                # The loop is closed: its tasks take no further step.
+                if loop.is_running():
+                    loop.call_soon_threadsafe(guest.cancel, message)
+                else:
+                    guest.cancel(message)
 
 
 class Inside(Generic[T]):
@@ -126,7 +148,7 @@ class Inside(Generic[T]):
         try:
             yield
         finally:
-            mine.is_open = False
+            mine.close()
             try:
                 self._entered.reset(before)
             except ValueError:
@@ -136,10 +158,10 @@ class Inside(Generic[T]):
     @contextmanager
     def entered_again(self, entry: Entry[T]) -> Iterator[T]:
         """The same of a lock that the caller may enter again."""
-        is_guest = entry.enter()
+        guest = entry.enter()
         try:
             with self.entered(entry.client, entry.guard, entry.value):
                 yield entry.value
         finally:
-            if is_guest:
-                entry.leave()
+            if guest is not None:
+                entry.leave(guest)

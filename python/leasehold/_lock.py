@@ -242,11 +242,20 @@ class Guard:
 _held: weakref.WeakSet[Guard] = weakref.WeakSet()
 
 
+def _all_held() -> list[Guard]:
+    while True:
+        try:
+            return list(_held)
+        except RuntimeError:
+            # A daemon thread acquired one meanwhile.
+            continue
+
+
 @at_the_end
 def _give_everything_back() -> None:
     """A process that ends leaves no lock behind: all are released at once, and a store that is away is waited for once."""
     process_ends()
-    held = [guard._native for guard in list(_held) if guard._native.is_held]
+    held = [guard._native for guard in _all_held() if guard._native.is_held]
     # Also what a call that was interrupted may have got, which is given back in the background.
     left = json.loads(_native.close_all(held, EXIT_WITHIN).wait())
     if left:

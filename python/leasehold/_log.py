@@ -35,6 +35,8 @@ class _Lines:
         #: Becomes readable with the first line. -1 while no greenlet waits for it.
         self.fd = -1
         self._pump: Any = None
+        #: Identifies the greenlet that was started last.
+        self._newest: object = None
         self._thread = 0
 
     def add(self, level: int, text: str) -> None:
@@ -48,8 +50,11 @@ class _Lines:
 
     def log(self) -> None:
         """Logs them, in the calling thread."""
-        while self.waiting:
-            level, text = self.waiting.popleft()
+        while True:
+            try:
+                level, text = self.waiting.popleft()
+            except IndexError:
+                break
             with contextlib.suppress(Exception):
                 log.log(level, "%s", text)
         lost, self.lost = self.lost, 0
@@ -57,28 +62,34 @@ class _Lines:
             log.warning("%d lines were not logged: they came faster than the handlers took them", lost)
 
     def is_seen_to(self) -> bool:
-        """Whether a greenlet waits for them, in a thread that is there."""
+        """Whether the right greenlet waits for them. That is one of the main thread, once the main thread uses leasehold:
+        any other thread may end, or never run its hub again."""
         if self._pump is None or self._pump.dead:
             return False
-        return not self.waiting or os.path.exists(f"/proc/self/task/{self._thread}")
+        here, main = threading.get_native_id(), os.getpid()
+        if self._thread in (here, main):
+            return True
+        return here != main and (not self.waiting or os.path.exists(f"/proc/self/task/{self._thread}"))
 
     def begin(self, spawn: Any, readable: Any) -> None:
         """Starts that greenlet in this thread."""
         if self.fd < 0:
             self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
+        me = object()
+
         def pump() -> None:
             self.log()
             while True:
                 readable(self.fd)
-                if self is not _lines:
-                    # A forked child, whose parent waits for this descriptor.
+                if self is not _lines or self._newest is not me:
+                    # A forked child, whose parent waits for this descriptor; or another thread does by now.
                     return
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self.fd)
                 self.log()
 
-        self._thread = threading.get_native_id()
+        self._thread, self._newest = threading.get_native_id(), me
         self._pump = spawn(pump)
 
 
@@ -97,8 +108,8 @@ def is_green() -> bool:
 
 
 def see_to_lines() -> None:
-    """Makes sure that a greenlet logs what is said, where handlers are for greenlets: in the first thread with a hub that
-    uses leasehold, else in the main thread."""
+    """Makes sure that a greenlet logs the lines, where handlers are for greenlets: in the main thread if it uses leasehold,
+    until then in another one with a hub that does."""
     if not is_green() or _lines.is_seen_to():
         return
     is_main = threading.get_native_id() == os.getpid()

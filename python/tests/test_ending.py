@@ -69,6 +69,33 @@ def test_all_locks_are_given_back_together(own_server: Server) -> None:
         assert client.locks() == []
 
 
+# Each step of the main thread's end is one at which another may acquire.
+BUSY = """
+import sys, threading, leasehold
+sys.setswitchinterval(1e-5)
+client, mine = leasehold.connect(sys.argv[1]), leasehold.connect("memory:")
+guards = [client.lock("held", ttl=60).acquire(), *(mine.lock(f"held:{i}").acquire() for i in range(2000))]
+enough = threading.Event()
+
+def acquires(number):
+    for i in range(1_000_000):
+        guards.append(mine.lock(f"{number}:{i}").acquire())
+        if i == 100:
+            enough.set()
+
+for number in range(6):
+    threading.Thread(target=acquires, args=[number], daemon=True).start()
+enough.wait()
+"""
+
+
+def test_all_locks_are_given_back_while_a_daemon_thread_acquires_more(own_server: Server) -> None:
+    with leasehold.connect(own_server.url) as client, start_python(BUSY, own_server.url) as process:
+        said = process.communicate(timeout=60)
+        assert process.returncode == 0 and "RuntimeError" not in said[1], said[1]
+        assert client.locks() == []
+
+
 class Interrupted(BaseException):
     """What a signal's handler raises, as Ctrl-C and time limits do."""
 

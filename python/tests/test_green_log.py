@@ -97,6 +97,48 @@ def test_what_is_said_last_is_logged_before_the_program_ends(redis_url: str, gre
     assert len(said) >= 20
 
 
+# The first to use leasehold is a thread of a pool, with a hub that it never runs again.
+POOL_FIRST = """
+import logging, os, threading
+threads = []
+class Seen(logging.Handler):
+    def emit(self, record):
+        threads.append(threading.get_native_id())
+logging.getLogger("leasehold").addHandler(Seen())
+client = leasehold.connect(sys.argv[1], lazy=True)
+
+def evicted(name):
+    guard = client.lock(name, on_lost="continue").acquire()
+    client.evict(guard.name, guard.holder_id, force=True)
+    guard.release()
+
+def first():
+    sleep(0.01)
+    evicted("first")
+
+in_pool(first)
+before = len(threads)
+evicted("second")
+end = time.monotonic() + 5
+while len(threads) == before and time.monotonic() < end:
+    sleep(0.01)
+print(json.dumps({"by_main": [by == os.getpid() for by in threads[before:]]}))
+"""
+
+
+@pytest.mark.parametrize(
+    "green",
+    [
+        GEVENT + "in_pool = gevent.get_hub().threadpool.apply\n",
+        EVENTLET + "import eventlet.tpool\nin_pool = eventlet.tpool.execute\n",
+    ],
+    ids=["gevent", "eventlet"],
+)
+def test_the_main_thread_logs_although_another_was_the_first_to_use_leasehold(redis_url: str, green: str) -> None:
+    by_main = json.loads(run_python(green + POOL_FIRST, redis_url))["by_main"]
+    assert by_main and all(by_main)
+
+
 FORKS = """
 import logging, os
 logging.basicConfig(stream=sys.stdout, format="%(process)d %(message)s")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -148,6 +150,79 @@ def test_the_loop_that_runs_inside_is_inside_with_one_task_at_a_time() -> None:
     with gpu.hold(0):
         assert asyncio.run(main()) == (True, False, True)
         assert enters()
+
+
+def test_a_task_that_is_inside_when_its_thread_leaves_takes_no_further_step(configured: leasehold.Client) -> None:
+    """As where each job runs a loop that lives longer than the job: what a job left behind goes on in the next one."""
+    steps: list[str] = []
+
+    async def left_behind(go_on: asyncio.Event) -> None:
+        async with gpu.hold_async(0):
+            steps.append("inside")
+            await go_on.wait()
+            steps.append("inside without a lock")
+
+    async def job() -> tuple[asyncio.Task[None], asyncio.Event]:
+        go_on = asyncio.Event()
+        child = asyncio.create_task(left_behind(go_on))
+        while not steps:
+            await asyncio.sleep(0)
+        return child, go_on
+
+    loop = asyncio.new_event_loop()
+    try:
+        with gpu.hold(0):
+            child, go_on = loop.run_until_complete(job())
+            # Its next step is due already.
+            go_on.set()
+        assert not configured.is_locked("gpu_lock:0")
+        with pytest.raises(asyncio.CancelledError, match="'gpu_lock:0' was released"):
+            loop.run_until_complete(child)
+        assert steps == ["inside"]
+        steps.clear()
+        with gpu.hold(0):
+            loop.run_until_complete(job())
+            loop.close()
+        assert steps == ["inside"]
+    finally:
+        loop.close()
+
+
+def test_a_lease_of_a_task_that_has_ended_puts_nobody_out() -> None:
+    manager = SmartGpuLockManager()
+
+    async def ends() -> None:
+        assert manager.acquire_lock("first", "gpu_lock:0", 0)
+
+    async def main() -> bool:
+        await asyncio.create_task(ends())
+        gc.collect()
+        entered, leave = asyncio.Event(), asyncio.Event()
+
+        async def second() -> None:
+            async with gpu.hold_async(0, max_wait_time=0):
+                entered.set()
+                await leave.wait()
+
+        inside = asyncio.create_task(second())
+        await entered.wait()
+        assert manager.release_lock("first", "gpu_lock:0")
+        beside = await asyncio.create_task(enters_async())
+        leave.set()
+        await inside
+        return beside
+
+    with gpu.hold(0):
+        assert not asyncio.run(main()), "two on one GPU"
+
+
+def test_a_forked_child_is_not_inside() -> None:
+    with gpu.hold(0):
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if gpu.current() is None else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        assert gpu.current() is not None
 
 
 def test_a_thread_of_a_pool_is_not_inside_because_of_a_generator_that_began_there() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from typing import Any
@@ -166,7 +167,11 @@ def test_a_value_is_claimed_once(client: Client) -> None:
         client.claim("req-2", 1, lease=0.1)
 
 
-@pytest.mark.parametrize("value", [2**64 - 1, -(2**63), {"nested": [2**53 + 1]}, 0.1 + 0.2, "text"])
+#: Of all magnitudes, with all their digits.
+FLOATS = [random.Random(seed).uniform(-1, 1) * 10.0**exponent for seed, exponent in enumerate(range(-300, 300, 3))]
+
+
+@pytest.mark.parametrize("value", [2**64 - 1, -(2**63), {"nested": [2**53 + 1]}, 0.1 + 0.2, FLOATS, "text"])
 def test_a_claimed_value_is_the_same_for_everybody(client: Client, value: Any) -> None:
     assert client.claim("req", value, lease=60) == leasehold.Claim(True, value)
     assert client.claim("req", "another", lease=60) == leasehold.Claim(False, value)
