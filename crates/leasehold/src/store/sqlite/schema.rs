@@ -17,7 +17,7 @@ use crate::store::{StoreError, StoreErrorKind};
 /// Our mark in the file's header: `lhld`.
 const APPLICATION: i64 = 0x6c68_6c64;
 /// The version of the tables. A file with a higher one is left alone.
-const VERSION: i64 = 5;
+const VERSION: i64 = 4;
 /// A verb gives up when the file was locked for this long.
 const PATIENCE_MS: u64 = 2_000;
 /// The first wait for a lock, then every other: short and even, so that nobody starves.
@@ -71,14 +71,10 @@ const BINDINGS: &str = "
 ";
 
 /// Also what version 3 did not have.
-const PAIRED: &str = "
+const SINCE_VERSION_4: &str = "
     -- The id of the `.alive` directory, and where the database was when they were paired.
     ALTER TABLE meta ADD COLUMN alive TEXT NOT NULL DEFAULT '';
     ALTER TABLE meta ADD COLUMN place TEXT NOT NULL DEFAULT '';
-";
-
-/// Also what version 4 did not have.
-const WRITTEN: &str = "
     -- The boot clock when a lease was granted or last renewed.
     ALTER TABLE locks ADD COLUMN written INTEGER NOT NULL DEFAULT 0;
     UPDATE locks SET written = ends - ttl_ms;
@@ -177,10 +173,7 @@ fn set_up(conn: &mut Connection) -> rusqlite::Result<Result<bool, StoreError>> {
         tx.execute_batch(BINDINGS)?;
     }
     if new || version < 4 {
-        tx.execute_batch(PAIRED)?;
-    }
-    if new || version < 5 {
-        tx.execute_batch(WRITTEN)?;
+        tx.execute_batch(SINCE_VERSION_4)?;
     }
     tx.execute_batch(&format!("PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {VERSION};"))?;
     tx.commit()?;
