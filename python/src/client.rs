@@ -134,8 +134,8 @@ pub(crate) fn after_fork_in_child() {
     }
 }
 
-/// A call that releases these guards, all at once, and closes every connection of this process, within so many
-/// seconds altogether: it is about to end. Returns, in JSON, the locks whose release was not confirmed.
+/// Releases these guards together and closes every connection of this process, which is about to end. All of it takes
+/// at most `within` seconds. Returns, in JSON, the locks whose release was not confirmed.
 #[pyfunction]
 pub(crate) fn close_all(py: Python<'_>, guards: Vec<Py<Guard>>, within: f64) -> PyResult<Call> {
     let within = span("within", within).map_err(|failure| failure.raise(py))?;

@@ -53,7 +53,7 @@ const NO_TLS_HERE: [u8; 7] = [0x15, 3, 1, 0, 2, 2, 70];
 const TLS_HERE: &str = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: 88\r\n\r\n\
     {\"code\":\"needs_tls\",\"message\":\"this server speaks HTTPS here: write https:// before it\"}";
 
-/// To somebody for whom there is no place.
+/// The whole response to a client that is turned away because too many connections are open.
 const FULL: &str = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 92\r\n\r\n\
     {\"code\":\"too_many_connections\",\"message\":\"too many connections are open; try again shortly\"}";
 

@@ -251,7 +251,7 @@ impl Seat {
         }
     }
 
-    /// The client did not read for so long that the connection ends.
+    /// Counts a connection that is closed because its client stopped reading.
     pub(crate) fn gave_up(&self) {
         self.seats.figures.dropped("not_reading");
     }

@@ -15,8 +15,8 @@ use crate::store::{Acquire, Claim, Grant, Place, Push, StoreError, StoreErrorKin
 const ASK_EVERY: Duration = Duration::from_secs(5);
 /// Waiters before this position are near the head.
 const NEAR: usize = 8;
-/// Each place further back asks so much less often, up to the longest: a thousand that wait must not be a
-/// load. Whoever comes to the head is told so, and a queue outlives twice the longest pause.
+/// Each place further back adds this much to the interval, up to the longest, so that a thousand waiters are no load on
+/// the store. A waiter that comes to the head is notified, and a queue outlives twice the longest interval.
 const LESS_OFTEN: Duration = Duration::from_millis(500);
 const ASK_AT_LEAST_EVERY: Duration = Duration::from_secs(30);
 /// Those further back ask a little later after a lease has ended, so that they do not all come at once.
@@ -325,7 +325,7 @@ impl<'a> Waiting<'a> {
     }
 }
 
-/// When a waiter that is told when its turn comes asks again all the same.
+/// How long a waiter that relies on messages waits before it asks again by itself.
 fn ask_again_after(place: &Place) -> Duration {
     let behind_foreign = place.holder.as_ref().is_some_and(|h| h.foreign || h.ttl_left.is_none());
     if behind_foreign && place.position == 0 {

@@ -299,7 +299,7 @@ impl Driver {
     pub(super) fn tidy_on_leaving(&mut self) {
         if self.shorten_log(LEAVE_FRAMES) {
             self.clear();
-            // Only those who have the file open know that the log was copied. A write starts it anew for all.
+            // Only processes that have the file open know that the log was copied. A write restarts it for all.
             let _ = self.conn.execute(START_LOG, []);
         }
         sweep::sweep(&mut self.conn, &self.alive);

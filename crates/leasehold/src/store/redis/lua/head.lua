@@ -45,7 +45,7 @@ local function say(inbox, text)
   redis.pcall('SPUBLISH', inbox, text)
 end
 
--- A value as it is told to a client: of one longer than any of ours only that it is.
+-- The value to send to a client: a fixed text in place of one that is longer than any of ours.
 local function clipped(value)
   return value and #value > VALUE_MAX and TOO_LONG or value
 end
