@@ -42,8 +42,13 @@ const UNREAD_WITHIN: Duration = Duration::from_secs(5);
 const END_WITHIN: Duration = Duration::from_secs(10);
 /// When no connection can be accepted (no file descriptor left), the pause before the next try.
 const PAUSE: Duration = Duration::from_millis(50);
+/// When the server stops, a connection that has no request, or whose client neither sends nor reads, is closed after this
+/// time instead.
+const IDLE_END_WITHIN: Duration = Duration::from_secs(2);
 /// When all connections have just come, the pause before one of them is closed.
 const SHORTLY: Duration = Duration::from_millis(5);
+/// The most pauses for one new connection: a little longer than the time that idle connections are left.
+const PAUSES_MAX: u32 = 30;
 
 /// What every TLS connection begins with: the type of a handshake record.
 const TLS_RECORD: u8 = 0x16;
@@ -81,14 +86,7 @@ pub(crate) async fn serve(
             () = stopping.cancelled() => break,
             accepted = accept(listener, &seats) => accepted,
         };
-        let seat = loop {
-            match seats.take(peer) {
-                // The next one waits in the listener's backlog meanwhile.
-                Err(Full::ForNow) => tokio::time::sleep(SHORTLY).await,
-                taken => break taken,
-            }
-        };
-        let seat = match seat {
+        let seat = match take(&seats, peer).await {
             Ok(seat) => Arc::new(seat),
             Err(full) => {
                 refuse(&stream, peer, full, tls.is_some());
@@ -107,6 +105,20 @@ pub(crate) async fn serve(
     if tokio::time::timeout(END_WITHIN, connections.wait()).await.is_err() {
         tracing::warn!(connections = connections.len(), "cut off: they did not come to an end");
     }
+}
+
+/// Takes a seat, and waits for one while all idle connections are new. The wait is bounded: connections that become idle
+/// only between two requests must not stop the server from accepting, or from ending.
+async fn take(seats: &Arc<Seats>, peer: SocketAddr) -> Result<Seat, Full> {
+    for _ in 0..PAUSES_MAX {
+        match seats.take(peer) {
+            // The next connection waits in the listener's backlog meanwhile.
+            Err(Full::ForNow) => tokio::time::sleep(SHORTLY).await,
+            taken => return taken,
+        }
+    }
+    seats.count_full();
+    Err(Full::ForNow)
 }
 
 /// Says that there is no place, where that can be said without waiting.
@@ -161,7 +173,9 @@ async fn begin(
         (None, false) => converse(Watched::new(stream, seat.clone()), peer, routes, seat, stopping).await,
         (Some(tls), true) => {
             let stream = Watched::new(stream, seat.clone());
-            match tokio::time::timeout(HEAD_WITHIN, tls.acceptor().accept(stream)).await {
+            let accepted = tokio::time::timeout(HEAD_WITHIN, tls.acceptor().accept(stream));
+            let Some(accepted) = stopping.run_until_cancelled(accepted).await else { return };
+            match accepted {
                 Ok(Ok(stream)) => converse(stream, peer, routes, seat, stopping).await,
                 Ok(Err(error)) => tracing::debug!(%peer, %error, "no TLS connection came about"),
                 Err(_) => tracing::debug!(%peer, "no TLS connection came about in time"),
@@ -183,7 +197,8 @@ async fn converse<S>(stream: S, peer: SocketAddr, routes: Router, seat: Arc<Seat
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let service = hyper::service::service_fn(move |request| answer(request, peer, routes.clone(), seat.clone()));
+    let answering = seat.clone();
+    let service = hyper::service::service_fn(move |request| answer(request, peer, routes.clone(), answering.clone()));
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN).max_buf_size(HEAD_BYTES);
     let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
@@ -191,7 +206,10 @@ where
         ended = &mut connection => ended,
         () = stopping.cancelled() => {
             connection.as_mut().graceful_shutdown();
-            connection.await
+            tokio::select! {
+                ended = connection => ended,
+                () = seat.idle_for(IDLE_END_WITHIN) => return,
+            }
         }
     };
     if let Err(error) = ended {
@@ -209,7 +227,7 @@ async fn answer(
     let Some(working) = seat.work() else { return std::future::pending().await };
     // Whoever asks whether to send its body sends none when it is refused.
     let unasked = !request.headers().contains_key(EXPECT);
-    let mut request = request.map(|body| Body::new(Sent { body: Some(body), comes: unasked }));
+    let mut request = request.map(|body| Body::new(Sent { body: Some(body), comes: unasked, seat }));
     request.extensions_mut().insert(Peer(peer));
     let Ok(response) = routes.call(request).await;
     Ok(response.map(|body| Answered { body, _working: working }))
@@ -244,6 +262,8 @@ struct Sent {
     body: Option<Incoming>,
     /// Whether the client sends it, as far as is known.
     comes: bool,
+    /// Idle while the body is wanted and does not come.
+    seat: Arc<Seat>,
 }
 
 impl hyper::body::Body for Sent {
@@ -253,7 +273,13 @@ impl hyper::body::Body for Sent {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         self.comes = true;
         let body = self.body.as_mut().expect("taken when dropped");
-        Pin::new(body).poll_frame(cx)
+        let polled = Pin::new(body).poll_frame(cx);
+        if polled.is_pending() {
+            self.seat.is_blocked();
+        } else {
+            self.seat.is_unblocked();
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {

@@ -1,6 +1,6 @@
 //! How many connections there may be, in all and per address, and which one is closed when there are too many.
 //!
-//! A connection without a request, or whose client does not read, is *idle*. When a bound is reached, those that have been
+//! A connection without a request, or whose client neither reads the answer nor sends the body, is *idle*. When a bound is reached, those that have been
 //! idle longest are closed to make room: a flood of silent connections displaces itself, not the clients that send requests.
 
 use std::collections::HashMap;
@@ -168,6 +168,11 @@ impl Seats {
         Ok(Seat { seats: self.clone(), number, state })
     }
 
+    /// Counts a connection that is refused because none became idle for long enough.
+    pub(crate) fn count_full(&self) {
+        self.figures.dropped("server_full");
+    }
+
     /// Closes those that are idle longest, because no descriptor is left.
     pub(crate) fn make_room_anywhere(&self) {
         self.make_room(&mut self.lock(), None, self.most, 0);
@@ -238,16 +243,32 @@ impl Seat {
         self.set(AT_WORK).then(|| Working(self.clone()))
     }
 
-    /// The client does not take what is written to it.
+    /// The client neither takes what is written to it nor sends the body that is waited for.
     pub(crate) fn is_blocked(&self) {
         let now = self.seats.now();
         let _ = self.state.idle_since.compare_exchange(AT_WORK, now, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// It took some.
-    pub(crate) fn is_read(&self) {
+    /// The client took or sent some.
+    pub(crate) fn is_unblocked(&self) {
         if self.state.has_request.load(Ordering::Acquire) {
             self.set(AT_WORK);
+        }
+    }
+
+    /// Returns once the connection has been idle for this long.
+    pub(crate) async fn idle_for(&self, limit: Duration) {
+        let limit_ms = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+        loop {
+            let left_ms = match self.state.idle_since.load(Ordering::Acquire) {
+                AT_WORK => limit_ms,
+                CLOSED => return,
+                since => limit_ms.saturating_sub(self.seats.now().saturating_sub(since)),
+            };
+            if left_ms == 0 {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(left_ms)).await;
         }
     }
 
@@ -329,7 +350,7 @@ mod tests {
         let working: Vec<_> = all.iter().filter_map(Seat::work).collect();
         assert_eq!((working.len(), seats.take(peer(8, 1)).expect_err("all at work")), (4, Full::Server));
         all[0].is_blocked();
-        all[0].is_read();
+        all[0].is_unblocked();
         assert_eq!(seats.take(peer(8, 1)).expect_err("it reads on"), Full::Server);
         drop(working);
         std::thread::sleep(GRACE + Duration::from_millis(5));

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use leasehold_testkit::{full_or, report};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
@@ -22,10 +22,16 @@ const PAGE: &str = "GET /assets/page.js HTTP/1.1\r\nHost: localhost\r\n\r\n";
 /// Its answers together are more than the systems of both sides keep.
 const PIPELINED: usize = 100;
 
+/// A request whose body does not come.
+const HALF: &str = "POST /api/v1/locks/a/acquire HTTP/1.1\r\nHost: localhost\r\n\
+    Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{";
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Never {
     Reads,
     Writes,
+    /// Sends a head and a part of a body.
+    SendsItsBody,
 }
 
 async fn connect(from: Ipv4Addr, to: SocketAddr) -> std::io::Result<TcpStream> {
@@ -45,6 +51,10 @@ async fn stranger(from: Ipv4Addr, to: SocketAddr, never: Never, connected: tokio
                 // Until it fails: what is not answered is written again.
                 Never::Reads => while stream.write_all(requests.as_bytes()).await.is_ok() {},
                 Never::Writes => drop(stream.read_to_end(&mut Vec::new()).await),
+                Never::SendsItsBody => {
+                    let _ = stream.write_all(HALF.as_bytes()).await;
+                    let _ = stream.read_to_end(&mut Vec::new()).await;
+                }
             }
         }
         sleep(Duration::from_secs(1)).await;
@@ -63,6 +73,17 @@ async fn asks(from: Ipv4Addr, to: SocketAddr) -> Duration {
     };
     let text = timeout(LONG, asked).await.unwrap_or_else(|_| panic!("locked out: no answer within {LONG:?}"));
     assert!(text.as_ref().is_ok_and(|text| text.starts_with("HTTP/1.1 200")), "from {from}: {text:?}");
+    began.elapsed()
+}
+
+/// How long the server takes to end after SIGTERM.
+async fn ends(serving: &mut Serving) -> Duration {
+    let pid = Pid::from_child(&serving.child);
+    let began = Instant::now();
+    kill_process(pid, Signal::TERM).expect("it lives");
+    while serving.child.try_wait().expect("waited for").is_none() {
+        sleep(Duration::from_millis(10)).await;
+    }
     began.elapsed()
 }
 
@@ -85,9 +106,10 @@ async fn s26_connections_that_never_read_or_never_write_lock_nobody_out() {
     let wanted = limit.maximum.map_or(20_000, |most| most.min(20_000));
     setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum }).expect("raised");
     let mut figures = Vec::new();
-    for (never, many) in [(Never::Writes, false), (Never::Writes, true), (Never::Reads, false), (Never::Reads, true)] {
+    let all = [Never::Writes, Never::Reads, Never::SendsItsBody];
+    for (never, many) in all.into_iter().flat_map(|never| [(never, false), (never, true)]) {
         let place = Place::sqlite();
-        let serving = serve(&place, descriptors);
+        let mut serving = serve(&place, descriptors);
         let mut crowd = JoinSet::new();
         let (tell, mut connected) = tokio::sync::mpsc::channel(strangers);
         for n in 0..strangers {
@@ -113,7 +135,11 @@ async fn s26_connections_that_never_read_or_never_write_lock_nobody_out() {
         let log = std::fs::read_to_string(place.home.path().join("log")).expect("text");
         assert!(log.len() < 64 * 1_024, "{} bytes of log: {log:.2000}", log.len());
         let from = if many { "many addresses" } else { "one address" };
-        figures.push(format!("never {never:?} from {from}: p99 {p99:.1?}, {most_open} descriptors, {peak_mb} MB"));
+        let ended = ends(&mut serving).await;
+        assert!(ended < Duration::from_secs(5), "{never:?}, many addresses: {many}: it ended after {ended:?}");
+        figures.push(format!(
+            "never {never:?} from {from}: p99 {p99:.1?}, {most_open} descriptors, {peak_mb} MB, ended in {ended:.1?}"
+        ));
         crowd.shutdown().await;
     }
     report("S26", format!("{strangers} strangers, {descriptors} descriptors; {}", figures.join("; ")).to_lowercase());
