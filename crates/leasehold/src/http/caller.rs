@@ -17,8 +17,11 @@ const KEY_ID: &str = "idempotency";
 const KEY_BYTES: usize = 32;
 /// How much of a hash is in a name: enough that no two callers meet.
 const HASH_BYTES: usize = 16;
-/// How often an instance makes sure that the store still has the key, and prolongs it.
-const CONFIRM_EVERY: Duration = Duration::from_secs(60 * 60);
+/// How often an instance makes sure that the store still has the key. A store that lost everything (FLUSHALL) may get
+/// another key from a new instance, and until then the two would not see each other's records.
+const CONFIRM_EVERY: Duration = Duration::from_secs(10);
+/// How often an instance prolongs the key.
+const PROLONG_EVERY: Duration = Duration::from_secs(60 * 60);
 
 /// Hashes callers with a key that the first instance creates in the store.
 #[derive(Clone)]
@@ -31,6 +34,7 @@ struct SharedKey {
     /// What this instance offers: the store's own once that is known, so that a store that lost it gets it back.
     offered: NewBinding,
     confirmed: Option<Moment>,
+    prolonged: Option<Moment>,
 }
 
 impl CallerHash {
@@ -40,17 +44,17 @@ impl CallerHash {
         let id = BindingId { shelf: Shelf::Secrets, id: LockName::new(KEY_ID).expect("a name") };
         let keep = Keep::new(Keep::MAX).expect("the longest there is");
         let offered = NewBinding { id, claim: ClaimId::random(), keep, slot: None, value: key };
-        Self { key: Arc::new(Mutex::new(SharedKey { offered, confirmed: None })) }
+        Self { key: Arc::new(Mutex::new(SharedKey { offered, confirmed: None, prolonged: None })) }
     }
 
     /// The hash of a caller, in hex: the same on every instance.
     pub(super) async fn of(&self, core: &Core, caller: &[u8]) -> Result<String, Error> {
         let mut key = self.known().clone();
         let now = Moment::now();
-        if key.confirmed.is_none_or(|confirmed| confirmed.until(now) >= CONFIRM_EVERY) {
+        if is_due(key.confirmed, CONFIRM_EVERY, now) {
             // Requests that find it unconfirmed at the same time all ask, with the same offer: nobody waits for
             // another one's question to a store that does not answer.
-            key.confirm(core).await?;
+            key.confirm(core, now).await?;
             key.confirmed = Some(now);
             self.known().clone_from(&key);
         }
@@ -65,21 +69,23 @@ impl CallerHash {
 
 impl SharedKey {
     /// Creates the key in the store, or takes over the one that is there.
-    async fn confirm(&mut self, core: &Core) -> Result<(), Error> {
+    async fn confirm(&mut self, core: &Core, now: Moment) -> Result<(), Error> {
         let id = &self.offered.id;
         // Nothing is undone when the answer is lost: another instance may have read it by then. The same
         // offer is made again.
         let answer = core.within(core.store.create(&self.offered)).await;
-        let found = match answer.map_err(|error| core.store_error(Operation::Create, &id.id, error))? {
-            Create::Exists(found) => found,
-            Create::Created | Create::NoSlot => return self.prolong(core).await,
-        };
-        if found.value.len() != KEY_BYTES {
-            let problem = format!("a key of {KEY_BYTES} bytes was expected");
-            return Err(Error::Unreadable { name: id.id.clone(), problem });
+        if let Create::Exists(found) = answer.map_err(|error| core.store_error(Operation::Create, &id.id, error))? {
+            if found.value.len() != KEY_BYTES {
+                let problem = format!("a key of {KEY_BYTES} bytes was expected");
+                return Err(Error::Unreadable { name: id.id.clone(), problem });
+            }
+            (self.offered.claim, self.offered.value) = (found.claim, found.value);
         }
-        (self.offered.claim, self.offered.value) = (found.claim, found.value);
-        self.prolong(core).await
+        if is_due(self.prolonged, PROLONG_EVERY, now) {
+            self.prolong(core).await?;
+            self.prolonged = Some(now);
+        }
+        Ok(())
     }
 
     async fn prolong(&self, core: &Core) -> Result<(), Error> {
@@ -87,6 +93,10 @@ impl SharedKey {
         let change = Change { value: value.clone(), keep: Some(*keep), give_slot_back: false };
         core.change(id, &Expected::Claim(claim.clone()), &change).await.map(drop)
     }
+}
+
+fn is_due(last: Option<Moment>, every: Duration, now: Moment) -> bool {
+    last.is_none_or(|last| last.until(now) >= every)
 }
 
 /// HMAC-SHA-256 (RFC 2104) with a key of at most one block. From `sha2` alone: it is pure Rust, whereas `ring` would
@@ -138,5 +148,23 @@ mod tests {
         other.known().confirmed = None;
         assert_eq!(other.of(core, b"alice").await.expect("answered"), hash);
         assert_eq!(CallerHash::new().of(core, b"alice").await.expect("answered"), hash);
+    }
+
+    #[tokio::test]
+    async fn an_instance_takes_over_a_new_key_soon_after_the_store_lost_the_old_one() {
+        let locks = LockManager::connect("memory:").await.expect("memory");
+        let core = locks.core();
+        let (one, other) = (CallerHash::new(), CallerHash::new());
+        let before = one.of(core, b"alice").await.expect("answered");
+        let (id, claim) = {
+            let key = one.known();
+            (key.offered.id.clone(), key.offered.claim.clone())
+        };
+        assert!(core.remove(&id, &claim).await.expect("answered"));
+        let hash = other.of(core, b"alice").await.expect("answered");
+        assert_ne!(hash, before, "a new instance created another key");
+        let confirmed = one.known().confirmed.expect("confirmed");
+        one.known().confirmed = Some(confirmed - Duration::from_secs(10));
+        assert_eq!(one.of(core, b"alice").await.expect("answered"), hash);
     }
 }
