@@ -301,3 +301,21 @@ impl Drop for Sent {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::seats::Figures;
+
+    /// The only other connection never becomes idle for long enough.
+    #[tokio::test]
+    async fn accepting_does_not_wait_without_bound_for_a_seat() {
+        let seats = Seats::with(1, 1, Duration::from_secs(3_600), Figures::default());
+        let peer = |host| SocketAddr::from(([192, 0, 2, host], 1));
+        let taken = seats.take(peer(1)).expect("free");
+        let refused = tokio::time::timeout(END_WITHIN, take(&seats, peer(2))).await.expect("bounded");
+        assert_eq!(refused.expect_err("no seat"), Full::ForNow);
+        drop(taken);
+        assert!(take(&seats, peer(2)).await.is_ok());
+    }
+}

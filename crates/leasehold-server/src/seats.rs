@@ -129,7 +129,7 @@ impl Seats {
         Self::with(most, per_address.unwrap_or(most / SHARE).clamp(1, most), GRACE, figures)
     }
 
-    fn with(most: usize, per_address: usize, grace: Duration, figures: Figures) -> Arc<Self> {
+    pub(crate) fn with(most: usize, per_address: usize, grace: Duration, figures: Figures) -> Arc<Self> {
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         Arc::new(Self { most, per_address, grace_ms, began: Instant::now(), table: Mutex::default(), figures })
     }
