@@ -72,13 +72,14 @@ class Guest(weakref.ref[Any]):
 class Entry(Generic[T]):
     """One lock that was entered: by whom, and what is known inside."""
 
-    __slots__ = ("_guest", "_owner", "client", "guard", "is_open", "value")
+    __slots__ = ("_guest", "_owner", "client", "guard", "is_guests", "is_open", "value", "__weakref__")
 
     def __init__(self, client: Client, guard: Guard, value: T) -> None:
         self.client = client
         self.guard = guard
         self.value = value
         self.is_open = True
+        self.is_guests = False
         self._owner: Callable[[], object | None] = weakref.ref(here())
         self._guest: Guest | None = None
 
@@ -123,16 +124,22 @@ class Inside(Generic[T]):
     """The locks that each thread, task or greenlet is inside of."""
 
     def __init__(self, name: str) -> None:
-        self._entered: ContextVar[tuple[Entry[T], ...]] = ContextVar(name, default=())
+        #: Weakly: what a signal's exception left behind is not inside, and keeps no lock.
+        self._entered: ContextVar[tuple[weakref.ref[Entry[T]], ...]] = ContextVar(name, default=())
+
+    def _open(self) -> list[Entry[T]]:
+        """The blocks of the running context, the innermost last."""
+        known = (entry() for entry in self._entered.get())
+        return [entry for entry in known if entry is not None and entry.is_open]
 
     def innermost(self) -> T | None:
         """What is known inside of the lock that was entered last; ``None`` outside of any."""
         who = (here(), _below())
-        return next((entry.value for entry in reversed(self._entered.get()) if entry.is_for(*who)), None)
+        return next((entry.value for entry in reversed(self._open()) if entry.is_for(*who)), None)
 
     def find(self, client: Client, lock_names: Container[str]) -> Entry[T] | None:
         """The innermost of these locks that the caller may enter again."""
-        for entry in reversed(self._entered.get()):
+        for entry in reversed(self._open()):
             is_one = entry.client is client and entry.guard.name in lock_names and entry.guard.is_valid
             if is_one and entry.may_enter():
                 return entry
@@ -140,28 +147,38 @@ class Inside(Generic[T]):
 
     @contextmanager
     def entered(self, client: Client, guard: Guard, value: T) -> Iterator[None]:
-        """What the caller runs in this ``with`` runs inside of the lock."""
-        mine = Entry(client, guard, value)
-        # Without what was left, also what a signal's exception left behind.
-        around = (entry for entry in self._entered.get() if entry.is_open and entry.guard._native.is_held)
-        before = self._entered.set((*around, mine))
+        """What the caller runs in this ``with`` runs inside of the lock, which the block around it releases."""
+        with self._inside(Entry(client, guard, value)):
+            yield
+
+    @contextmanager
+    def entered_again(self, entry: Entry[T]) -> Iterator[T]:
+        """What the caller runs in this ``with`` runs inside of a lock that it may enter again. It may end after the block that
+        acquired the lock: then :class:`~leasehold._lock.Last` around it releases the lock."""
+        guest = entry.enter()
+        try:
+            mine = Entry(entry.client, entry.guard, entry.value)
+            mine.is_guests = entry.is_guests or guest is not None
+            guard = entry.guard
+            if not mine.is_guests:
+                # A guest keeps no lock: it is cancelled when its thread leaves.
+                guard._again = (*guard._again, weakref.ref(mine))
+            try:
+                with self._inside(mine):
+                    yield entry.value
+            finally:
+                guard._again = tuple(block for block in guard._again if block() not in (None, mine))
+        finally:
+            if guest is not None:
+                entry.leave(guest)
+
+    @contextmanager
+    def _inside(self, mine: Entry[T]) -> Iterator[None]:
+        self._entered.set(tuple(map(weakref.ref, (*self._open(), mine))))
         try:
             yield
         finally:
             mine.close()
-            try:
-                self._entered.reset(before)
-            except ValueError:
-                # A framework ends a generator in another context than it began in: that one is not inside.
-                pass
-
-    @contextmanager
-    def entered_again(self, entry: Entry[T]) -> Iterator[T]:
-        """The same of a lock that the caller may enter again."""
-        guest = entry.enter()
-        try:
-            with self.entered(entry.client, entry.guard, entry.value):
-                yield entry.value
-        finally:
-            if guest is not None:
-                entry.leave(guest)
+            # Only this one: a block that entered after it can still be open. In another context, where frameworks end
+            # generators, it is not found.
+            self._entered.set(tuple(weakref.ref(entry) for entry in self._open() if entry is not mine))

@@ -85,11 +85,14 @@ class Guard:
     True
     """
 
-    __slots__ = ("__weakref__", "_native", "_on_lost")
+    __slots__ = ("__weakref__", "_again", "_is_left", "_native", "_on_lost")
 
     def __init__(self, native: _native.Guard, on_lost: OnLost = "cancel") -> None:
         self._native = native
         self._on_lost = on_lost
+        #: The blocks that entered the lock again. One of them can end after the block that acquired it: see :class:`Last`.
+        self._again: tuple[weakref.ref[Any], ...] = ()
+        self._is_left = False
         _held.add(self)
 
     @property
@@ -197,6 +200,15 @@ class Guard:
         if self._native.is_held:
             self._left(await self._release_on_exit(), error)
 
+    @property
+    def _is_entered_again(self) -> bool:
+        return any(block() is not None for block in self._again)
+
+    def _leave(self) -> bool:
+        """The block that acquired the lock ends. Whether it releases it: it is held, and no other block is inside."""
+        self._is_left = True
+        return self._native.is_held and not self._is_entered_again
+
     async def _release_on_exit(self) -> bool:
         try:
             return bool(await wait_async(self._native.release()))
@@ -237,6 +249,37 @@ class Guard:
     def __repr__(self) -> str:
         held = "held" if self._native.is_held else "not held"
         return f"<leasehold.Guard {self.name!r} {held}, holder {self.holder_id}, fence {self.fence}>"
+
+
+class Last:
+    """Around a block that enters a lock again. It releases the lock if the block that acquired it has ended, as a generator's
+    can, and no other block is inside."""
+
+    __slots__ = ("_guard",)
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    def _releases(self) -> bool:
+        return self._guard._is_left and not self._guard._is_entered_again
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._releases():
+            self._guard.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._releases():
+            await self._guard.__aexit__(kind, error, trace)
 
 
 _held: weakref.WeakSet[Guard] = weakref.WeakSet()
@@ -349,7 +392,7 @@ class Lock:
         trace: TracebackType | None,
     ) -> None:
         guard, _ = self._blocks.leave(block)
-        if guard._native.is_held:
+        if guard._leave():
             guard._left(_released(self._name, wait, guard._native), error)
 
     async def __aenter__(self) -> Guard:
@@ -368,7 +411,7 @@ class Lock:
     ) -> None:
         guard, watch = self._blocks.leave(block)
         cancelled_by_loss = watch is not None and watch.stop()
-        was_ours = not guard._native.is_held or await guard._release_on_exit()
+        was_ours = not guard._leave() or await guard._release_on_exit()
         if cancelled_by_loss and (error is None or isinstance(error, asyncio.CancelledError)):
             raise guard._lost_error(guard._native.loss or "gone") from error
         guard._left(was_ours, error)

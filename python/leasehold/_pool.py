@@ -201,7 +201,7 @@ class Permit:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        held = [guard for guard in self.guards if guard._native.is_held]
+        held = [guard for guard in self.guards if guard._leave()]
         ours = [_released(guard.name, wait, guard._native) for guard in held]
         for guard, was_ours in zip(held, ours, strict=True):
             guard._left(was_ours, error)
@@ -212,7 +212,7 @@ class Permit:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        held = [guard for guard in self.guards if guard._native.is_held]
+        held = [guard for guard in self.guards if guard._leave()]
         ours = [await guard._release_on_exit() for guard in held]
         for guard, was_ours in zip(held, ours, strict=True):
             guard._left(was_ours, error)

@@ -29,7 +29,7 @@ from ._gpu_held import Gpu, current, held
 from ._gpu_manager import SmartGpuLockManager
 from ._gpu_settings import Heartbeat, Settings, client_of, configure, gpu_number, settings, visible_devices
 from ._inside import Entry
-from ._lock import Guard
+from ._lock import Guard, Last
 from ._pool import Permit
 from ._times import Seconds, lease, optional_lease, optional_seconds, seconds
 
@@ -161,7 +161,7 @@ def hold(
     """
     again = _entered(gpu_id, gpus)
     if again is not None:
-        with held.entered_again(again) as mine:
+        with Last(again.guard), held.entered_again(again) as mine:
             yield mine
         return
     request = _Request(gpu_id, gpus, max_wait_time, lock_timeout, task_name)
@@ -190,8 +190,9 @@ async def hold_async(
     :class:`~leasehold.LockLost`."""
     again = _entered(gpu_id, gpus)
     if again is not None:
-        with held.entered_again(again) as mine:
-            yield mine
+        async with Last(again.guard):
+            with held.entered_again(again) as mine:
+                yield mine
         return
     request = _Request(gpu_id, gpus, max_wait_time, lock_timeout, task_name)
     async with request.asked() as permit:

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -54,11 +54,18 @@ class Interrupting:
 
 def every_block(client: Client) -> dict[str, Callable[[], Any]]:
     """All that a ``with`` may be of, made anew for each, or once for all of them."""
+
+    @contextmanager
+    def gpu_again() -> Iterator[None]:
+        with gpu.hold(0, max_wait_time=SOON), gpu.hold(0, max_wait_time=SOON):
+            yield
+
     anew: dict[str, Callable[[], Any]] = {
         "lock": lambda: client.lock("a", wait=SOON),
         "pool": lambda: client.pool("a", [0]).acquire(wait=SOON),
         "task": lambda: task_lock_context("task_lock:a", wait=SOON),
         "gpu": lambda: gpu.hold(0, max_wait_time=SOON),
+        "gpu again": gpu_again,
     }
     lock, pool, task = anew["lock"](), anew["pool"](), anew["task"]()
     return {**anew, "one lock": lambda: lock, "one pool": lambda: pool, "one task": lambda: task}
@@ -77,7 +84,7 @@ def own_client() -> Iterator[Client]:
 
 # Where a generator is being closed, Python itself swallows it.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("block", ["lock", "pool", "task", "gpu", "one lock", "one pool", "one task"])
+@pytest.mark.parametrize("block", ["lock", "pool", "task", "gpu", "gpu again", "one lock", "one pool", "one task"])
 def test_a_signal_between_any_two_lines_leaves_no_lock_behind(own_client: Client, block: str) -> None:
     enter = every_block(own_client)[block]
 

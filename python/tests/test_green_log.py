@@ -172,3 +172,28 @@ def test_a_forked_child_logs_its_own_lines_and_no_others(redis_url: str) -> None
     assert "name=childs" in said_by("child") and "name=parents" not in said_by("child")
     assert "name=parents " in said_by("parent") and "name=parents-again" in said_by("parent")
     assert "name=childs" not in said_by("parent")
+
+
+# The lines come when the program does not run its hub any more: before it forks, and before it ends.
+QUEUED = """
+import logging, os
+from leasehold import _log
+logging.basicConfig(stream=sys.stdout, format="%(process)d %(message)s")
+client = leasehold.connect(sys.argv[1])
+with client.lock("a"):
+    pass
+_log._say(logging.WARNING, "before the fork")
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print(os.getpid(), flush=True)
+_log._say(logging.WARNING, "before the end")
+"""
+
+
+@green
+def test_lines_that_are_queued_are_logged_once_by_the_process_that_queued_them(redis_url: str, green: str) -> None:
+    lines = run_python(green + QUEUED, redis_url).splitlines()
+    pid = next(line for line in lines if line.isdigit())
+    assert sorted(line for line in lines if line != pid) == [f"{pid} before the end", f"{pid} before the fork"]

@@ -7,7 +7,7 @@ import contextvars
 import gc
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -243,6 +243,81 @@ def test_a_thread_of_a_pool_is_not_inside_because_of_a_generator_that_began_ther
         assert threads.submit(enters).result()
 
 
+def is_held_elsewhere(client: leasehold.Client) -> bool:
+    """Whether others are kept out, and the caller is inside."""
+    mine = gpu.current()
+    return client.is_locked("gpu_lock:0") and mine is not None and mine.guard.is_valid and enters()
+
+
+@pytest.mark.parametrize("gpu_id", [0, None])
+def test_the_last_block_that_leaves_releases_the_lock(configured: leasehold.Client, gpu_id: int | None) -> None:
+    """A generator that runs in its caller's context may enter first and leave first, or leave last."""
+
+    def dependency() -> Generator[None, None, None]:
+        with gpu.hold(gpu_id, gpus=1):
+            yield
+
+    first = dependency()
+    next(first)
+    with gpu.hold(gpu_id, gpus=1):
+        with gpu.hold(0):
+            first.close()
+            assert is_held_elsewhere(configured)
+        assert is_held_elsewhere(configured)
+    assert not configured.is_locked("gpu_lock:0") and gpu.current() is None
+
+    with gpu.hold(gpu_id, gpus=1):
+        last = dependency()
+        next(last)
+    assert is_held_elsewhere(configured)
+    last.close()
+    assert not configured.is_locked("gpu_lock:0") and gpu.current() is None
+
+    # A generator that is forgotten has left.
+    with gpu.hold(gpu_id, gpus=1):
+        last = dependency()
+        next(last)
+    del last
+    gc.collect()
+    assert not configured.is_locked("gpu_lock:0") and gpu.current() is None
+
+
+@pytest.mark.parametrize("gpu_id", [0, None])
+def test_the_last_async_block_that_leaves_releases_the_lock(configured: leasehold.Client, gpu_id: int | None) -> None:
+    async def dependency() -> AsyncIterator[None]:
+        async with gpu.hold_async(gpu_id, gpus=1):
+            yield
+
+    async def main() -> None:
+        first: Any = dependency()
+        await anext(first)
+        async with gpu.hold_async(gpu_id, gpus=1):
+            await first.aclose()
+            assert is_held_elsewhere(configured)
+        assert not configured.is_locked("gpu_lock:0") and gpu.current() is None
+        first = dependency()
+        await anext(first)
+        with gpu.hold(gpu_id, gpus=1):
+            await first.aclose()
+            assert is_held_elsewhere(configured)
+        assert not configured.is_locked("gpu_lock:0") and gpu.current() is None
+
+    asyncio.run(main())
+
+
+def test_a_block_that_is_left_last_tells_of_a_lost_lease(configured: leasehold.Client) -> None:
+    def dependency() -> Generator[None, None, None]:
+        with gpu.hold(0):
+            yield
+
+    first = dependency()
+    next(first)
+    with pytest.raises(leasehold.LockLost), gpu.hold(0) as mine:
+        first.close()
+        configured.evict("gpu_lock:0", mine.guard.holder_id, force=True)
+        assert mine.guard.lost.wait(5)
+
+
 def test_an_ended_threads_number_is_nobodys() -> None:
     contexts: list[contextvars.Context] = []
     held: list[Any] = []
@@ -304,10 +379,13 @@ print(work(), wait(spawn(work)))
         # As libraries do that carry the context over to greenlets.
         "import gevent.monkey; gevent.monkey.patch_all()\nimport contextvars, gevent\nwait = lambda one: one.get()\n"
         "def spawn(f): return gevent.spawn(contextvars.copy_context().run, f)\n",
+        # Without monkey-patching, greenlets share what is local to their thread.
+        "import contextvars, gevent\nwait = lambda one: one.get()\n"
+        "def spawn(f): return gevent.spawn(contextvars.copy_context().run, f)\n",
         "import warnings; warnings.simplefilter('ignore')\nimport eventlet; eventlet.monkey_patch()\nimport contextvars\n"
         "wait = lambda one: one.wait()\ndef spawn(f): return eventlet.spawn(contextvars.copy_context().run, f)\n",
     ],
-    ids=["gevent", "gevent-context", "eventlet-context"],
+    ids=["gevent", "gevent-context", "gevent-unpatched", "eventlet-context"],
 )
 def test_a_greenlet_that_is_spawned_inside_is_not_inside(redis_url: str, library: str) -> None:
     assert run_python(library + GREEN, redis_url) == "(False, True) (False, True)\n"
