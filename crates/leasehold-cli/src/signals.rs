@@ -85,12 +85,11 @@ impl Blocked {
         Self(set(PASSED.into_iter().filter(|signal| bits & 1 << (*signal as u32) != 0)))
     }
 
-    /// Runs something that starts a process as if nothing had been blocked in this thread.
-    pub(crate) fn lifted<R>(self, run: impl FnOnce() -> R) -> R {
-        let _ = self.0.thread_unblock();
-        let result = run();
-        let _ = self.0.thread_block();
-        result
+    /// The mask of this thread as if nothing had been blocked.
+    pub(crate) fn lifted(self) -> Result<SigSet, Errno> {
+        let mut mask = SigSet::thread_get_mask()?;
+        self.0.iter().for_each(|signal| mask.remove(signal));
+        Ok(mask)
     }
 }
 

@@ -1,19 +1,23 @@
 //! Starting CMD.
 
+use std::collections::BTreeMap;
 use std::env;
-use std::ffi::{OsStr, OsString};
+use std::ffi::{CString, OsStr, OsString};
 use std::io::{self, ErrorKind};
-use std::os::unix::process::CommandExt;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 
 use leasehold::gpu;
+use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawnp};
+use nix::sys::signal::{SigSet, Signal};
 use rustix::io::Errno;
 use rustix::process::Pid;
 
 use super::lease::Lease;
 use super::orders::Taken;
 use crate::exit::{Exit, Failure};
+use crate::signals::Blocked;
 
 /// What CMD starts with.
 pub(super) struct Start {
@@ -21,6 +25,8 @@ pub(super) struct Start {
     pub(super) env: Vec<(String, String)>,
     /// The process group it joins: the job's.
     pub(super) group: i32,
+    /// Signals that are blocked here and must not be in CMD.
+    pub(super) blocked: Blocked,
     /// Its stdin, its stdout and stderr where they are not ours, and the lifeline. The last is inherited, so that the
     /// lease counts as a living process's while CMD lives.
     pub(super) fds: Taken,
@@ -36,7 +42,7 @@ pub(super) fn env(lease: &Lease) -> Vec<(String, String)> {
     env
 }
 
-/// Starts it, with the signals of this thread.
+/// Starts it.
 pub(super) fn start(start: &Start) -> io::Result<Pid> {
     let Some((program, arguments)) = start.words.split_first() else { return Err(ErrorKind::InvalidInput.into()) };
     let outcome = spawn(start, program, arguments);
@@ -59,16 +65,43 @@ pub(super) fn not_started(program: &OsStr, error: &io::Error) -> Failure {
     }
 }
 
+/// As `std::process::Command` does, but for the signals: they stay blocked in this process, which one of them would end.
 fn spawn(start: &Start, program: &OsStr, arguments: &[OsString]) -> io::Result<Pid> {
-    let mut command = Command::new(program);
-    command.args(arguments).process_group(start.group).stdin(Stdio::from(start.fds.stdin.try_clone()?));
-    if let Some((stdout, stderr)) = &start.fds.output {
-        command.stdout(Stdio::from(stdout.try_clone()?)).stderr(Stdio::from(stderr.try_clone()?));
+    let mut attributes = PosixSpawnAttr::init()?;
+    let flags = PosixSpawnFlags::POSIX_SPAWN_SETPGROUP
+        | PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK
+        | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF;
+    attributes.set_flags(flags)?;
+    attributes.set_pgroup(nix::unistd::Pid::from_raw(start.group))?;
+    attributes.set_sigmask(&start.blocked.lifted()?)?;
+    // Every Rust program ignores it.
+    attributes.set_sigdefault(&SigSet::from(Signal::SIGPIPE))?;
+
+    let mut actions = PosixSpawnFileActions::init()?;
+    let mut taken: Vec<OwnedFd> = Vec::with_capacity(3);
+    let output = start.fds.output.as_ref().map(|(stdout, stderr)| [(stdout, 1), (stderr, 2)]);
+    for (from, to) in [(&start.fds.stdin, 0)].into_iter().chain(output.into_iter().flatten()) {
+        // A copy above the standard ones, so that none of them is overwritten before it is used.
+        let from = from.try_clone()?;
+        actions.add_dup2(from.as_raw_fd(), to)?;
+        taken.push(from);
     }
-    command.envs(start.env.iter().map(|(name, value)| (name, value)));
     // A copy that is not closed when CMD starts; nothing else is started meanwhile.
     let _inherited = start.fds.lifeline.as_ref().map(rustix::io::dup).transpose()?;
-    command.spawn().map(|child| Pid::from_child(&child))
+
+    let mut env: BTreeMap<OsString, OsString> = env::vars_os().collect();
+    env.extend(start.env.iter().map(|(name, value)| (name.into(), value.into())));
+    let env: Vec<CString> =
+        env.iter().map(|(name, value)| text(&[name, OsStr::new("="), value])).collect::<Result<_, _>>()?;
+    let words = [program].into_iter().chain(arguments.iter().map(OsString::as_os_str));
+    let words: Vec<CString> = words.map(|word| text(&[word])).collect::<Result<_, _>>()?;
+    let pid = posix_spawnp(&words[0], &actions, &attributes, &words, &env)?;
+    Pid::from_raw(pid.as_raw()).ok_or_else(|| ErrorKind::InvalidData.into())
+}
+
+fn text(parts: &[&OsStr]) -> io::Result<CString> {
+    let bytes: Vec<u8> = parts.iter().flat_map(|part| part.as_bytes()).copied().collect();
+    Ok(CString::new(bytes)?)
 }
 
 /// Where a program is that was found, and could not be started as it is.

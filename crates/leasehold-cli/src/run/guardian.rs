@@ -71,7 +71,8 @@ pub(super) fn run() -> Result<Exit, Failure> {
         guardian.tell(&Report::TooLate);
         return Ok(Exit::Done);
     }
-    let _ = starter.send((Start { words, env, group, fds }, Blocked::from_bits(blocked).and(blocked_here)));
+    let blocked = Blocked::from_bits(blocked).and(blocked_here);
+    let _ = starter.send(Start { words, env, group, blocked, fds });
     guardian.guard();
     Ok(Exit::Done)
 }
@@ -84,14 +85,14 @@ struct Starting {
 }
 
 impl Starting {
-    /// Starts the thread. It waits for what to start, and for the signals that are blocked in it and must not be in CMD.
-    fn prepare() -> io::Result<(Sender<(Start, Blocked)>, Self)> {
+    /// Starts the thread. It waits for what to start.
+    fn prepare() -> io::Result<(Sender<Start>, Self)> {
         let (done, ends_with_the_thread) = io::pipe()?;
-        let (starter, wanted) = channel::<(Start, Blocked)>();
+        let (starter, wanted) = channel::<Start>();
         let (tell, outcome) = channel();
         std::thread::Builder::new().spawn(move || {
-            let Ok((start, blocked)) = wanted.recv() else { return };
-            let started = blocked.lifted(|| command::start(&start));
+            let Ok(start) = wanted.recv() else { return };
+            let started = command::start(&start);
             leave_session(start.group);
             let _ = tell.send((started, Moment::now()));
             drop(ends_with_the_thread);
@@ -164,16 +165,16 @@ impl Guardian {
 
     /// Until something happens.
     fn sleep(&self) {
-        let mut ends = Vec::with_capacity(5);
+        let mut ends = Vec::with_capacity(4);
         ends.push(PollFd::new(&self.children, PollFlags::IN));
-        ends.push(PollFd::new(&self.signals, PollFlags::IN));
         ends.push(PollFd::new(&self.alarm, PollFlags::IN));
         if !self.link_gone() {
             ends.push(PollFd::new(&self.link, PollFlags::IN));
         }
-        if let Some(starting) = &self.starting {
-            ends.push(PollFd::new(&starting.done, PollFlags::IN));
-        }
+        ends.push(match &self.starting {
+            Some(starting) => PollFd::new(&starting.done, PollFlags::IN),
+            None => PollFd::new(&self.signals, PollFlags::IN),
+        });
         let _ = poll(&mut ends, None);
         self.children.drain();
     }
@@ -219,6 +220,10 @@ impl Guardian {
     /// the run by itself (`pkill -f`, `start-stop-daemon --exec`). To the keeper that looks like a signal to the group,
     /// which CMD would have received.
     fn take_signals(&self) {
+        // They stay pending until CMD is there.
+        if self.starting.is_some() {
+            return;
+        }
         while let Some(came) = self.signals.next() {
             if ends(came.signal) {
                 self.pass_on(came.signal);
