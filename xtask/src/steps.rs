@@ -1,5 +1,7 @@
 //! Steps run one after the other, stopping at the first that fails, and the table of their times.
 
+use std::fs::File;
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -65,6 +67,12 @@ pub(crate) fn run_all(workspace: &Workspace, plan: Vec<Step>) -> Result<(), Fail
 pub(crate) fn run_one(workspace: &Workspace, mut command: Command) -> Result<(), Failure> {
     let shown = workspace.shown(&command);
     eprintln!("\n==> {shown}");
+    // Without a terminal this process may be alone in its session, and its group orphaned. Tests stop processes, and the
+    // kernel can hang up an orphaned group for that: so the step gets a group that has a parent. At a terminal it stays
+    // in ours, where Ctrl-C reaches it.
+    if File::open("/dev/tty").is_err() {
+        command.process_group(0);
+    }
     let started = Instant::now();
     let status = command.status().map_err(|error| Failure::Failed(format!("`{shown}` did not start: {error}")))?;
     let word = if status.success() { "done" } else { "FAILED" };
