@@ -207,6 +207,8 @@ async fn a_caller_that_is_not_known_is_refused(arena: Arena) {
     let locks = arena.manager().await;
     let header = till.serve(IdempotencyLayer::new(locks.clone()).per_header("x-tenant")).await;
     assert_eq!(pay(header, "k", "9 EUR").await.code(), (400, "missing_header".into()));
+    let empty = till.serve(IdempotencyLayer::new(locks.clone()).per(|_| Some(String::new()))).await;
+    assert_eq!(pay(empty, "k", "9 EUR").await.code(), (400, "unknown_caller".into()));
     let nobody = till.serve(IdempotencyLayer::new(locks).per(|_| None)).await;
     assert_eq!(pay(nobody, "k", "9 EUR").await.code(), (400, "unknown_caller".into()));
     assert_eq!(till.called(), 0);

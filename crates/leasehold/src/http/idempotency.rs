@@ -103,7 +103,7 @@ pub struct IdempotencyScope {
 
 impl IdempotencyScope {
     /// Tells callers apart by what a function makes of a request, such as the account that authentication has
-    /// put into its extensions. `None`: the caller is unknown, and a request with a key is refused.
+    /// put into its extensions. `None` or an empty text: the caller is unknown, and a request with a key is refused.
     ///
     /// ```
     /// # use leasehold::{LockManager, http::IdempotencyLayer};
@@ -174,7 +174,7 @@ impl Scope {
                 (caller, hash)
             }
             Self::Function(function, hash) => {
-                let Some(caller) = function(parts) else {
+                let Some(caller) = function(parts).filter(|caller| !caller.is_empty()) else {
                     let text = "an idempotency key belongs to its caller, and who calls is not known";
                     return Err(answer(StatusCode::BAD_REQUEST, "unknown_caller", text, None, None).into());
                 };
