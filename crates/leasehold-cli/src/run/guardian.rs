@@ -93,9 +93,9 @@ impl Starting {
         std::thread::Builder::new().spawn(move || {
             let Ok(start) = wanted.recv() else { return };
             let started = command::start(&start);
-            leave_session(start.group);
             let _ = tell.send((started, Moment::now()));
             drop(ends_with_the_thread);
+            leave_session(start.group);
         })?;
         Ok((starter, Self { outcome, done }))
     }
