@@ -17,7 +17,7 @@ pub(crate) fn bench_start(workspace: &Workspace) -> Result<(), Failure> {
     let dir = workspace.target.join(format!("bench-start-{}", std::process::id()));
     std::fs::create_dir_all(&dir).map_err(|error| failed(&dir, &error))?;
     // As it is installed: a copy. The page cache has the linker's own output in small pieces, and every start of that file
-    // takes about half a millisecond longer.
+    // can take half a millisecond longer.
     let program = dir.join("leasehold");
     let copied = std::fs::copy(workspace.target.join("release/leasehold"), &program);
     let measured = copied.map_err(|error| failed(&program, &error)).and_then(|_| measure(&program, &dir));

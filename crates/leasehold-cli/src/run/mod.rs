@@ -21,8 +21,8 @@
 //! the other, so everything CMD started is found by ancestry, wherever it moved (`tree`), by each that is left. That is
 //! why the guardian is CMD's parent and not a fourth process beside it, which would have to search for orphans by what
 //! they happened to keep: a descriptor, a variable. Front, keeper and CMD are in the process group the shell made for
-//! the job; the guardian leads a group of its own, so that `kill -9` of the job's group leaves it, and what left the
-//! group is killed by it. CMD's death signal (`PR_SET_PDEATHSIG`) would do none of that: grandchildren do not have it.
+//! the job; the guardian is in a group of its own, and in a session of its own once CMD runs. So `kill -9` of the job's
+//! group does not reach it, and it kills what left that group. CMD's death signal (`PR_SET_PDEATHSIG`) would do none of that: grandchildren do not have it.
 //!
 //! The keeper tells the guardian with every renewal how long the lease is proven. When it says nothing more, the
 //! guardian asks and kills by itself, by an alarm on the boot clock, which goes on in suspend.
