@@ -1,5 +1,5 @@
-//! The audit: who changed what, to whose harm and why. One line of JSON each, on disk before the change is
-//! made and before it is answered.
+//! The audit: who changed what, which holder it affected, and why. Each entry is one line of JSON, written to disk
+//! before the change is made.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -14,47 +14,47 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::App;
-use crate::answer::{Problem, Said};
-use crate::asked::Asked;
+use crate::extract::QueryParams;
+use crate::problem::{Problem, ProblemBody};
 
-/// Lines shown when nobody says how many, and at most.
-const USUAL: usize = 100;
-const MOST: usize = 1_000;
-/// Read at once from the end of the file, and the most that is read for one answer.
-const BLOCK: u64 = 64 * 1024;
-const READ_MOST: usize = 8 * 1024 * 1024;
+/// The default and the largest number of lines in a response.
+const DEFAULT_LINES: usize = 100;
+const MAX_LINES: usize = 1_000;
+/// How much is read at a time from the end of the file, and the most that is read for one response.
+const BLOCK_BYTES: u64 = 64 * 1024;
+const MAX_READ_BYTES: usize = 8 * 1024 * 1024;
 
-/// A file that is only ever added to.
+/// An append-only file of audit lines.
 #[derive(Debug)]
 pub(crate) struct Audit {
     path: PathBuf,
     file: Mutex<File>,
 }
 
-/// One line.
+/// One audit line.
 #[derive(Debug, Serialize)]
-pub(crate) struct Line<'a> {
-    /// `asked`, then what became of it.
+pub(crate) struct AuditLine<'a> {
+    /// `asked`, then the outcome.
     pub(crate) outcome: &'a str,
-    /// What was asked for: `revoke`, `force`, `ask` (to finish) or `settle`.
+    /// The requested action: `revoke`, `force`, `ask` (to finish) or `settle`.
     pub(crate) action: &'a str,
     pub(crate) name: &'a str,
     pub(crate) reason: &'a str,
-    /// The key's name, and its id.
+    /// The name of the key, and its id.
     pub(crate) who: &'a str,
     pub(crate) key_id: Option<&'a str>,
-    /// The holder that was named.
+    /// The holder named in the request.
     pub(crate) holder_id: &'a str,
-    /// Who that was, and its fence, once it is known.
+    /// The owner of the lock and its fence, once known.
     pub(crate) owner: Option<&'a str>,
     pub(crate) fence: Option<u64>,
-    /// Since when it held the lock, and its last sign of life.
+    /// When the holder acquired the lock, and its last heartbeat.
     pub(crate) since_ms: Option<u64>,
     pub(crate) last_seen_ms: Option<u64>,
 }
 
 impl Audit {
-    /// Opens it, readable by its owner alone, and makes its directory.
+    /// Opens or creates the file, readable by its owner only, and creates its directory.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
             DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
@@ -63,33 +63,33 @@ impl Audit {
         Ok(Self { path: path.to_owned(), file: Mutex::new(file) })
     }
 
-    /// Writes one line, to the disk.
-    pub(crate) fn write(&self, line: &Line<'_>) -> io::Result<()> {
+    /// Writes one line to disk.
+    pub(crate) fn write(&self, line: &AuditLine<'_>) -> io::Result<()> {
         #[derive(Serialize)]
         struct Dated<'a> {
             at_ms: u64,
             #[serde(flatten)]
-            line: &'a Line<'a>,
+            line: &'a AuditLine<'a>,
         }
-        let mut text = serde_json::to_string(&Dated { at_ms: crate::wall_ms(), line })? + "\n";
+        let mut text = serde_json::to_string(&Dated { at_ms: crate::clock::unix_ms(), line })? + "\n";
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        // A full disk, or a crash, left a part of a line: this one begins after it, or neither could be read.
+        // A full disk or a crash may have left a partial line. Start a new line, or neither could be parsed.
         if is_torn(&file)? {
             text.insert(0, '\n');
         }
-        // In one write: several servers may share the file.
+        // One write per line: several servers may share the file.
         let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_data());
         written.inspect_err(|error| tracing::error!(path = %self.path.display(), %error, "the audit cannot be written"))
     }
 
-    /// The last lines, newest first. One that is no JSON (a disk that was full once) is passed over.
+    /// Returns the last lines, newest first. Lines that are not JSON, such as partial ones, are skipped.
     fn last(&self, limit: usize) -> io::Result<Vec<Value>> {
         let file = File::open(&self.path)?;
         let mut from = file.metadata()?.len();
         let mut tail: Vec<u8> = Vec::new();
-        // One line break more than lines: the first piece may begin within a line.
-        while from > 0 && tail.len() < READ_MOST && tail.iter().filter(|b| **b == b'\n').count() <= limit {
-            let begin = from.saturating_sub(BLOCK);
+        // One line break more than lines, because the first block may start within a line.
+        while from > 0 && tail.len() < MAX_READ_BYTES && tail.iter().filter(|b| **b == b'\n').count() <= limit {
+            let begin = from.saturating_sub(BLOCK_BYTES);
             let mut block = vec![0; usize::try_from(from - begin).unwrap_or(0)];
             file.read_exact_at(&mut block, begin)?;
             block.append(&mut tail);
@@ -100,7 +100,7 @@ impl Audit {
     }
 }
 
-/// Whether a file ends within a line. What is no regular file has no length, and no end.
+/// Whether a file ends within a line. A file that is not regular has no length and counts as complete.
 fn is_torn(file: &File) -> io::Result<bool> {
     let Some(last) = file.metadata()?.len().checked_sub(1) else { return Ok(false) };
     let mut byte = [0];
@@ -108,32 +108,35 @@ fn is_torn(file: &File) -> io::Result<bool> {
     Ok(byte != *b"\n")
 }
 
-/// How much of it.
+/// The query of the audit.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Last {
+pub(crate) struct AuditParams {
     /// How many lines: 1 to 1000, 100 by default.
     #[param(minimum = 1, maximum = 1_000)]
     limit: Option<usize>,
 }
 
-/// The end of the audit.
+/// The last lines of the audit.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct AuditPage {
-    /// As they stand in the file, newest first; none where no file is written. Each has `at_ms`, `outcome`, `action`,
-    /// `name`, `reason`, `who`, `key_id`, `holder_id`, `owner` and `fence`.
+    /// The lines as written to the file, newest first; empty if no file is configured. Each has `at_ms`, `outcome`,
+    /// `action`, `name`, `reason`, `who`, `key_id`, `holder_id`, `owner`, `fence`, `since_ms` and `last_seen_ms`.
     #[schema(value_type = Vec<Object>)]
     lines: Vec<Value>,
 }
 
-/// Who changed what, and why
-#[utoipa::path(get, path = "/api/v1/audit", tag = "journal", params(Last),
-    responses((status = 200, body = AuditPage), (status = 400, body = Said)))]
-pub(crate) async fn list(State(app): State<App>, Asked(last): Asked<Last>) -> Result<Json<AuditPage>, Problem> {
-    let limit = last.limit.unwrap_or(USUAL);
-    if !(1..=MOST).contains(&limit) {
-        return Err(Problem::bad_request("invalid_limit", format!("limit is {limit}; it must be 1 to {MOST}")));
+/// List the audit: who changed what, and why
+#[utoipa::path(get, path = "/api/v1/audit", tag = "journal", params(AuditParams),
+    responses((status = 200, body = AuditPage), (status = 400, body = ProblemBody)))]
+pub(crate) async fn list(
+    State(app): State<App>,
+    QueryParams(params): QueryParams<AuditParams>,
+) -> Result<Json<AuditPage>, Problem> {
+    let limit = params.limit.unwrap_or(DEFAULT_LINES);
+    if !(1..=MAX_LINES).contains(&limit) {
+        return Err(Problem::bad_request("invalid_limit", format!("limit is {limit}; it must be 1 to {MAX_LINES}")));
     }
     let read =
         tokio::task::spawn_blocking(move || app.audit.as_ref().map_or(Ok(Vec::new()), |audit| audit.last(limit)));
@@ -151,8 +154,8 @@ pub(crate) async fn list(State(app): State<App>, Asked(last): Asked<Last>) -> Re
 mod tests {
     use super::*;
 
-    fn line(reason: &str) -> Line<'_> {
-        Line {
+    fn line(reason: &str) -> AuditLine<'_> {
+        AuditLine {
             outcome: "asked",
             action: "force",
             name: "a",
@@ -189,13 +192,13 @@ mod tests {
     }
 
     #[test]
-    fn a_line_after_a_torn_one_is_whole() {
+    fn a_line_after_a_partial_one_is_complete() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("audit.jsonl");
         let audit = Audit::open(&path).expect("opened");
         audit.write(&line("first")).expect("written");
         audit.write(&line("torn")).expect("written");
-        // As a full disk leaves it.
+        // As a full disk would leave it.
         let length = std::fs::metadata(&path).expect("there").len();
         OpenOptions::new().write(true).open(&path).and_then(|file| file.set_len(length - 20)).expect("cut");
         for reason in ["second", "third"] {

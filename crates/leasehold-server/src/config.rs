@@ -1,49 +1,41 @@
-//! The section `server` of the configuration file. What is said there of the locks themselves is the library's, and
-//! `gpu_lock_monitor` is read with it.
+//! The section `server` of the configuration file. The library reads the settings of the locks and of
+//! `gpu_lock_monitor`.
 
 use std::path::PathBuf;
 
 use leasehold::config::{Setting, Settings as Layers};
 
 use crate::alerts::AlertSettings;
+use crate::tls::TlsFiles;
 
-/// Where a server listens unless somebody says otherwise.
-const LISTEN: &str = "127.0.0.1:8847";
+/// The default listen address.
+const DEFAULT_LISTEN: &str = "127.0.0.1:8847";
 
-/// What a server can be told by a file, the environment and flags.
+/// The configuration of a server, from a file, the environment and flags.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ServerConfig {
-    /// `server.listen`
+    /// `server.listen`: the address to listen on.
     pub listen: Listen,
-    /// `server.hosts`: host names that requests may be addressed to, besides `localhost` and plain addresses.
+    /// `server.hosts`: host names that requests may be addressed to, besides `localhost` and plain IP addresses.
     pub hosts: Vec<String>,
-    /// `server.keys`: the file of the keys.
+    /// `server.keys`: the file of API keys.
     pub keys: Option<PathBuf>,
-    /// `server.audit`: where it is written down who took which lock away.
+    /// `server.audit`: the file of audit lines.
     pub audit: Option<PathBuf>,
-    /// `server.connections_per_address`: connections that one address may have at once.
+    /// `server.connections_per_address`: the most connections one address may have open.
     pub connections_per_address: Option<usize>,
-    /// `server.tls.cert` and `server.tls.key`
+    /// `server.tls.cert` and `server.tls.key`: the certificate to serve HTTPS with.
     pub tls: Option<TlsFiles>,
-    /// `alerts`: who is told of alerts.
+    /// `alerts`: where alerts are sent.
     pub alerts: AlertSettings,
 }
 
-/// A certificate and its key, in PEM files.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TlsFiles {
-    /// The certificate, and those up to its root.
-    pub cert: PathBuf,
-    /// Its private key.
-    pub key: PathBuf,
-}
-
 impl ServerConfig {
-    /// Reads the server's keys from layers that others read from too: whoever adds a section reads it here. Only
-    /// after [`finish`](Layers::finish) has found nothing wrong does it mean anything.
+    /// Reads the server's settings from `layers`, from which other parts read theirs. The result is meaningful only if
+    /// [`finish`](Layers::finish) then reports no error.
     pub fn read(layers: &mut Layers) -> Self {
-        // The variables that these keys had first.
+        // The older names of these variables.
         layers.also("server.listen", "LEASEHOLD_LISTEN");
         layers.also("server.keys", "LEASEHOLD_KEYS");
         layers.also("server.audit", "LEASEHOLD_AUDIT");
@@ -60,7 +52,7 @@ impl ServerConfig {
         }
         Self {
             connections_per_address: per_address.and_then(|most| usize::try_from(most).ok()),
-            listen: layers.get("server.listen", Listen(LISTEN.into())),
+            listen: layers.get("server.listen", Listen(DEFAULT_LISTEN.into())),
             hosts: layers.get("server.hosts", Hosts::default()).0,
             keys: layers.get("server.keys", None),
             audit: layers.get("server.audit", None),
@@ -70,12 +62,12 @@ impl ServerConfig {
     }
 }
 
-/// A host and a port.
+/// A listen address: a host and a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listen(String);
 
 impl Listen {
-    /// `HOST:PORT`
+    /// Returns `HOST:PORT`.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -86,7 +78,7 @@ impl Setting for Listen {
         let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
         match port {
             Some(Ok(_)) => Ok(Self(text.to_owned())),
-            _ => Err(format!("`{text}` is no address to listen on: write HOST:PORT, such as {LISTEN}")),
+            _ => Err(format!("`{text}` is no address to listen on: write HOST:PORT, such as {DEFAULT_LISTEN}")),
         }
     }
 
@@ -95,7 +87,7 @@ impl Setting for Listen {
     }
 }
 
-/// Names that a server goes by.
+/// The host names of a server.
 #[derive(Debug, Default)]
 struct Hosts(Vec<String>);
 
@@ -139,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_section_says_how_it_is_served() {
+    fn the_section_is_read() {
         let config = read("").expect("valid");
         assert_eq!((config.listen.as_str(), config.hosts.len()), ("127.0.0.1:8847", 0));
         assert_eq!((config.keys, config.audit, config.tls), (None, None, None));

@@ -1,5 +1,4 @@
-//! What happens to the locks of the whole fleet, as it happens: server-sent events, which a client can
-//! take up again where it lost them.
+//! The lock events of the whole fleet as server-sent events. A client can resume the stream after a disconnect.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -21,123 +20,124 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 use crate::App;
-use crate::alerts::Notice;
-use crate::answer::{Problem, Said};
-use crate::asked::Asked;
-use crate::keys::{Caller, KeyEntry};
+use crate::caller::Caller;
+use crate::extract::QueryParams;
+use crate::keys::KeyEntry;
+use crate::problem::{Problem, ProblemBody};
 
-/// Events kept for those who come back.
-const KEPT: usize = 4_096;
-/// Events that a client may be behind before it misses some.
-const BEHIND: usize = 1_024;
-/// A line without meaning, so that proxies and clients see that the stream lives.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(15);
-/// How often it is seen whether the key of whoever reads is still one.
-const KEY_SEEN_EVERY: Duration = Duration::from_secs(1);
-/// The pause before the store is asked again for its events.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Events kept for clients that resume.
+const BACKLOG_LEN: usize = 4_096;
+/// How many events a subscriber may lag behind before it misses some.
+const MAX_LAG: usize = 1_024;
+/// The interval of keep-alive comments, which show proxies and clients that the stream is open.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
+/// How often a stream checks that its key has not been revoked.
+const KEY_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// The pause before the server subscribes to the store's events again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The events this server has seen.
+/// The event feed of this server.
 pub(crate) struct Events {
-    /// Sets the numbers of this server apart from another's.
+    /// Distinguishes the event ids of this server from those of others.
     run: String,
-    kept: Mutex<Kept>,
-    live: Sender<Arc<Told>>,
+    backlog: Mutex<Backlog>,
+    live: Sender<Arc<FeedEntry>>,
 }
 
 #[derive(Default)]
-struct Kept {
+struct Backlog {
     last: u64,
-    told: VecDeque<Arc<Told>>,
+    entries: VecDeque<Arc<FeedEntry>>,
 }
 
-/// One line of the stream.
+/// One event of the feed.
 #[derive(Debug)]
-struct Told {
+struct FeedEntry {
     number: u64,
-    what: What,
+    payload: Payload,
 }
 
 #[derive(Debug)]
-enum What {
-    Happened(Box<LockEvent>),
-    Alert(Arc<Notice>),
-    /// Some may have been missed here: look at the locks again.
+enum Payload {
+    LockEvent(Box<LockEvent>),
+    Alert(String),
+    /// Some events may have been missed: clients must list the locks again.
     Gap,
 }
 
-/// Where to begin.
+/// Where to resume the stream.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct From {
-    /// The `id` of the last event that was seen, where the header `Last-Event-ID` cannot be sent.
+pub(crate) struct ResumeParams {
+    /// The `id` of the last event received, for clients that cannot send the header `Last-Event-ID`.
     last_id: Option<String>,
 }
 
-/// What happens to all locks, as it happens
+/// Stream lock events of the whole fleet
 ///
-/// A stream of server-sent events: `granted` (once a lease has lasted half a second), `released`, `lost`, `revoked`,
-/// `forced` and `asked_to_finish`, each with `kind`, `name`, `owner`, `holder_id`, `fence`, `at_ms` and `reason`; and `alert`, with `state` (`firing` or
-/// `resolved`) and the fields of the alert. It goes on after the event named by `Last-Event-ID`; an event `gap` says that
-/// some may be missing before it. Ends when the server does, or the key is revoked.
-#[utoipa::path(get, path = "/api/v1/events", tag = "events", params(From),
-    responses((status = 200, description = "the stream", content_type = "text/event-stream", body = String), (status = 400, body = Said)))]
+/// A stream of server-sent events: `granted` (once a lease is half a second old), `released`, `lost`, `revoked`,
+/// `forced` and `asked_to_finish`, each with `kind`, `name`, `owner`, `holder_id`, `fence`, `at_ms` and `reason`; and
+/// `alert`, with `state` (`firing` or `resolved`) and the fields of the alert. The stream resumes after the event named
+/// by `Last-Event-ID`. An event `gap` means that some events before it may be missing. The stream ends when the server
+/// stops or the key is revoked.
+#[utoipa::path(get, path = "/api/v1/events", tag = "events", params(ResumeParams),
+    responses((status = 200, description = "the stream", content_type = "text/event-stream", body = String), (status = 400, body = ProblemBody)))]
 pub(crate) async fn stream(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     headers: HeaderMap,
-    Asked(from): Asked<From>,
+    QueryParams(params): QueryParams<ResumeParams>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Problem> {
     let header = headers.get("last-event-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
-    let (backlog, live) = app.events.after(header.or(from.last_id).filter(|id| !id.is_empty()).as_deref());
+    let (backlog, live) = app.events.subscribe_after(header.or(params.last_id).filter(|id| !id.is_empty()).as_deref());
     app.metrics.streams.inc();
-    let reader = Reader { backlog, live, open: Open(app), key: caller.key, look_at_key: Instant::now() };
-    let stream = unfold(reader, async |mut reader| Some((Ok(reader.next().await?), reader)));
-    Ok(Sse::new(stream).keep_alive(KeepAlive::new().interval(SIGN_OF_LIFE)))
+    let subscriber = Subscriber { backlog, live, open: OpenStream(app), key: caller.key, check_key_at: Instant::now() };
+    let stream = unfold(subscriber, async |mut subscriber| Some((Ok(subscriber.next().await?), subscriber)));
+    Ok(Sse::new(stream).keep_alive(KeepAlive::new().interval(KEEP_ALIVE_INTERVAL)))
 }
 
-struct Reader {
-    backlog: VecDeque<Arc<Told>>,
-    live: Receiver<Arc<Told>>,
-    open: Open,
-    /// Whose stream it is, and when that is looked at again: a stream may be open for weeks.
+struct Subscriber {
+    backlog: VecDeque<Arc<FeedEntry>>,
+    live: Receiver<Arc<FeedEntry>>,
+    open: OpenStream,
+    /// The key of the subscriber, and when to check it again: a stream may stay open for weeks.
     key: Option<Arc<KeyEntry>>,
-    look_at_key: Instant,
+    check_key_at: Instant,
 }
 
-/// Counts a stream for as long as it is open.
-struct Open(App);
+/// Counts a stream while it is open.
+struct OpenStream(App);
 
-impl Drop for Open {
+impl Drop for OpenStream {
     fn drop(&mut self) {
         self.0.metrics.streams.dec();
     }
 }
 
-impl Reader {
+impl Subscriber {
     async fn next(&mut self) -> Option<Event> {
         let app = &self.open.0;
-        if let Some(told) = self.backlog.pop_front() {
-            return Some(app.events.shown(&told));
+        if let Some(entry) = self.backlog.pop_front() {
+            return Some(app.events.to_sse(&entry));
         }
-        let told = loop {
+        let entry = loop {
             tokio::select! {
                 biased;
                 () = app.stopping.cancelled() => return None,
-                () = sleep_until(self.look_at_key), if self.key.is_some() => {
+                () = sleep_until(self.check_key_at), if self.key.is_some() => {
                     if is_revoked(app, self.key.as_deref()) {
                         return None;
                     }
-                    self.look_at_key = Instant::now() + KEY_SEEN_EVERY;
+                    self.check_key_at = Instant::now() + KEY_CHECK_INTERVAL;
                 }
-                told = self.live.recv() => break told,
+                entry = self.live.recv() => break entry,
             }
         };
-        match told {
-            Ok(told) => Some(app.events.shown(&told)),
+        match entry {
+            Ok(entry) => Some(app.events.to_sse(&entry)),
             Err(RecvError::Lagged(missed)) => {
-                tracing::debug!(missed, "a reader of the events does not keep up");
+                tracing::debug!(missed, "an event subscriber does not keep up");
                 Some(Event::default().event("gap").data("{}"))
             }
             Err(RecvError::Closed) => None,
@@ -152,40 +152,40 @@ fn is_revoked(app: &App, key: Option<&KeyEntry>) -> bool {
 impl Events {
     pub(crate) fn new() -> Self {
         let run = leasehold::Token::random().holder_id().to_string();
-        Self { run, kept: Mutex::default(), live: broadcast::channel(BEHIND).0 }
+        Self { run, backlog: Mutex::default(), live: broadcast::channel(MAX_LAG).0 }
     }
 
-    /// Follows the store until the server stops. When this returns it has begun: what happens from then on is
-    /// told.
+    /// Follows the store's events until the server stops. Events that happen after this function returns are
+    /// published.
     pub(crate) async fn follow(app: App) -> JoinHandle<()> {
-        let mut followed = app.locks.events().await;
+        let mut subscription = app.locks.events().await;
         let stopping = app.stopping.clone();
         let follow = async move {
             loop {
-                match followed {
-                    Ok(mut happening) => {
-                        while let Some(event) = happening.recv().await {
-                            app.metrics.happened(event.kind);
+                match subscription {
+                    Ok(mut events) => {
+                        while let Some(event) = events.recv().await {
+                            app.metrics.count_event(event.kind);
                             if event.kind == EventKind::Alert {
-                                // Told when it is on the board, and once.
-                                app.alerts.told_by_a_client(&event);
+                                // Published once, when the board has it.
+                                app.alerts.client_alert(&event);
                                 continue;
                             }
-                            app.picture.happened(&event);
-                            app.repeated.happened(&event);
-                            app.events.tell(What::Happened(Box::new(event)));
+                            app.snapshot.record_event(&event);
+                            app.waiting_requests.notify(&event);
+                            app.events.publish(Payload::LockEvent(Box::new(event)));
                         }
                     }
                     Err(error) => {
-                        tracing::warn!(%error, "the events cannot be followed");
-                        tokio::time::sleep(PAUSE).await;
+                        tracing::warn!(%error, "cannot subscribe to the store's events");
+                        tokio::time::sleep(RETRY_INTERVAL).await;
                     }
                 }
-                app.picture.missed();
-                followed = app.locks.events().await;
-                // Told once the store is followed again: what happened until then is missing.
-                if followed.is_ok() {
-                    app.events.tell(What::Gap);
+                app.snapshot.events_missed();
+                subscription = app.locks.events().await;
+                // Published only once the subscription works again: all events until then are missing.
+                if subscription.is_ok() {
+                    app.events.publish(Payload::Gap);
                 }
             }
         };
@@ -197,59 +197,60 @@ impl Events {
         })
     }
 
-    /// An alert begins or is over.
-    pub(crate) fn alert(&self, notice: Arc<Notice>) {
-        self.tell(What::Alert(notice));
+    /// Publishes an alert that fires or resolves.
+    pub(crate) fn publish_alert(&self, json: String) {
+        self.publish(Payload::Alert(json));
     }
 
-    fn tell(&self, what: What) {
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        // One gap is as good as many.
-        let again = matches!((&what, kept.told.back().map(|told| &told.what)), (What::Gap, Some(What::Gap)));
-        if again {
+    fn publish(&self, payload: Payload) {
+        let mut backlog = self.backlog.lock().unwrap_or_else(PoisonError::into_inner);
+        // Consecutive gaps are merged.
+        let repeated_gap = matches!(
+            (&payload, backlog.entries.back().map(|entry| &entry.payload)),
+            (Payload::Gap, Some(Payload::Gap))
+        );
+        if repeated_gap {
             return;
         }
-        kept.last += 1;
-        let told = Arc::new(Told { number: kept.last, what });
-        if kept.told.len() >= KEPT {
-            kept.told.pop_front();
+        backlog.last += 1;
+        let entry = Arc::new(FeedEntry { number: backlog.last, payload });
+        if backlog.entries.len() >= BACKLOG_LEN {
+            backlog.entries.pop_front();
         }
-        kept.told.push_back(told.clone());
-        // Inside the lock, so that whoever begins to read misses none and gets none twice.
-        let _ = self.live.send(told);
+        backlog.entries.push_back(entry.clone());
+        // Sent inside the lock, so that a new subscriber neither misses an event nor receives one twice.
+        let _ = self.live.send(entry);
     }
 
-    /// What came after an event, and what comes.
-    fn after(&self, id: Option<&str>) -> (VecDeque<Arc<Told>>, Receiver<Arc<Told>>) {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Returns the events after `id` and a receiver of all later ones.
+    fn subscribe_after(&self, id: Option<&str>) -> (VecDeque<Arc<FeedEntry>>, Receiver<Arc<FeedEntry>>) {
+        let backlog = self.backlog.lock().unwrap_or_else(PoisonError::into_inner);
         let live = self.live.subscribe();
         let Some(id) = id else { return (VecDeque::new(), live) };
         let number = id.strip_prefix(&self.run).and_then(|rest| rest.strip_prefix('-')?.parse::<u64>().ok());
-        let oldest = kept.told.front().map_or(kept.last + 1, |told| told.number);
+        let oldest = backlog.entries.front().map_or(backlog.last + 1, |entry| entry.number);
         let backlog = match number {
-            Some(number) if number <= kept.last && number + 1 >= oldest => {
-                kept.told.iter().filter(|told| told.number > number).cloned().collect()
+            Some(number) if number <= backlog.last && number + 1 >= oldest => {
+                backlog.entries.iter().filter(|entry| entry.number > number).cloned().collect()
             }
-            // Of another server, or too long ago: all there is, after a gap.
+            // The id is another server's or too old: return everything, after a gap.
             _ => {
-                let gap = Arc::new(Told { number: oldest - 1, what: What::Gap });
-                std::iter::once(gap).chain(kept.told.iter().cloned()).collect()
+                let gap = Arc::new(FeedEntry { number: oldest - 1, payload: Payload::Gap });
+                std::iter::once(gap).chain(backlog.entries.iter().cloned()).collect()
             }
         };
         (backlog, live)
     }
 
-    fn shown(&self, told: &Told) -> Event {
-        let event = Event::default().id(format!("{}-{}", self.run, told.number));
-        match &told.what {
-            What::Gap => event.event("gap").data("{}"),
-            What::Alert(notice) => {
-                event.event("alert").data(serde_json::to_string(&**notice).expect("a notice is JSON"))
-            }
-            What::Happened(happened) => {
-                let kind = serde_json::to_value(happened.kind).ok();
+    fn to_sse(&self, entry: &FeedEntry) -> Event {
+        let event = Event::default().id(format!("{}-{}", self.run, entry.number));
+        match &entry.payload {
+            Payload::Gap => event.event("gap").data("{}"),
+            Payload::Alert(json) => event.event("alert").data(json),
+            Payload::LockEvent(lock_event) => {
+                let kind = serde_json::to_value(lock_event.kind).ok();
                 let kind = kind.as_ref().and_then(|kind| kind.as_str()).unwrap_or("other");
-                event.event(kind).data(serde_json::to_string(happened).expect("an event is JSON"))
+                event.event(kind).data(serde_json::to_string(lock_event).expect("an event is JSON"))
             }
         }
     }
@@ -259,8 +260,8 @@ impl Events {
 mod tests {
     use super::*;
 
-    fn happened(n: u64) -> What {
-        What::Happened(Box::new(LockEvent {
+    fn event(n: u64) -> Payload {
+        Payload::LockEvent(Box::new(LockEvent {
             kind: EventKind::Released,
             name: format!("lock {n}"),
             owner: "o".into(),
@@ -271,31 +272,35 @@ mod tests {
         }))
     }
 
-    fn numbers(backlog: &VecDeque<Arc<Told>>) -> Vec<(u64, bool)> {
-        backlog.iter().map(|told| (told.number, matches!(told.what, What::Gap))).collect()
+    fn numbers(backlog: &VecDeque<Arc<FeedEntry>>) -> Vec<(u64, bool)> {
+        backlog.iter().map(|entry| (entry.number, matches!(entry.payload, Payload::Gap))).collect()
     }
 
     #[test]
-    fn a_reader_goes_on_where_it_was_or_is_told_of_a_gap() {
+    fn a_subscriber_resumes_or_receives_a_gap() {
         let events = Events::new();
         for n in 1..=3 {
-            events.tell(happened(n));
+            events.publish(event(n));
         }
         let id = |n: u64| format!("{}-{n}", events.run);
-        assert!(events.after(None).0.is_empty(), "from now on");
-        assert_eq!(numbers(&events.after(Some(&id(1))).0), [(2, false), (3, false)]);
-        assert!(events.after(Some(&id(3))).0.is_empty());
+        assert!(events.subscribe_after(None).0.is_empty(), "from now on");
+        assert_eq!(numbers(&events.subscribe_after(Some(&id(1))).0), [(2, false), (3, false)]);
+        assert!(events.subscribe_after(Some(&id(3))).0.is_empty());
         let all = [(0, true), (1, false), (2, false), (3, false)];
         for unknown in ["nonsense", "7f3a91c2b04d-2", &id(4), &id(u64::MAX), ""] {
-            assert_eq!(numbers(&events.after(Some(unknown)).0), all, "{unknown}");
+            assert_eq!(numbers(&events.subscribe_after(Some(unknown)).0), all, "{unknown}");
         }
-        for n in 0..u64::try_from(KEPT).expect("small") {
-            events.tell(happened(n));
+        for n in 0..u64::try_from(BACKLOG_LEN).expect("small") {
+            events.publish(event(n));
         }
-        assert_eq!(numbers(&events.after(Some(&id(2))).0)[0], (3, true), "too long ago");
-        assert_eq!(events.after(Some(&id(3))).0.len(), KEPT);
-        events.tell(What::Gap);
-        events.tell(What::Gap);
-        assert_eq!(events.kept.lock().expect("whole").last, u64::try_from(KEPT).expect("small") + 4, "one gap");
+        assert_eq!(numbers(&events.subscribe_after(Some(&id(2))).0)[0], (3, true), "too long ago");
+        assert_eq!(events.subscribe_after(Some(&id(3))).0.len(), BACKLOG_LEN);
+        events.publish(Payload::Gap);
+        events.publish(Payload::Gap);
+        assert_eq!(
+            events.backlog.lock().expect("whole").last,
+            u64::try_from(BACKLOG_LEN).expect("small") + 4,
+            "one gap"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Taking a lock away, from the holder that was looked at and from nobody else.
+//! Evictions. Only the holder named in the request is evicted.
 
 use std::io;
 
@@ -9,64 +9,63 @@ use leasehold::{Error, EvictMode, Evicted, EvictedView, Holder, HolderId, LockIn
 use serde::Deserialize;
 
 use crate::App;
-use crate::answer::{Problem, Said};
-use crate::asked::{Name, Sent, reason};
-use crate::audit::Line;
-use crate::keys::Caller;
+use crate::audit::AuditLine;
+use crate::caller::Caller;
+use crate::extract::{JsonBody, NameParam, validate_reason};
+use crate::problem::{Problem, ProblemBody};
 
-/// Takes a lock away.
+/// A request to evict the holder of a lock.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Evict {
-    /// The holder that was looked at: from `holder_id` of the lock.
+    /// The `holder_id` that the lock showed.
     #[schema(example = "7f3a91c2b04d", pattern = "^[0-9a-f]{12}$")]
     holder_id: String,
-    /// How.
+    /// How to evict the holder.
     #[serde(default)]
     mode: Mode,
-    /// Why, for those who read the events: 1 to 500 bytes.
+    /// The reason, published with the event: 1 to 500 bytes.
     #[schema(min_length = 1, max_length = 500)]
     reason: String,
 }
 
-/// How a lock is taken away.
+/// How a holder is evicted.
 #[derive(Debug, Clone, Copy, Default, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Mode {
-    /// The holder is told to stop and its renewals are refused; the lock passes on when it releases or its lease
-    /// ends. Never makes two holders.
+    /// The holder is asked to stop and cannot renew. The next waiter gets the lock when the holder releases it or its
+    /// lease expires, so there are never two holders.
     #[default]
     Revoke,
-    /// The lock is free at once. A holder that is still at work does not know: only fences protect what it
-    /// writes.
+    /// The lock is free at once. A holder that is still running is not notified; only fences protect what it writes.
     Force,
 }
 
-/// Take a lock away from its holder
+/// Evict the holder of a lock
 ///
-/// Only the holder that is named is meant: when the lock has changed hands meanwhile, nothing is done. A lock
-/// that is free already is no error: `released` is false then.
+/// Only the named holder is evicted. If the lock has changed hands, nothing is done. If the lock is free already,
+/// `released` is false.
 #[utoipa::path(post, path = "/api/v1/locks/{name}/evict", tag = "locks", request_body = Evict,
     params(("name" = String, Path, description = "the lock; percent-encoded, `/` as `%2F`")),
-    responses((status = 200, body = EvictedView), (status = 400, body = Said),
-        (status = 409, description = "`changed_hands`: somebody else holds it; `foreign_holder`: it can only be forced", body = Said)))]
+    responses((status = 200, body = EvictedView), (status = 400, body = ProblemBody),
+        (status = 409, description = "`changed_hands`: another holder has it; `foreign_holder`: it can only be forced", body = ProblemBody)))]
 pub(crate) async fn evict(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
-    Name(name): Name,
-    Sent(asked): Sent<Evict>,
+    NameParam(name): NameParam,
+    JsonBody(request): JsonBody<Evict>,
 ) -> Result<Json<EvictedView>, Problem> {
-    let holder = HolderId::parse(&asked.holder_id)?;
-    let reason = reason(&asked.reason)?;
-    let mode = match asked.mode {
+    let holder = HolderId::parse(&request.holder_id)?;
+    let reason = validate_reason(&request.reason)?;
+    let mode = match request.mode {
         Mode::Revoke => EvictMode::Revoke,
         Mode::Force => EvictMode::Force,
     };
-    Ok(Json(take_away(&app, &caller, &name, holder, mode, reason).await?))
+    Ok(Json(evict_for_caller(&app, &caller, &name, holder, mode, reason).await?))
 }
 
-/// Does it, writes down who did it, and says what became of it.
-pub(crate) async fn take_away(
+/// Evicts a holder on behalf of a caller, and audits it.
+pub(crate) async fn evict_for_caller(
     app: &App,
     caller: &Caller,
     name: &LockName,
@@ -74,9 +73,9 @@ pub(crate) async fn take_away(
     mode: EvictMode,
     reason: &str,
 ) -> Result<EvictedView, Problem> {
-    let by = By { who: caller.who(), key_id: caller.key.as_ref().map(|key| key.id.as_str()) };
+    let actor = Actor { who: caller.who(), key_id: caller.key.as_ref().map(|key| key.id.as_str()) };
     let conflict = |code, text| Problem::new(StatusCode::CONFLICT, code, text).about(name);
-    match evict_audited(app, by, name, holder, mode, reason, reason).await {
+    match evict_audited(app, actor, name, holder, mode, reason, reason).await {
         Ok(Evicted::Done(old)) => Ok(EvictedView::done(name, mode, old)),
         Ok(Evicted::Free) => Ok(EvictedView::free(name)),
         Ok(Evicted::ChangedHands(now)) => {
@@ -91,54 +90,56 @@ pub(crate) async fn take_away(
             );
             Err(conflict("foreign_holder", text).held_by(&now))
         }
-        Err(NotDone::NotAudited) => Err(Problem::not_audited().about(name)),
-        Err(NotDone::Store(error)) => Err(error.into()),
+        Err(EvictError::NotAudited) => Err(Problem::not_audited().about(name)),
+        Err(EvictError::Store(error)) => Err(error.into()),
     }
 }
 
-/// Who does something to a holder.
+/// Who acts on a holder, for the audit.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct By<'a> {
+pub(crate) struct Actor<'a> {
     pub(crate) who: &'a str,
     pub(crate) key_id: Option<&'a str>,
 }
 
-/// Why nothing is known to be done.
+/// Why an eviction is not known to have happened.
 #[derive(Debug)]
-pub(crate) enum NotDone {
-    /// What cannot be written down is not done.
+pub(crate) enum EvictError {
+    /// The audit line could not be written, so nothing was done.
     NotAudited,
     Store(Error),
 }
 
-/// Takes a lock away, written down before and after. `told` is what those who follow the events read.
+/// Evicts a holder and writes audit lines before and after. `event_reason` is published with the event.
 pub(crate) async fn evict_audited(
     app: &App,
-    by: By<'_>,
+    actor: Actor<'_>,
     name: &LockName,
     holder: HolderId,
     mode: EvictMode,
     why: &str,
-    told: &str,
-) -> Result<Evicted, NotDone> {
+    event_reason: &str,
+) -> Result<Evicted, EvictError> {
     let action = if mode == EvictMode::Force { "force" } else { "revoke" };
-    let written = Written { app, by, action, name, holder, why };
-    written.begins().map_err(|_| NotDone::NotAudited)?;
-    let evicted = app.locks.evict(name, holder, mode, told).await;
+    let audited = AuditedAction { app, actor, action, name, holder, why };
+    audited.record_start().map_err(|_| EvictError::NotAudited)?;
+    let evicted = app.locks.evict(name, holder, mode, event_reason).await;
     match &evicted {
-        Ok(Evicted::Done(old)) => written.ends(if action == "force" { "forced" } else { "revoked" }, Some(old)),
-        Ok(Evicted::Free) => written.ends("free", None),
-        Ok(Evicted::ChangedHands(_)) => written.ends("changed_hands", None),
-        Ok(Evicted::Foreign(_)) => written.ends("foreign_holder", None),
-        Err(_) => written.ends("unknown", None),
+        Ok(Evicted::Done(old)) => {
+            audited.record_outcome(if action == "force" { "forced" } else { "revoked" }, Some(old));
+        }
+        Ok(Evicted::Free) => audited.record_outcome("free", None),
+        Ok(Evicted::ChangedHands(_)) => audited.record_outcome("changed_hands", None),
+        Ok(Evicted::Foreign(_)) => audited.record_outcome("foreign_holder", None),
+        Err(_) => audited.record_outcome("unknown", None),
     }
-    evicted.map_err(NotDone::Store)
+    evicted.map_err(EvictError::Store)
 }
 
-/// What is done to a holder, as the audit has it: once before, and once with what became of it.
-pub(crate) struct Written<'a> {
+/// An action on a holder, audited twice: before it is done, and with its outcome.
+pub(crate) struct AuditedAction<'a> {
     pub(crate) app: &'a App,
-    pub(crate) by: By<'a>,
+    pub(crate) actor: Actor<'a>,
     /// `ask`, `revoke` or `force`.
     pub(crate) action: &'a str,
     pub(crate) name: &'a LockName,
@@ -146,14 +147,14 @@ pub(crate) struct Written<'a> {
     pub(crate) why: &'a str,
 }
 
-impl Written<'_> {
-    /// First: what cannot be written down is not done.
-    pub(crate) fn begins(&self) -> io::Result<()> {
+impl AuditedAction<'_> {
+    /// Writes the first line. If this fails, the action must not be done.
+    pub(crate) fn record_start(&self) -> io::Result<()> {
         self.write("asked", None)
     }
 
-    /// It is done, and that it was to be done stands there already.
-    pub(crate) fn ends(&self, outcome: &str, of: Option<&Holder>) {
+    /// Writes the outcome. The action is done and its first line is on disk, so a failure here changes nothing.
+    pub(crate) fn record_outcome(&self, outcome: &str, of: Option<&Holder>) {
         let _ = self.write(outcome, of);
     }
 
@@ -161,13 +162,13 @@ impl Written<'_> {
         let of = of.map(|holder| {
             LockInfo { name: self.name.clone(), holder: Some(holder.clone()), waiters: Vec::new() }.view()
         });
-        let line = Line {
+        let line = AuditLine {
             outcome,
             action: self.action,
             name: self.name.as_str(),
             reason: self.why,
-            who: self.by.who,
-            key_id: self.by.key_id,
+            who: self.actor.who,
+            key_id: self.actor.key_id,
             holder_id: self.holder.as_str(),
             owner: of.as_ref().and_then(|of| of.owner.as_deref()),
             fence: of.as_ref().and_then(|of| of.fence),

@@ -1,4 +1,4 @@
-//! Figures of the whole fleet: what all clients of the store counted, and what a look at the locks finds.
+//! Metrics of the whole fleet: what all clients of the store counted, and gauges of the locks in the store.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -13,37 +13,37 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-/// What the fleet counts without labels; anything else in the store is of a version that is not known here.
+/// The fleet's counters without labels. Other counters in the store belong to versions that this one does not know.
 const COUNTERS: [(&str, &str); 10] = [
     ("total_locks", "Locks acquired"),
-    ("not_acquired", "Requests that ended without the lock because somebody else had it"),
-    ("normal_release_failures", "Releases whose first try failed"),
-    ("emergency_releases", "Releases done by other means"),
-    ("release_script_errors", "Releases that failed because the server could not run the script"),
-    ("ownership_violations", "Releases of a lock that was not the releaser's any more"),
-    ("journalled_releases", "Releases that failed by all means and stand in a journal"),
+    ("not_acquired", "Requests that ended without the lock because another holder had it"),
+    ("normal_release_failures", "Releases whose first attempt failed"),
+    ("emergency_releases", "Releases done by a fallback"),
+    ("release_script_errors", "Releases that failed because the store could not run the script"),
+    ("ownership_violations", "Releases of a lock that its releaser no longer held"),
+    ("journalled_releases", "Releases that failed by every means and were written to a journal"),
     ("lost_leases", "Leases lost"),
-    ("unprotected_runs", "Work that ran without protection because the store was unreachable"),
-    ("evictions", "Locks taken away, by revocation or force"),
+    ("unprotected_runs", "Work that ran without a lock because the store was unreachable"),
+    ("evictions", "Locks evicted, by revocation or by force"),
 ];
 
-/// A look at the locks counts for so long: it asks the store for every queue.
-const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// Queues looked at, and at once.
-const MOST_QUEUES: usize = 2_000;
-const AT_ONCE: usize = 64;
+/// How long the gauges of the locks are cached: reading them asks the store for every queue.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(10);
+/// The most queues that are read, and how many at the same time.
+const MAX_QUEUES: usize = 2_000;
+const CONCURRENCY: usize = 64;
 
-/// What the whole fleet counted, as the store last said it.
+/// The fleet's counters as last read from the store.
 #[derive(Debug, Default)]
-pub(crate) struct Fleet(Mutex<Vec<(String, u64)>>);
+pub(crate) struct FleetCounters(Mutex<Vec<(String, u64)>>);
 
-impl Fleet {
+impl FleetCounters {
     pub(crate) fn set(&self, counted: Vec<(String, u64)>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = counted;
     }
 }
 
-impl Collector for Fleet {
+impl Collector for FleetCounters {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for (name, help) in COUNTERS {
@@ -77,10 +77,10 @@ impl Collector for Fleet {
     }
 }
 
-/// What a look at the locks found: how many, how many wait, how long.
+/// Gauges of the locks in the store: held locks, waiters, and the longest times.
 #[derive(Debug, Default)]
-pub(crate) struct Census {
-    looked: Mutex<Option<Instant>>,
+pub(crate) struct LockGauges {
+    refreshed_at: Mutex<Option<Instant>>,
     held: Gauge,
     waiting: Gauge,
     longest_queue: Gauge,
@@ -88,30 +88,30 @@ pub(crate) struct Census {
     longest_held_seconds: Gauge,
 }
 
-impl Census {
+impl LockGauges {
     pub(crate) fn register(&self, registry: &mut Registry) {
         registry.register("locks_held", "Locks held for longer than half a second", self.held.clone());
-        registry.register("waiters", "Who waits for them", self.waiting.clone());
-        registry.register("longest_queue", "The most that wait for one lock", self.longest_queue.clone());
-        let help = "For how long the longest of them has waited";
+        registry.register("waiters", "Waiters for these locks", self.waiting.clone());
+        registry.register("longest_queue", "The most waiters of one lock", self.longest_queue.clone());
+        let help = "How long the longest of them has waited";
         registry.register("longest_wait_seconds", help, self.longest_wait_seconds.clone());
-        let help = "For how long the longest of the locks has been held";
+        let help = "How long the longest-held lock has been held";
         registry.register("longest_held_seconds", help, self.longest_held_seconds.clone());
     }
 
-    /// Looks, if the last look is a while ago. What could not be looked at stays as it was.
-    pub(crate) async fn take(&self, locks: &LockManager) {
+    /// Refreshes the gauges unless they are recent. Gauges that cannot be refreshed keep their values.
+    pub(crate) async fn refresh(&self, locks: &LockManager) {
         {
-            let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
-            if looked.is_some_and(|at| at.elapsed() < LOOK_EVERY) {
+            let mut refreshed_at = self.refreshed_at.lock().unwrap_or_else(PoisonError::into_inner);
+            if refreshed_at.is_some_and(|at| at.elapsed() < REFRESH_INTERVAL) {
                 return;
             }
-            *looked = Some(Instant::now());
+            *refreshed_at = Some(Instant::now());
         }
         let Ok(held) = locks.long_held().await else { return };
         let mut queues = Vec::new();
-        let names: Vec<LockName> = held.iter().map(|(name, _)| name.clone()).take(MOST_QUEUES).collect();
-        for names in names.chunks(AT_ONCE) {
+        let names: Vec<LockName> = held.iter().map(|(name, _)| name.clone()).take(MAX_QUEUES).collect();
+        for names in names.chunks(CONCURRENCY) {
             queues.extend(join_all(names.iter().map(async |name| locks.info(name).await)).await.into_iter().flatten());
         }
         let views: Vec<_> = queues.iter().map(LockInfo::view).collect();

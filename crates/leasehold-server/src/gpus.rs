@@ -1,4 +1,4 @@
-//! GPUs: those of this machine, where a driver knows them, and every GPU lock that is held or waited for.
+//! GPUs: the devices of this machine, and every GPU lock that is held or has waiters.
 
 use std::collections::BTreeMap;
 
@@ -10,86 +10,92 @@ use leasehold::{Error, LockInfo, LockView, Owner};
 use serde::Serialize;
 
 use crate::App;
-use crate::answer::Problem;
+use crate::problem::Problem;
 
-/// What the names of GPU locks begin with.
-const GPU: &str = "gpu_lock:";
-/// Looked at by name: a lock of another kind of client is in no index, and few machines have more GPUs.
-const FIRST: u32 = 16;
-/// GPU locks in one answer.
-const MOST: usize = 1_000;
+/// The prefix of GPU lock names.
+pub(crate) const GPU_PREFIX: &str = "gpu_lock:";
+/// How many GPU locks are looked up by name. Foreign locks are not in the index, and few machines have more GPUs.
+const PROBED_IDS: u32 = 16;
+/// The most GPU locks in one response.
+const MAX_LOCKS: usize = 1_000;
 
-/// The GPUs that are known here.
+/// The known GPUs.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct Gpus {
-    /// `nvml` where the driver of this machine was asked.
+    /// `nvml` if the driver of this machine answered.
     #[schema(value_type = Option<String>, example = "nvml")]
     driver: Option<&'static str>,
-    /// Why the devices of this machine are not known.
+    /// Why the devices of this machine are unknown.
     message: Option<String>,
-    /// By host and number.
+    /// The GPUs, sorted by host and number.
     gpus: Vec<GpuView>,
 }
 
 /// One GPU.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct GpuView {
-    /// Its machine, as far as it is known: one lock may stand for GPUs of several.
+    /// The host of the GPU, if known: one lock may stand for the GPUs of several hosts.
     host: Option<String>,
-    /// Its number: that of its lock.
+    /// The number of the GPU, as in the name of its lock.
     id: u32,
-    /// What names it everywhere.
+    /// The unique id of the device.
     uuid: Option<String>,
-    /// Its model.
+    /// The model of the device.
     model: Option<String>,
-    /// Its memory, in bytes.
+    /// The memory of the device, in bytes.
     memory_total: Option<u64>,
-    /// How much of it is in use.
+    /// The memory in use, in bytes.
     memory_used: Option<u64>,
-    /// Its lock, where somebody holds it or waits for it.
+    /// The lock of the GPU, if it is held or has waiters.
     lock: Option<LockView>,
 }
 
-/// GPUs, and who holds them
+/// List GPUs and their holders
 ///
-/// The devices of the server's own machine, and every lock `gpu_lock:…` that is held or waited for.
+/// Returns the devices of the server's own machine, and every lock `gpu_lock:…` that is held or has waiters.
 #[utoipa::path(get, path = "/api/v1/gpus", tag = "locks", responses((status = 200, body = Gpus)))]
 pub(crate) async fn list(State(app): State<App>) -> Result<Json<Gpus>, Problem> {
-    // Loading the driver and asking it takes a while.
+    // Loading and querying the driver blocks.
     let found = tokio::task::spawn_blocking(|| Devices::discover(None)).await;
     let (devices, driver, message) = match found {
         Ok(Ok(found)) => (found.devices, matches!(found.source, Source::Driver(_)).then_some("nvml"), None),
         Ok(Err(error)) => (Vec::new(), None, Some(error.to_string())),
-        Err(_) => (Vec::new(), None, Some("the driver could not be asked".to_owned())),
+        Err(_) => (Vec::new(), None, Some("the driver could not be queried".to_owned())),
     };
     let here = Owner::default().host().to_owned();
-    let locks = locks(&app, &here, &devices).await?;
-    Ok(Json(Gpus { driver, message, gpus: together(&here, devices, locks) }))
+    let locks = gpu_locks(&app, &here, &devices).await?;
+    Ok(Json(Gpus { driver, message, gpus: combine(&here, devices, locks) }))
 }
 
-/// The GPU locks that are held or waited for, by host (where the name has one) and number.
-async fn locks(app: &App, here: &str, devices: &[Device]) -> Result<BTreeMap<(Option<String>, u32), LockInfo>, Error> {
+/// Returns the GPU locks that are held or have waiters, by host (if the name has one) and number.
+async fn gpu_locks(
+    app: &App,
+    here: &str,
+    devices: &[Device],
+) -> Result<BTreeMap<(Option<String>, u32), LockInfo>, Error> {
     let held = app.locks.long_held().await?.into_iter().map(|(name, _)| name.to_string());
-    let of_devices = devices.iter().flat_map(|d| [format!("{GPU}{}", d.id), format!("{GPU}{here}:{}", d.id)]);
-    let first = (0..FIRST).map(|id| format!("{GPU}{id}"));
+    let of_devices =
+        devices.iter().flat_map(|d| [format!("{GPU_PREFIX}{}", d.id), format!("{GPU_PREFIX}{here}:{}", d.id)]);
+    let first = (0..PROBED_IDS).map(|id| format!("{GPU_PREFIX}{id}"));
     let names = held.chain(of_devices).chain(first);
-    let placed: BTreeMap<_, _> = names.filter_map(|name| Some((place(&name)?, name))).take(MOST).collect();
-    let looked = placed.into_iter().map(async |(place, name)| Ok::<_, Error>((place, app.locks.info(name).await?)));
-    let looked = try_join_all(looked).await?;
-    Ok(looked.into_iter().filter(|(_, info)| info.holder.is_some() || !info.waiters.is_empty()).collect())
+    let placed: BTreeMap<_, _> = names.filter_map(|name| Some((host_and_id(&name)?, name))).take(MAX_LOCKS).collect();
+    let inspected =
+        placed.into_iter().map(async |(host_and_id, name)| Ok::<_, Error>((host_and_id, app.locks.info(name).await?)));
+    let inspected = try_join_all(inspected).await?;
+    Ok(inspected.into_iter().filter(|(_, info)| info.holder.is_some() || !info.waiters.is_empty()).collect())
 }
 
-/// Host and number of a GPU lock: `gpu_lock:0` or `gpu_lock:host:0`.
-fn place(name: &str) -> Option<(Option<String>, u32)> {
-    let rest = name.strip_prefix(GPU)?;
+/// Parses the host and number of a GPU lock: `gpu_lock:0` or `gpu_lock:host:0`.
+fn host_and_id(name: &str) -> Option<(Option<String>, u32)> {
+    let rest = name.strip_prefix(GPU_PREFIX)?;
     match rest.rsplit_once(':') {
         Some((host, id)) => Some((Some(host.to_owned()), id.parse().ok()?)),
         None => Some((None, rest.parse().ok()?)),
     }
 }
 
-/// Devices with their locks, then locks of devices elsewhere.
-fn together(here: &str, devices: Vec<Device>, mut locks: BTreeMap<(Option<String>, u32), LockInfo>) -> Vec<GpuView> {
+/// Joins devices with their locks, followed by locks of devices on other hosts.
+fn combine(here: &str, devices: Vec<Device>, mut locks: BTreeMap<(Option<String>, u32), LockInfo>) -> Vec<GpuView> {
     let mut gpus: Vec<GpuView> = devices
         .into_iter()
         .map(|device| {
@@ -129,15 +135,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_come_with_their_locks_and_locks_elsewhere_alone() {
-        assert_eq!(place("gpu_lock:3"), Some((None, 3)));
-        assert_eq!(place("gpu_lock:gpu-a:3"), Some((Some("gpu-a".into()), 3)));
-        assert_eq!([place("gpu_lock:collecting"), place("gpu_lock:a:b"), place("task_lock:3")], [None, None, None]);
+    fn devices_are_joined_with_their_locks() {
+        assert_eq!(host_and_id("gpu_lock:3"), Some((None, 3)));
+        assert_eq!(host_and_id("gpu_lock:gpu-a:3"), Some((Some("gpu-a".into()), 3)));
+        assert_eq!(
+            [host_and_id("gpu_lock:collecting"), host_and_id("gpu_lock:a:b"), host_and_id("task_lock:3")],
+            [None, None, None]
+        );
         let info =
             |name: &str| LockInfo { name: LockName::new(name).expect("a name"), holder: None, waiters: Vec::new() };
         let locks = ["gpu_lock:0", "gpu_lock:here:1", "gpu_lock:1", "gpu_lock:there:0"];
-        let locks = locks.iter().map(|name| (place(name).expect("a GPU"), info(name))).collect();
-        let gpus = together("here", vec![Device::numbered(0), Device::numbered(1)], locks);
+        let locks = locks.iter().map(|name| (host_and_id(name).expect("a GPU"), info(name))).collect();
+        let gpus = combine("here", vec![Device::numbered(0), Device::numbered(1)], locks);
         let shown: Vec<_> =
             gpus.iter().map(|gpu| (gpu.host.as_deref(), gpu.id, gpu.lock.as_ref().map(|l| l.name.as_str()))).collect();
         assert_eq!(

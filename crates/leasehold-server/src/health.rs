@@ -1,4 +1,4 @@
-//! The health of the GPU locks, for dashboards and probes that ask for it by this name.
+//! The health of the GPU locks, under the path that existing dashboards and probes use.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,60 +12,58 @@ use serde::Serialize;
 
 use crate::App;
 use crate::alerts::EMERGENCY_RATE;
+use crate::gpus::GPU_PREFIX;
 
-/// What the names of GPU locks begin with.
-const GPU: &str = "gpu_lock:";
-/// Locks asked for at once.
-const PAGE: usize = 500;
+/// How many locks are read at a time.
+const PAGE_LEN: usize = 500;
 
-/// How the GPU locks are.
+/// The health of the GPU locks.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct Health {
     /// `healthy`; `degraded`: there are zombies, or more than 5 % of all releases were emergencies; `unhealthy`: the
     /// store does not answer.
     #[schema(value_type = String, example = "healthy")]
     status: &'static str,
-    /// Whether the store, Redis or another, answered.
+    /// Whether the store answered, whether or not it is Redis.
     redis_connected: bool,
-    /// Locks whose holder is gone or has given no sign of life for `gpu_lock_monitor.heartbeat.timeout`: five minutes
-    /// unless configured.
+    /// Locks whose holder is gone or has sent no heartbeat for `gpu_lock_monitor.heartbeat.timeout` (five minutes by
+    /// default).
     zombie_locks: Vec<LockView>,
-    /// Locks that have been held for longer than `gpu_lock_monitor.timeout_levels.warning`: five minutes unless
-    /// configured.
+    /// Locks held for longer than `gpu_lock_monitor.timeout_levels.warning` (five minutes by default).
     long_held_locks: Vec<LockView>,
-    /// What all clients of the store counted.
+    /// Counters of all clients of the store.
     exception_stats: ExceptionStats,
-    /// When, in seconds since 1970.
+    /// The time of this response, in seconds since 1970.
     timestamp: f64,
 }
 
-/// The four counters of bad ends, and their rates over all locks.
+/// The four counters of failed releases, and their rates over all locks.
 #[derive(Debug, Clone, Default, Serialize, utoipa::ToSchema)]
 pub(crate) struct ExceptionStats {
-    /// Releases whose first try failed.
+    /// Releases whose first attempt failed.
     normal_release_failures: u64,
-    /// Releases done by other means.
+    /// Releases done by a fallback.
     emergency_releases: u64,
-    /// Releases that failed because the server could not run the script.
+    /// Releases that failed because the store could not run the script.
     release_script_errors: u64,
-    /// Releases of a lock that was not the releaser's any more.
+    /// Releases of a lock that its releaser no longer held.
     ownership_violations: u64,
-    /// `normal_release_failures` over all locks.
+    /// `normal_release_failures` divided by the number of locks acquired.
     exception_rate: f64,
-    /// `emergency_releases` over all locks.
+    /// `emergency_releases` divided by the number of locks acquired.
     emergency_release_rate: f64,
 }
 
-/// How the GPU locks are
+/// Show the health of the GPU locks
 ///
-/// Of the whole fleet, not of this server. Answers 503, with the same fields, when it is `unhealthy`.
+/// Covers the whole fleet, not only this server. When `unhealthy`, the status is 503 and the fields are the same.
 #[utoipa::path(get, path = "/api/v1/monitoring/gpu-lock/health", tag = "locks",
     responses((status = 200, body = Health), (status = 503, description = "`unhealthy`", body = Health)))]
 pub(crate) async fn gpu(State(app): State<App>) -> (StatusCode, Json<Health>) {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    match look(&app).await {
+    match gpu_locks(&app).await {
         Ok((views, exception_stats)) => {
-            let (zombie_locks, long_held_locks) = sorted(views, since, &app.settings.monitor);
+            let (zombie_locks, long_held_locks) = zombies_and_long_held(views, since, &app.settings.monitor);
             let degraded = !zombie_locks.is_empty() || is_alarming(&exception_stats);
             let status = if degraded { "degraded" } else { "healthy" };
             let timestamp = since.as_secs_f64();
@@ -74,7 +72,7 @@ pub(crate) async fn gpu(State(app): State<App>) -> (StatusCode, Json<Health>) {
             (StatusCode::OK, Json(health))
         }
         Err(error) => {
-            tracing::warn!(%error, "unhealthy");
+            tracing::warn!(%error, "unhealthy: the store does not answer");
             let health = Health {
                 status: "unhealthy",
                 redis_connected: false,
@@ -88,12 +86,12 @@ pub(crate) async fn gpu(State(app): State<App>) -> (StatusCode, Json<Health>) {
     }
 }
 
-async fn look(app: &App) -> Result<(Vec<LockView>, ExceptionStats), Error> {
-    // From the index: cheap, however many keys the store holds.
+async fn gpu_locks(app: &App) -> Result<(Vec<LockView>, ExceptionStats), Error> {
+    // The index is cheap to read, however many keys the store holds.
     let (mut gpus, mut after) = (BTreeMap::new(), None);
     loop {
-        let page = app.locks.long_held_page(after, PAGE).await?;
-        gpus.extend(page.locks.into_iter().filter(|(name, _)| name.as_str().starts_with(GPU)));
+        let page = app.locks.long_held_page(after, PAGE_LEN).await?;
+        gpus.extend(page.locks.into_iter().filter(|(name, _)| name.as_str().starts_with(GPU_PREFIX)));
         after = page.next;
         if after.is_none() {
             break;
@@ -103,16 +101,20 @@ async fn look(app: &App) -> Result<(Vec<LockView>, ExceptionStats), Error> {
     Ok((gpus.into_iter().map(view).collect(), stats(&app.locks.fleet_counters().await?)))
 }
 
-/// Whether the holder of a lock is gone. Silence says so only of a GPU's, which is renewed all the time; a lease that
-/// belongs to no process is silent by nature.
+/// Whether the holder of a lock is gone. A missing heartbeat counts only for GPU locks, which are renewed continuously;
+/// a lease that belongs to no process sends none.
 pub(crate) fn is_zombie(view: &LockView, now_ms: u64, rules: &GpuLockMonitor) -> bool {
     let silence = rules.heartbeat.timeout.duration().as_millis();
     let silent = |seen: u64| u128::from(now_ms.saturating_sub(seen)) > silence;
-    view.connected == Some(false) || (view.name.starts_with(GPU) && view.last_seen_ms.is_some_and(silent))
+    view.connected == Some(false) || (view.name.starts_with(GPU_PREFIX) && view.last_seen_ms.is_some_and(silent))
 }
 
-/// Zombies, and those held long.
-fn sorted(views: Vec<LockView>, now: Duration, rules: &GpuLockMonitor) -> (Vec<LockView>, Vec<LockView>) {
+/// Returns the zombies and the locks that have been held for long.
+fn zombies_and_long_held(
+    views: Vec<LockView>,
+    now: Duration,
+    rules: &GpuLockMonitor,
+) -> (Vec<LockView>, Vec<LockView>) {
     let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
     let warning = ms(rules.timeout_levels.warning);
     let zombie = |view: &&LockView| is_zombie(view, ms(now), rules);
@@ -165,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dead_are_zombies_and_the_living_are_not() {
+    fn only_dead_holders_are_zombies() {
         let views = vec![
             view("gpu_lock:alive", 3_600, 30, Some(true)),
             view("gone", 10, 10, Some(false)),
@@ -174,12 +176,12 @@ mod tests {
         ];
         let names = |views: &[LockView]| views.iter().map(|view| view.name.clone()).collect::<Vec<_>>();
         let mut rules = GpuLockMonitor::default();
-        let (zombies, long) = sorted(views.clone(), Duration::from_secs(10_000), &rules);
+        let (zombies, long) = zombies_and_long_held(views.clone(), Duration::from_secs(10_000), &rules);
         assert_eq!(names(&zombies), ["gone", "gpu_lock:silent"]);
         assert_eq!(names(&long), ["gpu_lock:alive", "gpu_lock:silent"]);
         rules.heartbeat.timeout = leasehold::Ttl::new(Duration::from_secs(20)).expect("valid");
         rules.timeout_levels.warning = Duration::from_secs(600);
-        let (zombies, long) = sorted(views, Duration::from_secs(10_000), &rules);
+        let (zombies, long) = zombies_and_long_held(views, Duration::from_secs(10_000), &rules);
         assert_eq!(names(&zombies), ["gpu_lock:alive", "gone", "gpu_lock:silent"], "as configured");
         assert_eq!(names(&long), ["gpu_lock:alive"]);
     }

@@ -1,4 +1,4 @@
-//! The journal of this machine: what could not be done and was written down, and the operator's way to settle it.
+//! The journal of this machine: operations that could not be finished, and a route for operators to settle them.
 
 use axum::extract::{FromRequestParts, State};
 use axum::http::StatusCode;
@@ -8,46 +8,46 @@ use leasehold::{Journal, JournalEntry, JournalKind};
 use serde::{Deserialize, Serialize};
 
 use crate::App;
-use crate::answer::{Problem, Said};
-use crate::asked::{Sent, reason, segment};
-use crate::audit::Line;
-use crate::keys::Caller;
+use crate::audit::AuditLine;
+use crate::caller::Caller;
+use crate::extract::{JsonBody, path_param, validate_reason};
+use crate::problem::{Problem, ProblemBody};
 
-/// Entries in one answer; a journal that has more is worth a look on its machine.
-const MOST: usize = 1_000;
+/// The most entries in one response. A longer journal is better inspected on its machine.
+const MAX_ENTRIES: usize = 1_000;
 
-/// What could not be done.
+/// The open entries of the journal.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct JournalPage {
-    /// Entries that are not settled, oldest first, at most 1000.
+    /// Unsettled entries, oldest first, at most 1000.
     entries: Vec<JournalEntryView>,
 }
 
-/// One thing that could not be done. Never its token.
+/// One operation that could not be finished. It never includes the token.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct JournalEntryView {
-    /// Names the entry.
+    /// The id of the entry.
     id: String,
     /// `unreleased`: a lock could not be released; `unprotected`: work ran without a lock.
     #[schema(value_type = String, example = "unreleased")]
     kind: JournalKind,
-    /// The lock.
+    /// The name of the lock.
     name: String,
-    /// In which store, without its secrets.
+    /// The store, without credentials.
     store: String,
-    /// In which namespace.
+    /// The namespace of the lock.
     namespace: String,
-    /// Who held it.
+    /// The holder, for people.
     owner: String,
-    /// The same, as it is named elsewhere.
+    /// The id of the holder.
     holder_id: String,
-    /// Its fence, if it had one.
+    /// The fence of the lease, if it had one.
     fence: Option<u64>,
-    /// Its lease: after that the store has forgotten it by itself.
+    /// The TTL of the lease. The store drops the lease once it has passed.
     ttl_ms: u64,
-    /// When.
+    /// When the entry was written, in wall-clock milliseconds.
     at_ms: u64,
-    /// Why.
+    /// The cause.
     why: String,
 }
 
@@ -58,57 +58,57 @@ impl From<JournalEntry> for JournalEntryView {
     }
 }
 
-/// Takes an entry out.
+/// A request to settle a journal entry.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Settle {
-    /// Why, for the audit: 1 to 500 bytes.
+    /// The reason, for the audit: 1 to 500 bytes.
     #[schema(min_length = 1, max_length = 500)]
     reason: String,
 }
 
-/// The `{id}` of a route.
+/// The `{id}` of a journal entry in the path.
 pub(crate) struct EntryId(String);
 
 impl<S: Send + Sync> FromRequestParts<S> for EntryId {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
-        Ok(Self(segment(parts, state).await?))
+        Ok(Self(path_param(parts, state).await?))
     }
 }
 
-/// What could not be done and was written down
+/// List the journal of this machine
 ///
-/// The journal of the machine and user this server runs as: releases that failed by every means, which are done when the
-/// store is back, and work that ran without protection.
+/// The journal belongs to the machine and user this server runs as. It holds releases that failed by every means, which
+/// are retried when the store is back, and work that ran without a lock.
 #[utoipa::path(get, path = "/api/v1/journal", tag = "journal", responses((status = 200, body = JournalPage)))]
 pub(crate) async fn list(State(app): State<App>) -> Result<Json<JournalPage>, Problem> {
     let entries = entries(&app).await?;
-    Ok(Json(JournalPage { entries: entries.into_iter().take(MOST).map(Into::into).collect() }))
+    Ok(Json(JournalPage { entries: entries.into_iter().take(MAX_ENTRIES).map(Into::into).collect() }))
 }
 
-/// Take an entry out of the journal without doing anything
+/// Settle a journal entry without doing anything else
 ///
-/// For what a person has seen to. The entry as it was is answered.
+/// For problems that a person has resolved. Returns the entry that was removed.
 #[utoipa::path(post, path = "/api/v1/journal/{id}/settle", tag = "journal", request_body = Settle,
     params(("id" = String, Path, description = "the entry")),
-    responses((status = 200, body = JournalEntryView), (status = 400, body = Said),
-        (status = 404, description = "`no_such_entry`: it is not there, or not any more", body = Said)))]
+    responses((status = 200, body = JournalEntryView), (status = 400, body = ProblemBody),
+        (status = 404, description = "`no_such_entry`: the journal does not have this entry, or no longer", body = ProblemBody)))]
 pub(crate) async fn settle(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
     EntryId(id): EntryId,
-    Sent(asked): Sent<Settle>,
+    JsonBody(request): JsonBody<Settle>,
 ) -> Result<Json<JournalEntryView>, Problem> {
-    let reason = reason(&asked.reason)?;
+    let reason = validate_reason(&request.reason)?;
     let none = || {
-        let text = "the journal has no such entry, or not any more; look at it again";
+        let text = "the journal has no such entry, or no longer; list it again";
         Problem::new(StatusCode::NOT_FOUND, "no_such_entry", text)
     };
     let entry = entries(&app).await?.into_iter().find(|entry| entry.id == id).ok_or_else(none)?;
     let write = |outcome: &str| {
-        let line = Line {
+        let line = AuditLine {
             outcome,
             action: "settle",
             name: &entry.name,
@@ -131,12 +131,12 @@ pub(crate) async fn settle(
         let id = id.clone();
         with_journal(&app, move |journal| journal.settle(&id)).await?
     };
-    // It is done, and that it was to be done stands there already.
+    // The change is made and its first audit line is on disk, so a failure here changes nothing.
     let _ = write(if settled { "settled" } else { "gone" });
     if settled { Ok(Json(entry.into())) } else { Err(none()) }
 }
 
-/// Everything that is not settled; nothing where there is no journal.
+/// Returns all unsettled entries; none if there is no journal.
 pub(crate) async fn entries(app: &App) -> Result<Vec<JournalEntry>, Problem> {
     if app.locks.journal().is_none() {
         return Ok(Vec::new());

@@ -1,35 +1,30 @@
-//! Keys: who may look, and who may change something. Kept hashed in one file; a key itself is shown once,
-//! to whoever makes it.
+//! API keys and roles. The key file stores only hashes; a key itself is shown once, when it is created.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
-use crate::trust;
+use crate::clock::unix_ms;
+use crate::file_permissions;
 
-/// What every key begins with, so that one that strayed is recognised.
+/// The prefix of every key, so that a leaked key is recognised.
 const PREFIX: &str = "lhk_";
-/// More than anybody needs; every request is compared with each.
-const MOST_KEYS: usize = 1_000;
-/// How soon a key that was made or revoked counts in a server that runs.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// The most keys in a file. Every request is compared with each of them.
+const MAX_KEYS: usize = 1_000;
 
 /// What a key allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Looking.
+    /// May read.
     Viewer,
-    /// Looking, taking locks, and taking them away.
+    /// May read, acquire locks, and evict holders.
     Operator,
 }
 
@@ -42,23 +37,23 @@ impl std::fmt::Display for Role {
     }
 }
 
-/// A key as the file knows it: without the key.
+/// A key as stored in the key file: its hash and description, without the key itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyEntry {
-    /// Names it, also in the key itself.
+    /// The id of the key; it is also part of the key.
     pub id: String,
-    /// Whose it is, for people.
+    /// The name of the key, for people.
     pub name: String,
-    /// What it allows.
+    /// The role of the key.
     pub role: Role,
-    /// When it was made, in wall-clock milliseconds.
+    /// When the key was created, in wall-clock milliseconds.
     pub created_ms: u64,
-    /// The SHA-256 of the key. It has 256 random bits, so that nobody can guess it from this.
+    /// The SHA-256 of the key. A key has 256 random bits, so the hash does not help to guess it.
     pub sha256: String,
 }
 
-/// The file of the keys. Several processes may use it.
+/// A file of API keys. Several processes may use it.
 #[derive(Debug, Clone)]
 pub struct KeyFile {
     path: PathBuf,
@@ -68,41 +63,41 @@ pub struct KeyFile {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// It cannot be read or written.
+    /// The file cannot be read or written.
     #[error("the key file {} cannot be used: {source}", path.display())]
     Io {
-        /// Which file.
+        /// The path of the key file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// It is not a key file.
+    /// The file is not a key file.
     #[error("{} is no key file: {problem}", path.display())]
     Content {
-        /// Which file.
+        /// The path of the key file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the content.
         problem: String,
     },
-    /// Others could put a key of their own into it.
+    /// Other users can write the file, and so add their own keys.
     #[error("the key file {} can be written by others: chmod 600 it", path.display())]
     Open {
-        /// Which file.
+        /// The path of the key file.
         path: PathBuf,
     },
-    /// Every user could put another file in its place.
+    /// Any user can replace the file.
     #[error("the key file {} can be replaced by any user: chmod o-w {}", path.display(), directory.display())]
     OpenDirectory {
-        /// Which file.
+        /// The path of the key file.
         path: PathBuf,
-        /// The directory that everybody may write.
+        /// The world-writable directory.
         directory: PathBuf,
     },
-    /// The name of a key is no name.
+    /// The name of a key is empty, too long, or contains control characters.
     #[error("the name of a key must have 1 to 64 characters, none of them a control character")]
     Name,
-    /// There are too many.
-    #[error("there are {MOST_KEYS} keys already: revoke some")]
+    /// The file has the most keys it may have.
+    #[error("there are {MAX_KEYS} keys already: revoke some")]
     TooMany,
 }
 
@@ -114,20 +109,20 @@ struct Content {
 }
 
 impl KeyFile {
-    /// The keys of one file, which need not exist yet.
+    /// Refers to a key file, which need not exist yet.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }
 
-    /// Which file.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// All keys; `None` when there is no file.
+    /// Returns all keys, or `None` if there is no file.
     ///
     /// # Errors
-    /// When it cannot be read, is no key file, or can be written by others.
+    /// Fails if the file cannot be read, is not a key file, or can be written by others.
     pub fn entries(&self) -> Result<Option<Vec<KeyEntry>>, KeyError> {
         let mut file = match File::open(&self.path) {
             Ok(file) => file,
@@ -137,7 +132,7 @@ impl KeyFile {
         if file.metadata().map_err(|e| self.io(e))?.mode() & 0o022 != 0 {
             return Err(KeyError::Open { path: self.path.clone() });
         }
-        if let Some(directory) = trust::open_directory(&self.path) {
+        if let Some(directory) = file_permissions::world_writable_directory(&self.path) {
             return Err(KeyError::OpenDirectory { path: self.path.clone(), directory });
         }
         let mut text = String::new();
@@ -153,10 +148,10 @@ impl KeyFile {
         Ok(Some(content.keys))
     }
 
-    /// Makes a key and returns it: this is the only time that it is seen.
+    /// Creates a key and returns it. The key cannot be recovered later.
     ///
     /// # Errors
-    /// When the file cannot be used, or the name is no name.
+    /// Fails if the file cannot be used or the name is invalid.
     pub fn create(&self, name: &str, role: Role) -> Result<(KeyEntry, String), KeyError> {
         if name.is_empty() || name.chars().count() > 64 || name.chars().any(char::is_control) {
             return Err(KeyError::Name);
@@ -167,11 +162,9 @@ impl KeyFile {
         }
         let id = hex(&id);
         let key = format!("{PREFIX}{id}_{}", URL_SAFE_NO_PAD.encode(secret));
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let created_ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
-        let entry = KeyEntry { id, name: name.to_owned(), role, created_ms, sha256: hex(&hash(&key)) };
+        let entry = KeyEntry { id, name: name.to_owned(), role, created_ms: unix_ms(), sha256: hex(&hash(&key)) };
         self.change(|keys| {
-            if keys.len() >= MOST_KEYS {
+            if keys.len() >= MAX_KEYS {
                 return Err(KeyError::TooMany);
             }
             keys.push(entry.clone());
@@ -180,10 +173,10 @@ impl KeyFile {
         Ok((entry, key))
     }
 
-    /// Takes a key out; `None` when there is none of that id.
+    /// Revokes a key. Returns `None` if there is no key with that id.
     ///
     /// # Errors
-    /// When the file cannot be used.
+    /// Fails if the file cannot be used.
     pub fn revoke(&self, id: &str) -> Result<Option<KeyEntry>, KeyError> {
         let mut revoked = None;
         self.change(|keys| {
@@ -193,7 +186,7 @@ impl KeyFile {
         Ok(revoked)
     }
 
-    /// One change at a time, seen by readers whole or not at all.
+    /// Applies one change at a time. Readers see the old file or the new one, never a part.
     fn change(&self, change: impl FnOnce(&mut Vec<KeyEntry>) -> Result<bool, KeyError>) -> Result<(), KeyError> {
         let io = |error| self.io(error);
         let dir = self.path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -223,138 +216,8 @@ impl KeyFile {
     }
 }
 
-/// Who asks.
-#[derive(Debug, Clone)]
-pub(crate) struct Caller {
-    pub(crate) role: Role,
-    /// Whose key it is; `None` where nobody needs one.
-    pub(crate) key: Option<Arc<KeyEntry>>,
-    /// What only the owner of the key can know of it.
-    seed: Seed,
-}
-
-/// Not shown, and not kept.
-#[derive(Clone)]
-struct Seed([u8; 32]);
-
-impl std::fmt::Debug for Seed {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("…")
-    }
-}
-
-impl Caller {
-    /// Where nobody needs a key, everybody who comes in may do everything.
-    pub(crate) fn anybody() -> Self {
-        Self { role: Role::Operator, key: None, seed: Seed([0; 32]) }
-    }
-
-    /// Who it is, for people and for the audit.
-    pub(crate) fn who(&self) -> &str {
-        self.key.as_ref().map_or("anybody", |key| &key.name)
-    }
-
-    /// The same for the same caller and text on every server, and unknown to everybody else.
-    pub(crate) fn derive(&self, parts: &[&str]) -> [u8; 32] {
-        let mut hash = Sha256::new_with_prefix(b"leasehold request\0");
-        hash.update(self.seed.0);
-        for part in parts {
-            hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_be_bytes());
-            hash.update(part.as_bytes());
-        }
-        hash.finalize().into()
-    }
-}
-
-/// The keys in force in a server: read again when the file changes.
-#[derive(Debug)]
-pub(crate) struct Keys {
-    file: KeyFile,
-    loaded: Mutex<Loaded>,
-}
-
-#[derive(Debug)]
-struct Loaded {
-    keys: Vec<(Arc<KeyEntry>, [u8; 32])>,
-    stamp: Option<(u64, i64, i64, u64)>,
-    looked: Instant,
-}
-
-impl Keys {
-    /// The keys of a file that must be there and have some.
-    pub(crate) fn open(file: KeyFile) -> Result<Self, KeyError> {
-        let stamp = stamp(file.path());
-        let keys = file.entries()?.unwrap_or_default();
-        if keys.is_empty() {
-            let problem = "it has no keys, so nobody could come in; make one with leasehold keys create".to_owned();
-            return Err(KeyError::Content { path: file.path().to_owned(), problem });
-        }
-        let loaded = Mutex::new(Loaded { keys: hashed(keys), stamp, looked: Instant::now() });
-        Ok(Self { file, loaded })
-    }
-
-    /// Whose key this is. Takes the same time for every text of the same length.
-    pub(crate) fn caller(&self, presented: &str) -> Option<Caller> {
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        self.look_again(&mut loaded);
-        let theirs = hash(presented);
-        // All of them, whichever it is: the time says nothing about which one was nearly right.
-        let (mut found, mut at) = (Choice::from(0), 0_u32);
-        for (index, (_, ours)) in (0_u32..).zip(&loaded.keys) {
-            let same = ours.ct_eq(&theirs);
-            at.conditional_assign(&index, same);
-            found |= same;
-        }
-        if !bool::from(found) {
-            return None;
-        }
-        let (key, _) = loaded.keys.get(usize::try_from(at).ok()?)?;
-        let seed = Seed(Sha256::new_with_prefix(b"leasehold caller\0").chain_update(presented).finalize().into());
-        Some(Caller { role: key.role, key: Some(key.clone()), seed })
-    }
-
-    /// Whether a key that was let in still would be.
-    pub(crate) fn knows(&self, key: &KeyEntry) -> bool {
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        self.look_again(&mut loaded);
-        loaded.keys.iter().any(|(known, _)| **known == *key)
-    }
-
-    fn look_again(&self, loaded: &mut Loaded) {
-        if loaded.looked.elapsed() < LOOK_AGAIN {
-            return;
-        }
-        loaded.looked = Instant::now();
-        let now = stamp(self.file.path());
-        if now == loaded.stamp && now.is_some() {
-            return;
-        }
-        match self.file.entries() {
-            Ok(keys) => {
-                let keys = keys.unwrap_or_default();
-                tracing::info!(keys = keys.len(), "the key file has changed");
-                (loaded.keys, loaded.stamp) = (hashed(keys), now);
-            }
-            // A file that cannot be read may have had a key taken out: nobody is let in by what it was.
-            Err(error) => {
-                tracing::error!(%error, "nobody is let in");
-                (loaded.keys, loaded.stamp) = (Vec::new(), None);
-            }
-        }
-    }
-}
-
-/// Says whether a file is the one that was read.
-fn stamp(path: &Path) -> Option<(u64, i64, i64, u64)> {
-    let meta = fs::metadata(path).ok()?;
-    Some((meta.ino(), meta.mtime(), meta.mtime_nsec(), meta.len()))
-}
-
-fn hashed(keys: Vec<KeyEntry>) -> Vec<(Arc<KeyEntry>, [u8; 32])> {
-    keys.into_iter().filter_map(|key| unhex(&key.sha256).map(|hash| (Arc::new(key), hash))).collect()
-}
-
-fn hash(text: &str) -> [u8; 32] {
+/// The SHA-256 of a key.
+pub(crate) fn hash(text: &str) -> [u8; 32] {
     Sha256::digest(text.as_bytes()).into()
 }
 
@@ -362,7 +225,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn unhex(text: &str) -> Option<[u8; 32]> {
+pub(crate) fn unhex(text: &str) -> Option<[u8; 32]> {
     let mut bytes = [0; 32];
     if text.len() != 64 || !text.is_ascii() {
         return None;
@@ -378,6 +241,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::caller::Keys;
 
     fn file() -> (tempfile::TempDir, KeyFile) {
         let dir = tempfile::tempdir().expect("a directory");
@@ -407,27 +271,9 @@ mod tests {
     }
 
     #[test]
-    fn a_revoked_key_ends_in_a_server_that_runs() {
-        let (_dir, file) = file();
-        let (entry, key) = file.create("a", Role::Viewer).expect("made");
-        let (_, stays) = file.create("b", Role::Viewer).expect("made");
-        let keys = Keys::open(file.clone()).expect("keys");
-        assert!(keys.caller(&key).is_some());
-        assert_eq!(file.revoke(&entry.id).expect("answered").map(|key| key.name), Some("a".into()));
-        assert_eq!(file.revoke(&entry.id).expect("answered"), None);
-        let look = || keys.loaded.lock().expect("whole").looked -= LOOK_AGAIN;
-        look();
-        assert!(keys.caller(&key).is_none() && keys.caller(&stays).is_some());
-        fs::set_permissions(file.path(), fs::Permissions::from_mode(0o666)).expect("set");
-        fs::write(file.path(), "{}").expect("written");
-        look();
-        assert!(keys.caller(&stays).is_none(), "a file that cannot be trusted lets nobody in");
-    }
-
-    #[test]
     fn files_that_cannot_be_trusted_are_refused() {
         let (_dir, file) = file();
-        assert!(matches!(Keys::open(file.clone()), Err(KeyError::Content { .. })), "no keys, nobody could come in");
+        assert!(matches!(Keys::open(file.clone()), Err(KeyError::Content { .. })), "no keys");
         file.create("a", Role::Viewer).expect("made");
         fs::set_permissions(file.path(), fs::Permissions::from_mode(0o620)).expect("set");
         assert!(matches!(file.entries(), Err(KeyError::Open { .. })));
@@ -438,16 +284,5 @@ mod tests {
         }
         assert!(matches!(file.create("", Role::Viewer), Err(KeyError::Name)));
         assert!(matches!(file.create("a\nb", Role::Viewer), Err(KeyError::Name)));
-    }
-
-    #[test]
-    fn what_is_derived_is_the_callers_own() {
-        let (_dir, file) = file();
-        let made = ["a", "b"].map(|name| file.create(name, Role::Operator).expect("made").1);
-        let keys = Keys::open(file).expect("keys");
-        let [a, b] = made.map(|key| keys.caller(&key).expect("known"));
-        assert_eq!(a.derive(&["x", "y"]), a.derive(&["x", "y"]));
-        let others = [a.derive(&["xy", ""]), b.derive(&["x", "y"]), Caller::anybody().derive(&["x", "y"])];
-        assert!(others.iter().all(|other| *other != a.derive(&["x", "y"])));
     }
 }

@@ -1,71 +1,68 @@
-//! leasehold over HTTP: who holds what, for people and programs that cannot link the library.
+//! leasehold over HTTP, for people and for programs that cannot link the library.
 //!
-//! [`Server::run`] serves one store on one listener until it is told to stop; the command
-//! `leasehold serve` only parses and calls it. `docs/server.md` has every route.
+//! [`Server::run`] serves one store on one listener until it is shut down. The command `leasehold serve` parses its
+//! arguments and calls it. `docs/server.md` lists every route.
 //!
-//! | file | what it is about |
+//! | module | topic |
 //! |---|---|
-//! | `seats`, `watched` | how many connections there may be, and which are closed first; clients that do not read |
-//! | `trust` | who besides this user could replace the keys or the audit |
-//! | `throttle` | log lines that a stranger can cause |
-//! | `connection`, `tls` | accepting, limits, timeouts, going down without cutting anybody off; certificates |
-//! | `doors` | who may come in: the checks before any route |
-//! | `keys`, `failures` | keys and what they allow; whoever tries too many is told to wait |
-//! | `audit` | who took which lock away, and why |
-//! | `routes` | every route in one list, which is also the OpenAPI document |
-//! | `locks` | looking at locks |
-//! | `taking`, `repeated` | a lock service: acquire, renew, release; the same request twice |
-//! | `evict` | taking a lock away from the holder that was looked at |
-//! | `tasks` | task locks by the id of their task |
-//! | `alerts` | what is the matter, and who is told |
-//! | `journal`, `gpus` | what could not be done on this machine; GPUs and who holds them |
-//! | `events` | what happens to all locks, as a stream |
-//! | `monitor` | one server among all looks at every lock: told about, asked to finish, taken away |
-//! | `config` | the section of the configuration file that is the server's |
-//! | `picture` | what is known of all locks without asking the store each time, and of the last hour |
-//! | `page` | the page at `/`, for people |
-//! | `alive`, `health` | whether the server lives, how the GPU locks are |
-//! | `metrics`, `fleet` | figures for Prometheus: of this server, and of the whole fleet |
-//! | `document` | the OpenAPI document, and a page of it for people |
-//! | `asked` | names, queries and bodies as they were sent, or what is wrong with them |
-//! | `answer` | errors: a stable code and a sentence |
+//! | `connection`, `tls` | accept loop, timeouts, graceful shutdown; certificates |
+//! | `connection_limits`, `timed_stream` | connection limits and which connections are closed first; clients that stop reading |
+//! | `auth`, `caller`, `failed_logins` | the checks before every route; who sent a request; rate limit for wrong keys |
+//! | `keys` | the file of API keys and their roles |
+//! | `file_permissions` | warnings about users who could replace the key file or the audit file |
+//! | `log_throttle` | rate limit for log lines that any client can cause |
+//! | `routes`, `openapi` | the list of all routes; the OpenAPI document made from it |
+//! | `extract`, `problem` | path, query and body of a request; errors as a stable code and a sentence |
+//! | `locks`, `tasks`, `gpus` | inspecting locks, task locks by task id, and GPUs with their holders |
+//! | `leases`, `idempotency` | acquire, renew and release; the same request sent twice |
+//! | `evict`, `audit`, `journal` | evictions; who changed what; work that could not be finished on this machine |
+//! | `events` | lock events of the whole fleet as a stream |
+//! | `snapshot` | a cached view of all locks and of the last hour, for the dashboard |
+//! | `page` | the dashboard at `/` |
+//! | `monitor` | one elected server inspects every lock: it reports, asks holders to finish, and evicts |
+//! | `alerts` | which alerts fire, and who is notified |
+//! | `metrics`, `fleet` | Prometheus metrics of this server and of the whole fleet |
+//! | `probes`, `health` | liveness and readiness; health of the GPU locks |
+//! | `config`, `clock`, `peer` | the `server` section of the configuration file; the wall clock; client addresses |
 
 mod alerts;
-mod alive;
-mod answer;
-mod asked;
 mod audit;
+mod auth;
+mod caller;
+mod clock;
 mod config;
 mod connection;
-mod document;
-mod doors;
+mod connection_limits;
 mod events;
 mod evict;
-mod failures;
+mod extract;
+mod failed_logins;
+mod file_permissions;
 mod fleet;
 mod gpus;
 mod health;
+mod idempotency;
 mod journal;
 mod keys;
+mod leases;
 mod locks;
+mod log_throttle;
 mod metrics;
 mod monitor;
+mod openapi;
 mod page;
-mod picture;
-mod repeated;
+mod peer;
+mod probes;
+mod problem;
 mod routes;
-mod seats;
-mod taking;
+mod snapshot;
 mod tasks;
-mod throttle;
+mod timed_stream;
 mod tls;
-mod trust;
-mod watched;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use leasehold::LockManager;
 use leasehold::config::GpuLockMonitor;
@@ -75,20 +72,20 @@ use tokio_util::sync::CancellationToken;
 use alerts::Alerts;
 pub use alerts::{AlertCommand, AlertLevel, AlertSettings, CommandLine, Secret, Webhook, WebhookUrl};
 use audit::Audit;
-pub use config::{Listen, ServerConfig, TlsFiles};
+use caller::Keys;
+pub use config::{Listen, ServerConfig};
+use connection_limits::ConnectionLimits;
 use events::Events;
-use failures::Failures;
-use keys::Keys;
+use failed_logins::FailedLogins;
+use idempotency::WaitingRequests;
 pub use keys::{KeyEntry, KeyError, KeyFile, Role};
 use metrics::Metrics;
 use monitor::Monitor;
-use picture::Picture;
-use repeated::Repeated;
-use seats::Seats;
+use snapshot::Snapshot;
 use tls::Tls;
-pub use tls::TlsError;
+pub use tls::{TlsError, TlsFiles};
 
-/// A server of one store's locks.
+/// An HTTP server for the locks of one store.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -99,7 +96,7 @@ pub use tls::TlsError;
 /// let locks = LockManager::connect("memory:").await?;
 /// let listener = TcpListener::bind("127.0.0.1:0").await?;
 /// println!("http://{}", listener.local_addr()?);
-/// let shutdown = async { /* until a signal comes */ };
+/// let shutdown = async { /* wait for a signal */ };
 /// Server::new(locks, Settings::default()).run(listener, shutdown).await?;
 /// # Ok(()) }
 /// ```
@@ -109,27 +106,27 @@ pub struct Server {
     settings: Settings,
 }
 
-/// How a server behaves.
+/// The settings of a server.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Settings {
-    /// Host names that requests may be addressed to, besides `localhost` and plain addresses. A page of
-    /// somebody else's whose name leads here (DNS rebinding) is refused.
+    /// Host names that requests may be addressed to, besides `localhost` and plain IP addresses. Other names are
+    /// rejected, which prevents DNS rebinding.
     pub hosts: Vec<String>,
-    /// The keys that are needed to come in. Without them everybody who can reach the server may do everything,
-    /// so it listens on loopback only.
+    /// The file of API keys. Without keys, every client that can reach the server may do everything, so the server
+    /// listens on loopback only.
     pub keys: Option<KeyFile>,
-    /// Connections that one address may have at once; a quarter of all when not set. Behind a proxy all clients have one
-    /// address.
+    /// The most connections one address may have open; by default a quarter of all connections. Behind a proxy, all
+    /// clients share one address.
     pub connections_per_address: Option<usize>,
-    /// Where it is written down who took which lock away; only in the log when not set.
+    /// The file of audit lines. Without it, evictions are only logged.
     pub audit: Option<PathBuf>,
-    /// The certificate to serve with; plain HTTP without one.
+    /// The certificate to serve HTTPS with. Without it, the server speaks plain HTTP.
     pub tls: Option<TlsFiles>,
-    /// Who is told of alerts.
+    /// Where alerts are sent.
     pub alerts: AlertSettings,
-    /// When somebody is told of a lock that is held for long, and when it is taken away. Not enabled unless said so:
-    /// a server that a program runs by the way does not take locks away.
+    /// When long-held locks are reported and evicted. Disabled by default: a server embedded in another program
+    /// should not evict.
     pub monitor: GpuLockMonitor,
 }
 
@@ -149,16 +146,16 @@ impl Default for Settings {
     }
 }
 
-/// Why a server did not begin, or ended.
+/// Why a server could not start, or stopped.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// Whoever can reach it could take every lock away.
+    /// The address is reachable by others and no keys are configured: any client could evict every lock.
     #[error(
         "{address} can be reached by others, and there are no keys: make one with leasehold keys create, or listen on 127.0.0.1"
     )]
     NeedsKeys {
-        /// Where it was to listen.
+        /// The address to listen on.
         address: SocketAddr,
     },
     /// The keys cannot be used.
@@ -167,12 +164,12 @@ pub enum ServeError {
     /// The audit cannot be written.
     #[error("the audit {} cannot be written: {source}", path.display())]
     Audit {
-        /// Where.
+        /// The path of the audit file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// The certificate, or the authorities of a webhook, cannot be used.
+    /// The certificate, or the certificate authorities of a webhook, cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// The listener cannot be used.
@@ -180,42 +177,42 @@ pub enum ServeError {
     Listener(#[from] std::io::Error),
 }
 
-/// What every route may need.
+/// The state that every route can use.
 #[derive(Clone)]
 struct App(Arc<Shared>);
 
 struct Shared {
     locks: LockManager,
     settings: Settings,
-    /// `None`: nobody needs one.
+    /// `None` when the server requires no keys.
     keys: Option<Keys>,
-    failures: Failures,
+    failed_logins: FailedLogins,
     audit: Option<Audit>,
     events: Arc<Events>,
     alerts: Alerts,
     monitor: Monitor,
     metrics: Metrics,
-    picture: Picture,
-    repeated: Repeated,
-    /// Set when the server is to end: whoever waits is told.
+    snapshot: Snapshot,
+    waiting_requests: WaitingRequests,
+    /// Cancelled when the server shuts down; waiting requests then return.
     stopping: CancellationToken,
 }
 
 impl App {
     fn new(locks: LockManager, settings: Settings) -> Result<Self, ServeError> {
         let (events, metrics, stopping) = (Arc::new(Events::new()), Metrics::new(), CancellationToken::new());
-        // Where a monitor is elected, whoever leads tells.
+        // With an elected monitor, only the leader sends notifications.
         let leads = !settings.monitor.enabled;
-        let notified = metrics.notified.clone();
-        let alerts = Alerts::start(&settings.alerts, leads, events.clone(), notified, &stopping)?;
+        let notifications = metrics.notifications.clone();
+        let alerts = Alerts::start(&settings.alerts, leads, events.clone(), notifications, &stopping)?;
         Ok(Self(Arc::new(Shared {
             keys: settings.keys.clone().map(Keys::open).transpose()?,
-            failures: Failures::default(),
+            failed_logins: FailedLogins::default(),
             events,
             alerts,
             monitor: Monitor::default(),
-            picture: Picture::new(),
-            repeated: Repeated::default(),
+            snapshot: Snapshot::new(),
+            waiting_requests: WaitingRequests::default(),
             metrics,
             audit: settings.audit.as_deref().map(open_audit).transpose()?,
             locks,
@@ -233,16 +230,16 @@ impl std::ops::Deref for App {
 }
 
 impl Server {
-    /// For the locks of one manager. Whoever made the manager shuts it down, after the server has ended.
+    /// Creates a server for the locks of one manager. The caller shuts the manager down after the server has stopped.
     pub fn new(locks: LockManager, settings: Settings) -> Self {
         Self { locks, settings }
     }
 
-    /// Whether it can serve there, as far as can be told before it listens.
+    /// Checks whether the server can serve on `address`, as far as that is known before it listens.
     ///
     /// # Errors
-    /// [`ServeError::NeedsKeys`] for an address that others can reach, when there are no keys; or why the keys,
-    /// the audit or the certificate cannot be used.
+    /// Returns [`ServeError::NeedsKeys`] for an address that others can reach when there are no keys, or the reason
+    /// why the keys, the audit file or the certificate cannot be used.
     pub fn may_listen_on(&self, address: SocketAddr) -> Result<(), ServeError> {
         if !address.ip().is_loopback() && self.settings.keys.is_none() {
             return Err(ServeError::NeedsKeys { address });
@@ -253,31 +250,30 @@ impl Server {
         Ok(())
     }
 
-    /// Serves until `shutdown` is done; then answers what was asked before and ends, at most ten seconds
-    /// later.
+    /// Serves until `shutdown` completes, then answers pending requests and returns within ten seconds.
     ///
     /// # Errors
-    /// [`ServeError`] before anything is served.
+    /// Returns a [`ServeError`] if the server cannot start.
     pub async fn run(self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
         self.may_listen_on(listener.local_addr()?)?;
         let tls = self.settings.tls.as_ref().map(Tls::open).transpose()?.map(Arc::new);
         let app = App::new(self.locks, self.settings)?;
         if let Some(keys) = &app.settings.keys {
-            trust::warn(keys.path(), "the key file");
+            file_permissions::warn_if_others_can_change(keys.path(), "the key file");
         }
         if let Some(audit) = &app.settings.audit {
-            trust::warn(audit, "the audit");
+            file_permissions::warn_if_others_can_change(audit, "the audit");
         }
         let stopping = app.stopping.clone();
         let following = Events::follow(app.clone()).await;
-        let watching = alerts::watch(app.clone());
-        let sharing = alerts::share(app.clone());
+        let watching = alerts::start_checks(app.clone());
+        let sharing = alerts::start_sharing(app.clone());
         let monitoring = Monitor::start(app.clone());
-        let looking = Picture::keep(app.clone());
+        let scanning = Snapshot::start(app.clone());
         let ending = app.clone();
-        let seats = Seats::new(app.settings.connections_per_address, app.metrics.connections.clone());
+        let limits = ConnectionLimits::new(app.settings.connections_per_address, app.metrics.connections.clone());
         let routes = routes::routes(app);
-        let serving = connection::serve(&listener, routes, tls, seats, stopping.clone());
+        let serving = connection::serve(&listener, routes, tls, limits, stopping.clone());
         tokio::pin!(serving);
         tokio::select! {
             () = &mut serving => {}
@@ -288,17 +284,11 @@ impl Server {
             }
         }
         stopping.cancel();
-        // They end when the server stops; what they were about to tell has no readers any more.
-        let _ = tokio::join!(following, watching, sharing, monitoring, looking);
-        ending.alerts.ended().await;
+        // These tasks end when the server stops. Nothing they could still publish has a reader.
+        let _ = tokio::join!(following, watching, sharing, monitoring, scanning);
+        ending.alerts.join().await;
         Ok(())
     }
-}
-
-/// Now, in wall-clock milliseconds.
-fn wall_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn open_audit(path: &std::path::Path) -> Result<Audit, ServeError> {

@@ -1,4 +1,4 @@
-//! Figures for Prometheus. No lock name is a label: the number of series is bounded, whatever people lock.
+//! Prometheus metrics. No label is a lock name, so the number of series is bounded, however many locks there are.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,38 +16,13 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use crate::alerts::Level;
-use crate::fleet::{Census, Fleet};
-use crate::{App, monitor, seats};
+use crate::App;
+use crate::alerts::{Level, NotificationCounter};
+use crate::connection_limits::ConnectionMetrics;
+use crate::fleet::{FleetCounters, LockGauges};
+use crate::monitor::MonitorMetrics;
 
-/// Notifications of alerts, by sink and outcome.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Notified(Family<Notification, Counter>);
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Notification {
-    sink: &'static str,
-    outcome: &'static str,
-}
-
-impl Notified {
-    /// Every series is there from the beginning: one that appears with a count of one shows no increase.
-    fn all() -> Self {
-        let new = Self::default();
-        for sink in ["webhook", "command"] {
-            for outcome in ["sent", "failed", "given_up", "dropped"] {
-                drop(new.0.get_or_create(&Notification { sink, outcome }));
-            }
-        }
-        new
-    }
-
-    pub(crate) fn count(&self, sink: &'static str, outcome: &'static str) {
-        self.0.get_or_create(&Notification { sink, outcome }).inc();
-    }
-}
-
-/// Events that are counted from the beginning.
+/// Kinds of events whose series exist from the start.
 const KINDS: [EventKind; 7] = [
     EventKind::Granted,
     EventKind::Released,
@@ -57,47 +32,47 @@ const KINDS: [EventKind; 7] = [
     EventKind::AskedToFinish,
     EventKind::Alert,
 ];
-/// From a look at memory to a long wait, in seconds.
+/// Histogram buckets in seconds, from a lookup in memory to a long wait.
 const BUCKETS: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0];
 const OPEN_METRICS: &str = "application/openmetrics-text";
 
-/// Everything that is counted here.
+/// The metrics of this server.
 pub(crate) struct Metrics {
     registry: Registry,
-    requests: Family<Request, Counter>,
-    took: Family<Route, Histogram>,
-    events: Family<Kind, Counter>,
+    requests: Family<RequestLabels, Counter>,
+    request_seconds: Family<RouteLabels, Histogram>,
+    events: Family<EventLabels, Counter>,
     events_dropped: Counter,
-    fleet: Arc<Fleet>,
-    census: Census,
-    firing: Family<AtLevel, Gauge>,
-    pub(crate) notified: Notified,
+    fleet: Arc<FleetCounters>,
+    locks: LockGauges,
+    firing: Family<LevelLabels, Gauge>,
+    pub(crate) notifications: NotificationCounter,
     store_up: Gauge,
     pub(crate) in_flight: Gauge,
     pub(crate) streams: Gauge,
-    pub(crate) connections: seats::Figures,
-    pub(crate) monitor: monitor::Figures,
+    pub(crate) connections: ConnectionMetrics,
+    pub(crate) monitor: MonitorMetrics,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Request {
+struct RequestLabels {
     route: String,
     method: &'static str,
     status: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Route {
+struct RouteLabels {
     route: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Kind {
+struct EventLabels {
     kind: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct AtLevel {
+struct LevelLabels {
     level: &'static str,
 }
 
@@ -107,46 +82,50 @@ impl Metrics {
         let new = Self {
             registry: Registry::default(),
             requests: Family::default(),
-            took: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
+            request_seconds: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             events: Family::default(),
             events_dropped: Counter::default(),
             fleet: Arc::default(),
-            census: Census::default(),
+            locks: LockGauges::default(),
             firing: Family::default(),
-            notified: Notified::all(),
+            notifications: NotificationCounter::new(),
             store_up: Gauge::<i64, _>::default(),
             in_flight: Gauge::default(),
             streams: Gauge::default(),
-            connections: seats::Figures::default(),
-            monitor: monitor::Figures::default(),
+            connections: ConnectionMetrics::default(),
+            monitor: MonitorMetrics::default(),
         };
         for kind in KINDS {
-            drop(new.events.get_or_create(&Kind { kind: word(kind) }));
+            drop(new.events.get_or_create(&EventLabels { kind: kind_name(kind) }));
         }
         registry.register("http_requests", "Requests answered", new.requests.clone());
-        registry.register("http_request_seconds", "From the head of a request to that of its answer", new.took.clone());
+        registry.register(
+            "http_request_seconds",
+            "Time from the head of a request to the head of its response",
+            new.request_seconds.clone(),
+        );
         registry.register("http_requests_in_flight", "Requests being answered", new.in_flight.clone());
         registry.register("events", "Events of the fleet seen by this server", new.events.clone());
         let help = "Published events that were dropped: too long, unreadable, or about no lock";
         registry.register("events_dropped", help, new.events_dropped.clone());
-        registry.register("event_streams", "Readers of the events", new.streams.clone());
-        registry.register("store_up", "Whether the store answered when this was asked", new.store_up.clone());
-        registry.register("alerts_firing", "Alerts that fire", new.firing.clone());
-        registry.register("alert_notifications", "Alerts sent to a sink, by what became of it", new.notified.0.clone());
-        new.census.register(&mut registry);
+        registry.register("event_streams", "Open event streams", new.streams.clone());
+        registry.register("store_up", "Whether the store answered this scrape", new.store_up.clone());
+        registry.register("alerts_firing", "Firing alerts", new.firing.clone());
+        new.notifications.register(&mut registry);
+        new.locks.register(&mut registry);
         registry.register_collector(Box::new(new.fleet.clone()));
         new.connections.register(&mut registry);
         new.monitor.register(&mut registry);
         Self { registry, ..new }
     }
 
-    /// A request was answered.
-    pub(crate) fn answered(&self, route: &str, method: &Method, status: StatusCode, took: Duration) {
+    /// Counts a response and its latency.
+    pub(crate) fn record_response(&self, route: &str, method: &Method, status: StatusCode, took: Duration) {
         let method = match *method {
             Method::GET => "GET",
             Method::HEAD => "HEAD",
             Method::POST => "POST",
-            // Anybody can make up more of them.
+            // A client can invent any number of methods.
             _ => "other",
         };
         let status = match status.as_u16() {
@@ -155,63 +134,63 @@ impl Metrics {
             400..=499 => "4xx",
             _ => "5xx",
         };
-        self.requests.get_or_create(&Request { route: route.to_owned(), method, status }).inc();
-        self.took.get_or_create(&Route { route: route.to_owned() }).observe(took.as_secs_f64());
+        self.requests.get_or_create(&RequestLabels { route: route.to_owned(), method, status }).inc();
+        self.request_seconds.get_or_create(&RouteLabels { route: route.to_owned() }).observe(took.as_secs_f64());
     }
 
-    /// An event was seen.
-    pub(crate) fn happened(&self, kind: EventKind) {
-        self.events.get_or_create(&Kind { kind: word(kind) }).inc();
+    /// Counts an event of the fleet.
+    pub(crate) fn count_event(&self, kind: EventKind) {
+        self.events.get_or_create(&EventLabels { kind: kind_name(kind) }).inc();
     }
 }
 
-/// As in JSON.
-fn word(kind: EventKind) -> String {
+/// The name of an event kind in JSON.
+fn kind_name(kind: EventKind) -> String {
     let word = serde_json::to_value(kind).ok().and_then(|kind| kind.as_str().map(str::to_owned));
     word.unwrap_or_default()
 }
 
-/// Figures for Prometheus
+/// Prometheus metrics
 ///
-/// What is called `leasehold_fleet_…` is of all clients of the store, some seconds old. As OpenMetrics where that is
-/// asked for by `Accept`, as Prometheus does, else as the text before it.
+/// Metrics named `leasehold_fleet_…` cover all clients of the store and may be some seconds old. The format is
+/// OpenMetrics if `Accept` asks for it, as Prometheus does, and the older text format otherwise.
 #[utoipa::path(get, path = "/metrics", tag = "server",
-    responses((status = 200, description = "the figures",
+    responses((status = 200, description = "the metrics",
         content((String = "text/plain"), (String = "application/openmetrics-text")))))]
-pub(crate) async fn metrics(State(app): State<App>, asked: HeaderMap) -> Response {
+pub(crate) async fn metrics(State(app): State<App>, headers: HeaderMap) -> Response {
     let metrics = &app.metrics;
     match app.locks.fleet_counters().await {
         Ok(counted) => {
             metrics.store_up.set(1);
             metrics.fleet.set(counted);
-            metrics.census.take(&app.locks).await;
+            metrics.locks.refresh(&app.locks).await;
         }
-        // The last known counts are shown on: a counter that falls to zero would be taken for a restart.
+        // Keep the last known counts: a counter that falls to zero would look like a restart.
         Err(error) => {
-            tracing::warn!(%error, "the fleet's counters were not read");
+            tracing::warn!(%error, "cannot read the fleet's counters");
             metrics.store_up.set(0);
         }
     }
     for level in [Level::Warning, Level::Critical] {
         let firing = i64::try_from(app.alerts.count(level)).unwrap_or(i64::MAX);
-        metrics.firing.get_or_create(&AtLevel { level: level.as_str() }).set(firing);
+        metrics.firing.get_or_create(&LevelLabels { level: level.as_str() }).set(firing);
     }
     metrics.events_dropped.inner().store(LockEvent::dropped(), Ordering::Relaxed);
     let mut text = String::new();
     if prometheus_client::encoding::text::encode(&mut text, &metrics.registry).is_err() {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     }
-    let accepts = asked.get_all(header::ACCEPT).iter().filter_map(|accept| accept.to_str().ok());
+    let accepts = headers.get_all(header::ACCEPT).iter().filter_map(|accept| accept.to_str().ok());
     if accepts.flat_map(|accept| accept.split(',')).any(|kind| kind.trim().starts_with(OPEN_METRICS)) {
         return ([(header::CONTENT_TYPE, format!("{OPEN_METRICS}; version=1.0.0; charset=utf-8"))], text)
             .into_response();
     }
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], before_open_metrics(&text)).into_response()
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], to_prometheus_text(&text)).into_response()
 }
 
-/// The same figures for those who read only what was written before OpenMetrics: there a counter is described by its
-/// whole name, and neither units nor an end are told.
-fn before_open_metrics(text: &str) -> String {
+/// Converts OpenMetrics to the older Prometheus text format, which describes a counter by its full name and has neither
+/// units nor an end marker.
+fn to_prometheus_text(text: &str) -> String {
     let counters: HashSet<&str> =
         text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();
     let mut before = String::with_capacity(text.len());
@@ -232,13 +211,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_who_read_only_the_older_text_know_a_counter_by_its_whole_name() {
+    fn the_older_text_format_names_counters_in_full() {
         let text = "# HELP a_requests Requests, by route.\n# TYPE a_requests counter\na_requests_total{route=\"/ x\"} 3\n\
                     # HELP a_pass_seconds How long.\n# TYPE a_pass_seconds gauge\n# UNIT a_pass_seconds seconds\n\
                     a_pass_seconds 0.5\n# EOF\n";
         let before = "# HELP a_requests_total Requests, by route.\n# TYPE a_requests_total counter\n\
                       a_requests_total{route=\"/ x\"} 3\n# HELP a_pass_seconds How long.\n# TYPE a_pass_seconds gauge\n\
                       a_pass_seconds 0.5\n";
-        assert_eq!(before_open_metrics(text), before);
+        assert_eq!(to_prometheus_text(text), before);
     }
 }

@@ -1,5 +1,5 @@
-//! The page: what it is made of is in the program, built from `dashboard/` and open to everybody. It holds no data;
-//! what it shows it asks for, with the key of whoever looks at it.
+//! The dashboard, built from `dashboard/` and embedded in the program. It needs no key because it contains no data: it
+//! requests its data with the key of its user.
 
 use std::sync::LazyLock;
 
@@ -9,19 +9,19 @@ use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use crate::answer::Problem;
+use crate::problem::Problem;
 
-/// Where the parts of the page are.
-pub(crate) const ASSETS: &str = "/assets/";
+/// The path of the assets.
+pub(crate) const ASSETS_PATH: &str = "/assets/";
 
-/// Its own scripts and styles and nothing from elsewhere; no text ever becomes markup or a script.
+/// The content security policy: only our own scripts and styles, and no text becomes markup or script.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
                       require-trusted-types-for 'script'; trusted-types 'none'";
-/// What is asked for by its hash never changes.
-const FOR_EVER: &str = "public, max-age=31536000, immutable";
-/// Anything else is asked for again, and answered with 304 when it is the same.
-const ASK_AGAIN: &str = "no-cache";
+/// Caching of an asset that is requested by its hash, and so never changes.
+const IMMUTABLE: &str = "public, max-age=31536000, immutable";
+/// Caching of everything else: the browser revalidates, and gets 304 if nothing changed.
+const REVALIDATE: &str = "no-cache";
 
 const INDEX: &str = include_str!("../page/index.html");
 
@@ -32,7 +32,7 @@ struct Asset {
     hash: String,
 }
 
-static PARTS: LazyLock<[Asset; 3]> = LazyLock::new(|| {
+static ASSETS: LazyLock<[Asset; 3]> = LazyLock::new(|| {
     let asset = |name, kind, bytes: &'static [u8]| Asset { name, kind, bytes, hash: hash(bytes) };
     [
         asset("page.js", "text/javascript; charset=utf-8", include_bytes!("../page/assets/page.js")),
@@ -41,49 +41,55 @@ static PARTS: LazyLock<[Asset; 3]> = LazyLock::new(|| {
     ]
 });
 
-/// The page, which asks for its parts by their hashes.
+/// The page, which refers to its assets by their hashes, and its own hash.
 static PAGE: LazyLock<(String, String)> = LazyLock::new(|| {
-    let with_hashes = PARTS.iter().fold(INDEX.to_owned(), |html, part| {
-        html.replace(&format!("{ASSETS}{}", part.name), &format!("{ASSETS}{}?v={}", part.name, part.hash))
+    let with_hashes = ASSETS.iter().fold(INDEX.to_owned(), |html, asset| {
+        html.replace(&format!("{ASSETS_PATH}{}", asset.name), &format!("{ASSETS_PATH}{}?v={}", asset.name, asset.hash))
     });
     let hash = hash(with_hashes.as_bytes());
     (with_hashes, hash)
 });
 
-/// Which version of a part.
+/// The query of an asset.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Version {
     v: Option<String>,
 }
 
-/// The page for people
+/// The dashboard
 #[utoipa::path(get, path = "/", tag = "server", security(()),
     responses((status = 200, description = "the page", content_type = "text/html", body = String)))]
 pub(crate) async fn index(headers: HeaderMap) -> Response {
     let (html, hash) = &*PAGE;
-    answer(&headers, "text/html; charset=utf-8", html.as_bytes(), hash, ASK_AGAIN)
+    respond(&headers, "text/html; charset=utf-8", html.as_bytes(), hash, REVALIDATE)
 }
 
-/// A part of the page
+/// An asset of the dashboard
 #[utoipa::path(get, path = "/assets/{file}", tag = "server", security(()),
-    params(("file" = String, Path, description = "its name")),
-    responses((status = 200, description = "the part", content_type = "text/javascript", body = String),
-        (status = 404, description = "`no_such_route`", body = crate::answer::Said)))]
+    params(("file" = String, Path, description = "the file name")),
+    responses((status = 200, description = "the asset", content_type = "text/javascript", body = String),
+        (status = 404, description = "`no_such_route`", body = crate::problem::ProblemBody)))]
 pub(crate) async fn asset(
     headers: HeaderMap,
     Path(file): Path<String>,
     Query(Version { v }): Query<Version>,
 ) -> Result<Response, Problem> {
-    let Some(part) = PARTS.iter().find(|part| part.name == file) else {
-        return Err(Problem::new(StatusCode::NOT_FOUND, "no_such_route", "the page has no such part"));
+    let Some(asset) = ASSETS.iter().find(|asset| asset.name == file) else {
+        return Err(Problem::new(StatusCode::NOT_FOUND, "no_such_route", "the dashboard has no such asset"));
     };
-    let caching = if v.as_deref() == Some(part.hash.as_str()) { FOR_EVER } else { ASK_AGAIN };
-    Ok(answer(&headers, part.kind, part.bytes, &part.hash, caching))
+    let caching = if v.as_deref() == Some(asset.hash.as_str()) { IMMUTABLE } else { REVALIDATE };
+    Ok(respond(&headers, asset.kind, asset.bytes, &asset.hash, caching))
 }
 
-fn answer(asked: &HeaderMap, kind: &'static str, bytes: &'static [u8], hash: &str, caching: &'static str) -> Response {
+fn respond(
+    request_headers: &HeaderMap,
+    kind: &'static str,
+    bytes: &'static [u8],
+    hash: &str,
+    caching: &'static str,
+) -> Response {
     let tag = format!("\"{hash}\"");
-    let known = asked.get(header::IF_NONE_MATCH).and_then(|tags| tags.to_str().ok());
+    let known = request_headers.get(header::IF_NONE_MATCH).and_then(|tags| tags.to_str().ok());
     let same = known.is_some_and(|known| known.split(',').any(|known| known.trim().trim_start_matches("W/") == tag));
     let mut headers = HeaderMap::new();
     headers.insert(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));

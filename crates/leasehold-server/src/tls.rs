@@ -1,5 +1,4 @@
-//! TLS: by certificate files, which may be replaced while the server runs, and the authorities that webhooks are
-//! trusted by.
+//! TLS: certificate files, which may be replaced while the server runs, and the certificate authorities for webhooks.
 
 use std::fs;
 use std::io;
@@ -14,59 +13,66 @@ use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
-use crate::config::TlsFiles;
+/// How soon a running server notices a replaced certificate.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How soon a certificate that was replaced counts.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
+/// The PEM files of a certificate and its private key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The certificate, followed by its chain.
+    pub cert: PathBuf,
+    /// The private key of the certificate.
+    pub key: PathBuf,
+}
 
-/// Why there can be no TLS.
+/// Why TLS cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
     /// A file cannot be read.
     #[error("{} cannot be read: {source}", path.display())]
     File {
-        /// Which.
+        /// The path of the file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A file has no certificate in it.
+    /// A file contains no certificate.
     #[error("{} has no certificate in PEM (-----BEGIN CERTIFICATE-----)", path.display())]
     NoCertificate {
-        /// Which.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// A file has no key in it.
+    /// A file contains no private key.
     #[error("{} has no private key in PEM (-----BEGIN PRIVATE KEY-----, without a password)", path.display())]
     NoKey {
-        /// Which.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// They do not belong together, or cannot be used.
+    /// The certificate and the key do not match, or cannot be used.
     #[error("the certificate {} and the key {} cannot be used: {problem}", cert.display(), key.display())]
     Unusable {
-        /// The certificate.
+        /// The path of the certificate.
         cert: PathBuf,
-        /// The key.
+        /// The path of the private key.
         key: PathBuf,
         /// What is wrong with them.
         problem: String,
     },
-    /// Nobody is trusted.
+    /// The system's CA store is empty.
     #[error(
         "this machine trusts no certificate authority, so no https webhook can be used: install ca-certificates, or set alerts.webhook.ca"
     )]
     NoRoots,
 }
 
-/// What is agreed upon in a handshake.
+/// The cryptography used for all handshakes.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(tokio_rustls::rustls::crypto::ring::default_provider())
 }
 
-/// The authorities to trust: those of a file, or the machine's own. Whoever runs the machine decides whom it trusts,
-/// and its updates reach us without one of ours.
+/// Loads the certificate authorities to trust from a file, or from the system's CA store. The system's administrator
+/// decides whom to trust, and system updates apply without a release of ours.
 pub(crate) fn roots(file: Option<&Path>) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     match file {
@@ -78,7 +84,7 @@ pub(crate) fn roots(file: Option<&Path>) -> Result<RootCertStore, TlsError> {
         None => {
             let found = rustls_native_certs::load_native_certs();
             for error in found.errors {
-                tracing::warn!(%error, "a certificate authority of this machine cannot be read");
+                tracing::warn!(%error, "cannot read a certificate authority of this machine");
             }
             roots.add_parsable_certificates(found.certs);
         }
@@ -86,45 +92,45 @@ pub(crate) fn roots(file: Option<&Path>) -> Result<RootCertStore, TlsError> {
     if roots.is_empty() { Err(TlsError::NoRoots) } else { Ok(roots) }
 }
 
-/// A certificate that is read again when its files change.
+/// A certificate that is reloaded when its files change.
 pub(crate) struct Tls {
     files: TlsFiles,
-    loaded: Mutex<Loaded>,
+    loaded: Mutex<LoadedCertificate>,
 }
 
-struct Loaded {
+struct LoadedCertificate {
     acceptor: TlsAcceptor,
-    /// Of the files when they were last read, whether they could be used or not.
-    stamps: [Option<Stamp>; 2],
-    looked: Instant,
+    /// The stamps of the files when they were last read, whether they could be used or not.
+    stamps: [Option<FileStamp>; 2],
+    checked_at: Instant,
 }
 
-/// Tells one content of a file from another: inode, length, and when it was written.
-type Stamp = (u64, u64, i64, i64);
+/// Distinguishes versions of a file: inode, length, and modification time.
+type FileStamp = (u64, u64, i64, i64);
 
 impl Tls {
     pub(crate) fn open(files: &TlsFiles) -> Result<Self, TlsError> {
         let stamps = stamps(files);
-        let loaded = Loaded { acceptor: acceptor(files)?, stamps, looked: Instant::now() };
+        let loaded = LoadedCertificate { acceptor: acceptor(files)?, stamps, checked_at: Instant::now() };
         Ok(Self { files: files.clone(), loaded: Mutex::new(loaded) })
     }
 
-    /// For a new connection. A certificate that was replaced by one that cannot be used stays in force, and the log says
-    /// so.
+    /// Returns the acceptor for a new connection. If a replaced certificate cannot be used, the old one stays in use
+    /// and the error is logged.
     pub(crate) fn acceptor(&self) -> TlsAcceptor {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if loaded.looked.elapsed() >= LOOK_AGAIN {
-            loaded.looked = Instant::now();
+        if loaded.checked_at.elapsed() >= RELOAD_INTERVAL {
+            loaded.checked_at = Instant::now();
             let now = stamps(&self.files);
             if now != loaded.stamps {
                 loaded.stamps = now;
                 match acceptor(&self.files) {
                     Ok(acceptor) => {
                         loaded.acceptor = acceptor;
-                        tracing::info!(cert = %self.files.cert.display(), "the certificate was read again");
+                        tracing::info!(cert = %self.files.cert.display(), "the certificate was reloaded");
                     }
                     Err(error) => {
-                        tracing::error!(%error, "the certificate was changed and cannot be used; the old one stays");
+                        tracing::error!(%error, "the certificate has changed and cannot be used; the old one stays in use");
                     }
                 }
             }
@@ -133,7 +139,7 @@ impl Tls {
     }
 }
 
-fn stamps(files: &TlsFiles) -> [Option<Stamp>; 2] {
+fn stamps(files: &TlsFiles) -> [Option<FileStamp>; 2] {
     [&files.cert, &files.key].map(|path| {
         let meta = fs::metadata(path).ok()?;
         Some((meta.ino(), meta.len(), meta.mtime(), meta.mtime_nsec()))

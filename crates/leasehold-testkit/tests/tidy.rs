@@ -64,6 +64,23 @@ fn time_is_read_in_one_file_only() {
     }
 }
 
+/// Decisions get the time and the events as arguments. Only then can the exploration and the simulation drive them.
+#[test]
+fn decisions_read_no_clock_and_do_no_io() {
+    let source = root().join("crates/leasehold/src");
+    let mut pure = vec![source.join("lease.rs")];
+    files(&source.join("client"), "rs", &mut pure);
+    files(&source.join("machine"), "rs", &mut pure);
+    assert!(pure.len() > 6, "{pure:?}");
+    for path in pure {
+        let text = fs::read_to_string(&path).expect("a source");
+        let production = text.split("#[cfg(test)]\nmod tests").next().expect("a first part");
+        for impure in ["Moment::now", "wall_ms()\n", "getrandom", "Token::random", "tokio", "async fn", ".await"] {
+            assert!(!production.contains(impure), "{} has `{}`", path.display(), impure.trim());
+        }
+    }
+}
+
 #[test]
 fn every_script_states_its_contract() {
     let mut scripts = Vec::new();

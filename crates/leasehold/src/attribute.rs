@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::facts::LockName;
-use crate::held::{Entered, Entry, OnLoss};
 use crate::manager::LockManager;
 use crate::options::OnUnavailable;
 use crate::request::LockRequest;
+use crate::scope::{Entered, Entry, OnLoss};
 
 /// The options of one `#[lock]`, checked when it was compiled.
 #[derive(Debug, Clone, Copy)]

@@ -11,10 +11,10 @@ use crate::engine::lease_cell::LeaseCell;
 use crate::error::Error;
 use crate::event::LossReason;
 use crate::facts::{Fence, HolderId, Invalid, LockName};
-use crate::held::{Entered, Entry, OnLoss};
 use crate::manager::LockManager;
 use crate::options::OnUnavailable;
 use crate::request::LockRequest;
+use crate::scope::{Entered, Entry, OnLoss};
 use crate::store::Holder;
 
 /// The pause after a first term that came to nothing; each further one waits twice as long.

@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use crate::client::renewal::{Record, Verdict};
 use crate::clock::Moment;
-use crate::engine::lease_cell::{LeaseCell, NewLease, Record};
+use crate::engine::lease_cell::{LeaseCell, NewLease};
 use crate::engine::{Alive, by_token};
 use crate::error::{Error, Operation};
 use crate::event::LossReason;
 use crate::facts::{Fence, HolderId, LockName, Owner, Token, Ttl};
 use crate::lease::{self, Plan};
-use crate::store::{Grant, Renewed};
+use crate::store::{Grant, Renewed, StoreErrorKind};
 
 /// Holds a lock. Dropping it gives the lock up, in the background; [`Guard::release`] waits until
 /// that is done.
@@ -148,50 +149,32 @@ impl Guard {
         if !cell.protected {
             return Ok(());
         }
-        let renewal = {
+        let sent = {
             let mut state = cell.state();
             if let Some(why) = state.lost {
                 return Err(lost(why));
             }
-            state.ttl = ttl;
-            state.rewrite = true;
-            state.plan.every = state.plan.every.map(|_| core.options.renew_every(ttl));
-            cell.renewal(&state)
+            let every = state.plan.every.map(|_| core.options.renew_every(ttl));
+            let plan = Plan { every, ..state.plan };
+            state.change_terms(ttl, plan);
+            state.request(true)
         };
         let asked_at = Moment::now();
+        let renewal = cell.renewal(&sent);
         let answer = core.within(async { Ok(core.store.renew(&[renewal]).await.pop()) }).await;
-        let now = Moment::now();
+        let answer = match answer {
+            Ok(answer) => answer.unwrap_or(Renewed::Unknown(StoreErrorKind::Other.into())),
+            Err(error) => Renewed::Unknown(error),
+        };
+        let verdict = cell.state().extended(Moment::now(), &sent, asked_at, &answer);
+        if let Verdict::Lost(why) = verdict {
+            core.lose(cell, why);
+            return Err(lost(why));
+        }
+        core.leases.touch(cell);
         match answer {
-            Ok(Some(Renewed::Renewed)) => {
-                let mut state = cell.state();
-                let believed = state.belief.renewed(now, asked_at, ttl.duration());
-                state.rewrite = false;
-                state.renew_at = state.plan.every.map(|every| asked_at + every);
-                drop(state);
-                if !believed {
-                    core.lose(cell, LossReason::Expired);
-                    return Err(lost(LossReason::Expired));
-                }
-                core.leases.touch(cell);
-                Ok(())
-            }
-            Ok(Some(Renewed::Lost)) => {
-                core.lose(cell, LossReason::Gone);
-                Err(lost(LossReason::Gone))
-            }
-            Ok(Some(Renewed::Revoked)) => {
-                core.lose(cell, LossReason::Revoked);
-                Err(lost(LossReason::Revoked))
-            }
-            Ok(Some(Renewed::Displaced)) => {
-                core.lose(cell, LossReason::Displaced);
-                Err(lost(LossReason::Displaced))
-            }
-            Ok(Some(Renewed::Unknown(error))) | Err(error) => {
-                core.leases.touch(cell);
-                Err(core.store_error(Operation::Renew, &cell.name, error))
-            }
-            Ok(None) => Err(core.store_error(Operation::Renew, &cell.name, crate::store::StoreErrorKind::Other.into())),
+            Renewed::Unknown(error) => Err(core.store_error(Operation::Renew, &cell.name, error)),
+            _ => Ok(()),
         }
     }
 
@@ -237,9 +220,7 @@ impl Guard {
         let Tended { alive, cell } = self.tended();
         let now = Moment::now();
         let mut state = cell.state();
-        state.ttl = ttl;
-        state.plan = Plan { every: renew_every, at_most_until: max_hold.map(|hold| now + hold) };
-        state.rewrite = true;
+        state.change_terms(ttl, Plan { every: renew_every, at_most_until: max_hold.map(|hold| now + hold) });
         state.renew_at = Some(now);
         drop(state);
         alive.0.leases.touch(cell);

@@ -32,6 +32,7 @@
 mod attribute;
 mod bindings;
 pub mod blocking;
+mod client;
 pub mod clock;
 #[cfg(feature = "config")]
 pub mod config;
@@ -44,7 +45,6 @@ mod figures;
 #[cfg(feature = "gpu")]
 pub mod gpu;
 mod guard;
-mod held;
 #[cfg(feature = "axum")]
 pub mod http;
 mod installed;
@@ -57,6 +57,7 @@ mod once;
 mod options;
 mod pool;
 mod request;
+mod scope;
 mod stats;
 pub mod store;
 mod view;
@@ -70,7 +71,6 @@ pub use facts::{
 };
 pub use figures::{FleetCount, FleetHistogram, fleet_counts, fleet_histograms};
 pub use guard::Guard;
-pub use held::current_fence;
 pub use installed::{AlreadyInstalled, install, installed};
 pub use journal::{Journal, JournalEntry, JournalKind};
 pub use manager::LockManager;
@@ -78,6 +78,7 @@ pub use once::{Done, Once, Outcome, ResultSlot, Running, Started};
 pub use options::{OnUnavailable, Options};
 pub use pool::{Permit, Permits, Pool, PoolRequest};
 pub use request::LockRequest;
+pub use scope::current_fence;
 pub use stats::Statistics;
 /// The examples of the README run.
 #[cfg(doctest)]

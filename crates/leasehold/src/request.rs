@@ -8,8 +8,8 @@ use crate::engine::{Alive, Core, by_token};
 use crate::error::Error;
 use crate::facts::{Fence, Invalid, LockName, Owner, Token, Ttl};
 use crate::guard::Guard;
-use crate::held::{Entered, Entry, OnLoss};
 use crate::options::OnUnavailable;
+use crate::scope::{Entered, Entry, OnLoss};
 
 /// A request for a lock, read like a sentence and sent by awaiting it.
 ///

@@ -1,4 +1,4 @@
-//! An alert for a program: as JSON on its standard input, and in its environment.
+//! The command sink: runs a program with the alert as JSON on its standard input and in its environment.
 
 use std::process::{ExitStatus, Stdio};
 
@@ -6,15 +6,15 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{Child, Command};
 
-use super::board::{Notice, State};
+use super::alert::Notice;
 use super::settings::AlertCommand;
 
-/// How much of what a failing program says is repeated in the log.
-const SAID_BYTES: u64 = 1_000;
+/// How much of a failing program's stderr is logged.
+const MAX_STDERR_BYTES: u64 = 1_000;
 
-/// Why it did not work.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Failed {
+pub(super) enum CommandError {
     #[error("it cannot be run: {0}")]
     NotRun(#[from] std::io::Error),
     #[error("it did not end in time, and was killed")]
@@ -23,22 +23,22 @@ pub(super) enum Failed {
     Ended(ExitStatus, String),
 }
 
-/// Runs it and waits for its end.
-pub(super) async fn run(command: &AlertCommand, notice: &Notice) -> Result<(), Failed> {
+/// Runs the command and waits until it ends.
+pub(super) async fn run(command: &AlertCommand, notice: &Notice) -> Result<(), CommandError> {
     let mut child = spawn(command, notice)?;
-    // Its group, so that what it started ends with it.
+    // Kill its process group, so that its children end too.
     let group = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
     let ended = tokio::time::timeout(command.timeout, finish(&mut child, notice)).await;
     match ended {
         Ok(Ok((status, _))) if status.success() => Ok(()),
-        Ok(Ok((status, said))) => Err(Failed::Ended(status, said)),
+        Ok(Ok((status, stderr_text))) => Err(CommandError::Ended(status, stderr_text)),
         Ok(Err(error)) => Err(error.into()),
         Err(_) => {
             if let Some(group) = group {
                 let _ = kill_process_group(group, Signal::KILL);
             }
             let _ = child.kill().await;
-            Err(Failed::TooSlow)
+            Err(CommandError::TooSlow)
         }
     }
 }
@@ -54,14 +54,14 @@ fn spawn(command: &AlertCommand, notice: &Notice) -> std::io::Result<Child> {
         program.args(&words[1..]);
         program
     };
-    // What the server was told may be secret: passwords of stores, keys.
+    // The server's own variables may contain secrets: store passwords, keys.
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("LEASEHOLD_") {
             program.env_remove(name);
         }
     }
     let alert = &notice.alert;
-    let state = if notice.state == State::Firing { "firing" } else { "resolved" };
+    let state = notice.state.as_str();
     let given = [
         ("LEASEHOLD_ALERT_ID", Some(alert.id.as_str())),
         ("LEASEHOLD_ALERT_STATE", Some(state)),
@@ -73,7 +73,7 @@ fn spawn(command: &AlertCommand, notice: &Notice) -> std::io::Result<Child> {
         ("LEASEHOLD_ALERT_HOLDER_ID", alert.holder_id.as_deref()),
     ];
     for (variable, value) in given {
-        // No variable can hold a NUL.
+        // An environment variable cannot contain a NUL.
         program.env(variable, value.unwrap_or("").replace('\0', ""));
     }
     program.env("LEASEHOLD_ALERT_VALUE", alert.value.map_or_else(String::new, |value| value.to_string()));
@@ -82,25 +82,25 @@ fn spawn(command: &AlertCommand, notice: &Notice) -> std::io::Result<Child> {
 }
 
 async fn finish(child: &mut Child, notice: &Notice) -> std::io::Result<(ExitStatus, String)> {
-    let json = serde_json::to_string(notice).expect("a notice is JSON") + "\n";
+    let json = notice.to_json() + "\n";
     let stdin = child.stdin.take();
     let stderr = child.stderr.take();
     let write = async {
         if let Some(mut stdin) = stdin {
-            // A program that does not read it does not have to.
+            // The program need not read its input.
             let _ = stdin.write_all(json.as_bytes()).await;
         }
     };
     let read = async {
-        let mut said = Vec::new();
+        let mut stderr_text = Vec::new();
         if let Some(mut stderr) = stderr {
-            let _ = (&mut stderr).take(SAID_BYTES).read_to_end(&mut said).await;
-            // The rest is read and forgotten: a full pipe would stop it.
+            let _ = (&mut stderr).take(MAX_STDERR_BYTES).read_to_end(&mut stderr_text).await;
+            // Discard the rest: a full pipe would block the program.
             let _ = tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await;
         }
-        said
+        stderr_text
     };
-    let ((), said, status) = tokio::join!(write, read, child.wait());
-    let said = String::from_utf8_lossy(&said).chars().filter(|c| !c.is_control() || *c == ' ').collect();
-    Ok((status?, said))
+    let ((), stderr_text, status) = tokio::join!(write, read, child.wait());
+    let stderr_text = String::from_utf8_lossy(&stderr_text).chars().filter(|c| !c.is_control() || *c == ' ').collect();
+    Ok((status?, stderr_text))
 }

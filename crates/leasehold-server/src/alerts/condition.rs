@@ -1,20 +1,30 @@
-//! What those who look report: a condition that holds now. When it begins and ends, and who is told of it, is not
-//! theirs to decide.
+//! Conditions: what checks and the monitor report as true now. The board decides when an alert begins and ends, and who
+//! is notified.
 
 use leasehold::{Holder, LockName};
 use serde::{Deserialize, Serialize};
 
-/// How bad it is.
+/// The severity of an alert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Level {
-    /// Somebody should look at it when there is time.
+    /// Look at it when there is time.
     Warning,
-    /// Somebody should look at it now.
+    /// Look at it now.
     Critical,
 }
 
-/// Who looks, and says when what it found is over.
+impl Level {
+    /// The name of the level in JSON.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Warning => "warning",
+            Self::Critical => "critical",
+        }
+    }
+}
+
+/// The source of a condition. It decides when its alerts resolve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Source {
@@ -26,38 +36,38 @@ pub(crate) enum Source {
 }
 
 impl Source {
-    /// What one server finds and no other can: whether the store answers it, and what is on its machine. Each server
-    /// tells that itself; everything else is the same for all servers of a store, and told by one of them.
+    /// Whether only this server can observe the source: whether the store answers it, and what is on its machine. Each
+    /// server reports such conditions itself; the leader reports all others, which are the same for every server.
     pub(crate) fn is_local(self) -> bool {
         matches!(self, Self::Store | Self::Journal)
     }
 }
 
-/// Something that holds at this moment. The same `kind`, lock and holder are the same condition.
+/// Something that is true now. Conditions with the same `kind`, lock and holder are the same condition.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Condition {
     /// The type of the alert: `lock_over_hard`, `dead_holder`, …
     pub(crate) kind: &'static str,
     pub(crate) level: Level,
-    /// The lock it is about, if it is about one.
+    /// The name of the lock, if the condition is about one.
     pub(crate) name: Option<LockName>,
-    /// Who holds it, for people.
+    /// The holder of the lock, for people.
     pub(crate) owner: Option<String>,
-    /// The same, for an eviction.
+    /// The id of the holder.
     pub(crate) holder_id: Option<String>,
-    /// What is the matter, in a sentence; it may change while the condition holds.
+    /// A sentence about the problem. It may change while the condition lasts.
     pub(crate) message: String,
-    /// The figure behind it: seconds, a rate, a count.
+    /// The number behind the condition: seconds, a rate, a count.
     pub(crate) value: Option<f64>,
 }
 
 impl Condition {
-    /// About nothing in particular.
+    /// A condition that is not about a lock.
     pub(crate) fn new(kind: &'static str, level: Level, message: impl Into<String>) -> Self {
         Self { kind, level, name: None, owner: None, holder_id: None, message: message.into(), value: None }
     }
 
-    /// About a lock and who holds it.
+    /// Adds a lock and its holder.
     pub(crate) fn held(self, name: &LockName, holder: &Holder) -> Self {
         Self {
             name: Some(name.clone()),
@@ -67,7 +77,7 @@ impl Condition {
         }
     }
 
-    /// With the figure behind it.
+    /// Adds the number behind the condition.
     pub(crate) fn value(self, value: f64) -> Self {
         Self { value: Some(value), ..self }
     }

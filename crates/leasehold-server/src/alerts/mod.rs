@@ -1,110 +1,115 @@
-//! Alerts: what is the matter, from when until when, and who is told.
+//! Alerts: which problems exist, when they begin and end, and who is notified.
 //!
-//! | file | what it is about |
+//! | module | topic |
 //! |---|---|
-//! | `condition` | what those who look report |
-//! | `board` | which alerts fire, since when, which have resolved; pure |
-//! | `rules` | what the fleet's counters say; pure |
-//! | `watch` | looking: counters, store, journal, settings of the store |
-//! | `shared` | what the servers of one store leave to each other |
+//! | `condition` | what the checks and the monitor report |
+//! | `alert` | alerts and notices |
+//! | `board` | which alerts fire, since when, and which have resolved; pure |
+//! | `rules` | rules over the fleet's counters; pure |
+//! | `checks` | periodic checks: counters, store, journal, settings of the store |
+//! | `shared` | alerts that the servers of one store share |
 //! | `settings` | the section `alerts` of the configuration |
-//! | `sinks`, `webhook`, `target`, `command` | who is told, and how |
+//! | `sinks`, `webhook`, `target`, `command`, `notifications` | log, webhook and command; their metric |
 
+mod alert;
 mod board;
+mod checks;
 mod command;
 mod condition;
+mod notifications;
 mod rules;
 mod settings;
 mod shared;
 mod sinks;
 mod target;
-mod watch;
 mod webhook;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::Json;
-use axum::extract::State as Shared;
+use axum::extract::State;
 use leasehold::{LockEvent, LockName};
 use serde::Serialize;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use board::{Alert, Notice, State};
+pub(crate) use alert::Alert;
+pub(crate) use checks::start_checks;
 pub(crate) use condition::{Condition, Level, Source};
+pub(crate) use notifications::NotificationCounter;
 pub(crate) use rules::EMERGENCY_RATE;
 pub use settings::{AlertCommand, AlertLevel, AlertSettings, CommandLine, Secret, Webhook, WebhookUrl};
-pub(crate) use shared::{share, take_over};
-pub(crate) use watch::watch;
+pub(crate) use shared::{start_sharing, take_over};
 
-use board::{Board, Left};
+use alert::{AlertState, Notice, SharedAlert};
+use board::Board;
 use sinks::Sinks;
 
 use crate::App;
+use crate::clock::unix_ms;
 use crate::events::Events;
-use crate::metrics::Notified;
 use crate::tls::TlsError;
-use crate::wall_ms;
 
-/// All alerts of this server, and those who are told of them.
+/// The alerts of this server and the sinks that are notified.
 pub(crate) struct Alerts {
-    state: Mutex<Told>,
+    state: Mutex<Inner>,
     events: Arc<Events>,
     sinks: Sinks,
-    /// Of the sinks.
+    /// The tasks of the sinks.
     tasks: Mutex<Vec<JoinHandle<()>>>,
-    /// Something has begun or is over, or another server leads.
+    /// Notified when an alert fires or resolves, or when this server begins to lead.
     changed: Notify,
 }
 
-struct Told {
+struct Inner {
     board: Board,
-    /// Of several servers of one store one tells what is the same for all, or everybody would be told several times.
+    /// Whether this server notifies the sinks of shared alerts. Only one server of a store does, so that each
+    /// notification is sent once.
     leads: bool,
 }
 
 impl Alerts {
-    /// Starts the sinks, whose tasks end with the server. `leads`: nobody is elected, so this one tells.
+    /// Starts the sinks, whose tasks end with the server. `leads` is true if no leader is elected.
     pub(crate) fn start(
         settings: &AlertSettings,
         leads: bool,
         events: Arc<Events>,
-        notified: Notified,
+        notifications: NotificationCounter,
         stopping: &CancellationToken,
     ) -> Result<Self, TlsError> {
-        let (sinks, tasks) = Sinks::start(settings, notified, stopping)?;
-        let state = Mutex::new(Told { board: Board::default(), leads });
+        let (sinks, tasks) = Sinks::start(settings, notifications, stopping)?;
+        let state = Mutex::new(Inner { board: Board::default(), leads });
         Ok(Self { state, events, sinks, tasks: Mutex::new(tasks), changed: Notify::new() })
     }
 
-    /// The server ends: waits until those who are told have been told, or took too long.
-    pub(crate) async fn ended(&self) {
+    /// Waits until the sinks have sent their pending notifications or timed out. Called when the server stops.
+    pub(crate) async fn join(&self) {
         let tasks = std::mem::take(&mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner));
         for task in tasks {
             let _ = task.await;
         }
     }
 
-    /// Everything that one source finds to hold at this moment: what it named before and names no longer is over.
-    /// Of what is the same for all servers only the one that leads says what holds: the others show what it says.
-    pub(crate) fn holding(&self, source: Source, conditions: Vec<Condition>) {
+    /// Takes the current conditions of one source. Alerts of this source that are not among them resolve. Conditions
+    /// that are the same for all servers are ignored unless this server leads; followers mirror the leader's alerts.
+    pub(crate) fn report(&self, source: Source, conditions: Vec<Condition>) {
         let mut state = self.state();
         if state.leads || source.is_local() {
-            let notices = state.board.holding(source, conditions, wall_ms());
-            self.tell(&mut state, notices);
+            let notices = state.board.report(source, conditions, unix_ms());
+            self.publish(&mut state, notices);
         }
     }
 
-    /// Something that happened once, and does not last.
-    pub(crate) fn happened(&self, condition: Condition) {
+    /// Records a one-time occurrence.
+    pub(crate) fn record_occurrence(&self, condition: Condition) {
         let mut state = self.state();
-        let notices = state.board.happened(condition, wall_ms()).into_iter().collect();
-        self.tell(&mut state, notices);
+        let notices = state.board.record_occurrence(condition, unix_ms()).into_iter().collect();
+        self.publish(&mut state, notices);
     }
 
-    /// What a client told of itself.
-    pub(crate) fn told_by_a_client(&self, event: &LockEvent) {
+    /// Records an alert that a client published.
+    pub(crate) fn client_alert(&self, event: &LockEvent) {
         let Some((kind, detail)) = event.alert() else { return };
         let (name, owner) = (&event.name, &event.owner);
         let (kind, text) = match kind {
@@ -119,11 +124,11 @@ impl Alerts {
             }
             "release_journalled" => {
                 let text = format!(
-                    "{name} (held by {owner}) could not be released by any means, and stands in a journal: {detail}"
+                    "{name} (held by {owner}) could not be released by any means, and was written to a journal: {detail}"
                 );
                 ("release_journalled", text)
             }
-            // Of a newer version, which this one cannot put into words.
+            // From a newer version, whose alerts this one cannot describe.
             _ => return,
         };
         let about = Condition {
@@ -132,27 +137,27 @@ impl Alerts {
             holder_id: Some(event.holder_id.clone()),
             ..Condition::new(kind, Level::Critical, text)
         };
-        self.happened(about);
+        self.record_occurrence(about);
     }
 
-    /// From now on this server is the one that tells, and goes on where another one stopped: what that one told is not
-    /// told again, and what nobody came to tell is.
-    fn begin_to_lead(&self, left: Vec<Left>) {
+    /// Makes this server the leader. Alerts that the previous leader sent are not sent again; those that were not sent
+    /// are sent now.
+    fn start_leading(&self, shared: Vec<SharedAlert>) {
         let mut state = self.state();
-        let (begun, untold) = state.board.take_over(left);
+        let (started, unsent) = state.board.take_over(shared);
         state.leads = true;
-        for notice in begun {
-            self.events.alert(Arc::new(notice));
+        for notice in started {
+            self.events.publish_alert(notice.to_json());
         }
-        for alert in untold {
-            self.sinks.tell(&Arc::new(Notice::new(State::Firing, &alert)));
+        for alert in unsent {
+            self.sinks.notify(&Arc::new(Notice::new(AlertState::Firing, &alert)));
         }
-        state.board.told(|_| true);
+        state.board.mark_notified(|_| true);
         self.changed.notify_one();
     }
 
-    /// Another one leads, or nobody. What fires goes on firing, until whoever leads says otherwise.
-    pub(crate) fn end_to_lead(&self) {
+    /// Ends the leadership. Firing alerts go on firing until the next leader resolves them.
+    pub(crate) fn stop_leading(&self) {
         self.state().leads = false;
     }
 
@@ -160,92 +165,72 @@ impl Alerts {
         self.state().leads
     }
 
-    /// What the next one that leads has to know; `None` when this one does not lead.
-    fn to_leave(&self) -> Option<Vec<Left>> {
+    /// Returns the alerts to store for other servers; `None` if this server does not lead.
+    fn alerts_to_share(&self) -> Option<Vec<SharedAlert>> {
         let state = self.state();
-        state.leads.then(|| state.board.left())
+        state.leads.then(|| state.board.shared_alerts())
     }
 
-    /// Shows what another one told, while this one does not lead.
-    fn show(&self, left: Vec<Left>) {
+    /// Shows the leader's alerts, unless this server leads.
+    fn mirror(&self, shared: Vec<SharedAlert>) {
         let mut state = self.state();
         if !state.leads {
-            let notices = state.board.mirror(left, wall_ms());
+            let notices = state.board.mirror(shared, unix_ms());
             for notice in notices {
-                self.events.alert(Arc::new(notice));
+                self.events.publish_alert(notice.to_json());
             }
         }
     }
 
-    /// What one source says to hold.
-    pub(crate) fn of(&self, source: Source) -> Vec<Alert> {
-        self.state().board.of(source)
+    /// Returns the firing alerts of one source.
+    pub(crate) fn firing_from(&self, source: Source) -> Vec<Alert> {
+        self.state().board.firing_from(source)
     }
 
-    /// How many fire.
+    /// Counts the firing alerts of a level.
     pub(crate) fn count(&self, level: Level) -> usize {
         self.state().board.count(level)
     }
 
-    /// Time has passed.
+    /// Resolves quiet alerts and forgets old ones.
     fn tick(&self) {
         let mut state = self.state();
-        let notices = state.board.tick(wall_ms());
-        self.tell(&mut state, notices);
+        let notices = state.board.tick(unix_ms());
+        self.publish(&mut state, notices);
     }
 
-    /// Told inside the lock, so that nobody hears of an end before its beginning; telling never waits.
-    fn tell(&self, state: &mut Told, notices: Vec<Notice>) {
+    /// Publishes notices, inside the lock so that "resolved" never precedes "firing". Publishing never waits.
+    fn publish(&self, state: &mut Inner, notices: Vec<Notice>) {
         if notices.is_empty() {
             return;
         }
         let leads = state.leads;
         for notice in notices {
             let notice = Arc::new(notice);
-            self.events.alert(notice.clone());
+            self.events.publish_alert(notice.to_json());
             if leads || notice.is_local {
-                self.sinks.tell(&notice);
+                self.sinks.notify(&notice);
             }
         }
-        state.board.told(|source| leads || source.is_some_and(Source::is_local));
+        state.board.mark_notified(|source| leads || source.is_some_and(Source::is_local));
         self.changed.notify_one();
     }
 
-    fn state(&self) -> MutexGuard<'_, Told> {
+    fn state(&self) -> MutexGuard<'_, Inner> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A line in the log.
-fn log(notice: &Notice) {
-    let Notice { state, alert, .. } = notice;
-    let (state, kind, level) = (sinks::word(*state), &*alert.kind, alert.level.as_str());
-    let (name, owner, holder_id, value) =
-        (alert.name.as_deref(), alert.owner.as_deref(), alert.holder_id.as_deref(), alert.value);
-    let message = &alert.message;
-    match (notice.state, alert.level) {
-        (State::Resolved, _) => {
-            tracing::info!(target: "leasehold_server::alerts", alert = kind, state, level, name, owner, holder_id, value, "{message}");
-        }
-        (State::Firing, Level::Warning) => {
-            tracing::warn!(target: "leasehold_server::alerts", alert = kind, state, level, name, owner, holder_id, value, "{message}");
-        }
-        (State::Firing, Level::Critical) => {
-            tracing::error!(target: "leasehold_server::alerts", alert = kind, state, level, name, owner, holder_id, value, "{message}");
-        }
-    }
-}
-
-/// Alerts.
+/// The alerts of this server.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct AlertsPage {
-    /// Those that fire, the worst and newest first; then those that resolved in the last six hours, newest first.
+    /// Firing alerts, the worst and newest first; then alerts resolved in the last six hours, newest first.
     alerts: Vec<Alert>,
 }
 
-/// What is the matter, and what was
+/// List firing and recently resolved alerts
 #[utoipa::path(get, path = "/api/v1/alerts", tag = "alerts", responses((status = 200, body = AlertsPage)))]
-pub(crate) async fn list(Shared(app): Shared<App>) -> Json<AlertsPage> {
+pub(crate) async fn list(State(app): State<App>) -> Json<AlertsPage> {
     let state = app.alerts.state();
     let alerts = state.board.firing().into_iter().chain(state.board.resolved().cloned()).collect();
     Json(AlertsPage { alerts })

@@ -1,4 +1,4 @@
-//! `alerts`: who is told, and how. Nothing here shows a secret: a webhook's path is often one.
+//! The section `alerts` of the configuration. Nothing here reveals a secret; the path of a webhook often is one.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,46 +9,46 @@ use leasehold::config::{Setting, Settings, Written};
 
 use super::condition::Level;
 
-/// A secret that can be guessed signs nothing.
-const SECRET_BYTES: usize = 16;
-/// More tries than anybody waits for.
-const MOST_RETRIES: u32 = 20;
+/// The shortest accepted secret. A secret that can be guessed protects nothing.
+const MIN_SECRET_BYTES: usize = 16;
+/// The most retries of a delivery.
+const MAX_RETRIES: u32 = 20;
 
-/// Who is told of alerts. By default they stand in the log, and nobody else is told.
+/// Where alerts are sent. By default they are only logged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AlertSettings {
-    /// `alerts.log`: a line in the log for each.
+    /// `alerts.log`: whether alerts are logged.
     pub log: bool,
-    /// `alerts.level`: webhook and command are told of alerts of this level and worse.
+    /// `alerts.level`: the lowest level that the webhook and the command receive.
     pub level: AlertLevel,
-    /// `alerts.window`: how far back the rules over the fleet's counters look.
+    /// `alerts.window`: the window of the rules over the fleet's counters.
     pub window: Duration,
-    /// `alerts.webhook`
+    /// `alerts.webhook`: the URL that receives alerts.
     pub webhook: Option<Webhook>,
-    /// `alerts.command`
+    /// `alerts.command`: the program that is run for each alert.
     pub command: Option<AlertCommand>,
 }
 
-/// The least level that is told: `warning` or `critical`.
+/// The lowest level that is sent: `warning` or `critical`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AlertLevel(pub(super) Level);
 
-/// A URL that alerts are sent to.
+/// A webhook that receives alerts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Webhook {
-    /// `alerts.webhook.url`
+    /// `alerts.webhook.url`: where alerts are sent.
     pub url: WebhookUrl,
-    /// `alerts.webhook.secret`: signs what is sent.
+    /// `alerts.webhook.secret`: the secret that signs each delivery.
     pub secret: Option<Secret>,
-    /// `alerts.webhook.timeout`: how long one try may take.
+    /// `alerts.webhook.timeout`: the timeout of one attempt.
     pub timeout: Duration,
-    /// `alerts.webhook.retries`: how often a failed one is tried again.
+    /// `alerts.webhook.retries`: how often a failed delivery is retried.
     pub retries: u32,
-    /// `alerts.webhook.allow_private`: whether it may lead to loopback, private and link-local addresses.
+    /// `alerts.webhook.allow_private`: whether the host may resolve to loopback, private and link-local addresses.
     pub allow_private: bool,
-    /// `alerts.webhook.ca`: trust the authorities in this file instead of the machine's.
+    /// `alerts.webhook.ca`: a file of certificate authorities to trust instead of the system's CA store.
     pub ca: Option<PathBuf>,
 }
 
@@ -58,9 +58,9 @@ pub struct Webhook {
 pub struct AlertCommand {
     /// `alerts.command.run`: the program and its arguments; with `shell`, one line for `/bin/sh`.
     pub run: CommandLine,
-    /// `alerts.command.shell`: whether a shell reads it.
+    /// `alerts.command.shell`: whether `/bin/sh` runs the command.
     pub shell: bool,
-    /// `alerts.command.timeout`: after that it is killed.
+    /// `alerts.command.timeout`: after this time the command is killed.
     pub timeout: Duration,
 }
 
@@ -68,16 +68,16 @@ pub struct AlertCommand {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandLine(pub(super) Vec<String>);
 
-/// Where a webhook is; shown without what may be secret.
+/// The URL of a webhook. `Debug` hides the parts that may be secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct WebhookUrl(Uri);
 
-/// A secret; never shown.
+/// A secret. `Debug` hides it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl AlertSettings {
-    /// Reads the section `alerts` from settings that others read from too.
+    /// Reads the section `alerts` from settings that other parts read from too.
     pub fn read(settings: &mut Settings) -> Self {
         Self {
             log: settings.get("alerts.log", true),
@@ -97,18 +97,17 @@ impl Default for AlertSettings {
 
 impl Webhook {
     fn read(settings: &mut Settings) -> Option<Self> {
-        let url = settings.get("alerts.webhook.url", OrNone(None));
-        let secret = settings.get("alerts.webhook.secret", OrNone(None));
+        let url = settings.get("alerts.webhook.url", Optional(None));
+        let secret = settings.get("alerts.webhook.secret", Optional(None));
         let timeout = bounded(settings, "alerts.webhook.timeout", Duration::from_secs(10));
         let retries = settings.get("alerts.webhook.retries", 6);
-        if retries > MOST_RETRIES {
-            settings.refuse("alerts.webhook.retries", &format!("is {retries}; at most {MOST_RETRIES}"));
+        if retries > MAX_RETRIES {
+            settings.refuse("alerts.webhook.retries", &format!("is {retries}; at most {MAX_RETRIES}"));
         }
         let allow_private = settings.get("alerts.webhook.allow_private", false);
-        let ca: OrNone<File> = settings.get("alerts.webhook.ca", OrNone(None));
+        let ca: Optional<FilePath> = settings.get("alerts.webhook.ca", Optional(None));
         if url.0.is_none() && secret.0.is_some() {
-            settings
-                .refuse("alerts.webhook.secret", "signs what is sent, and alerts.webhook.url says nowhere to send it");
+            settings.refuse("alerts.webhook.secret", "signs deliveries, but alerts.webhook.url is not set");
         }
         let (url, secret, ca) = (url.0?, secret.0, ca.0.map(|file| file.0));
         Some(Self { url, secret, timeout, retries, allow_private, ca })
@@ -117,7 +116,7 @@ impl Webhook {
 
 impl AlertCommand {
     fn read(settings: &mut Settings) -> Option<Self> {
-        let run: OrNone<CommandLine> = settings.get("alerts.command.run", OrNone(None));
+        let run: Optional<CommandLine> = settings.get("alerts.command.run", Optional(None));
         let shell = settings.get("alerts.command.shell", false);
         let timeout = bounded(settings, "alerts.command.timeout", Duration::from_secs(30));
         if shell && run.0.as_ref().is_some_and(|run| run.0.len() > 1) {
@@ -127,7 +126,7 @@ impl AlertCommand {
     }
 }
 
-/// A time within which something can be done at all, and not for ever.
+/// Reads a duration that must be between 100 ms and one day.
 fn bounded(settings: &mut Settings, key: &str, default: Duration) -> Duration {
     const LEAST: Duration = Duration::from_millis(100);
     const MOST: Duration = Duration::from_secs(24 * 60 * 60);
@@ -139,10 +138,10 @@ fn bounded(settings: &mut Settings, key: &str, default: Duration) -> Duration {
     default
 }
 
-/// What nobody needs to say.
-struct OrNone<T>(Option<T>);
+/// A setting without a default.
+struct Optional<T>(Option<T>);
 
-impl<T: Setting> Setting for OrNone<T> {
+impl<T: Setting> Setting for Optional<T> {
     fn parse(text: &str) -> Result<Self, String> {
         T::parse(text).map(|value| Self(Some(value)))
     }
@@ -156,9 +155,9 @@ impl<T: Setting> Setting for OrNone<T> {
     }
 }
 
-struct File(PathBuf);
+struct FilePath(PathBuf);
 
-impl Setting for File {
+impl Setting for FilePath {
     fn parse(text: &str) -> Result<Self, String> {
         if text.is_empty() { Err("is empty: write the path of a file".into()) } else { Ok(Self(text.into())) }
     }
@@ -211,7 +210,7 @@ impl WebhookUrl {
         &self.0
     }
 
-    /// The name or address it leads to, without the brackets of IPv6.
+    /// The host name or address, without the brackets of IPv6.
     pub(super) fn host(&self) -> &str {
         self.0.host().unwrap_or("").trim_start_matches('[').trim_end_matches(']')
     }
@@ -226,11 +225,11 @@ impl WebhookUrl {
 }
 
 impl Setting for WebhookUrl {
-    /// Never repeats what was given: all of it may be secret.
+    /// Parses a URL. Errors never repeat the text, because all of it may be secret.
     fn parse(text: &str) -> Result<Self, String> {
-        let uri: Uri = text.parse().map_err(|_| "is no URL: write https://host/path".to_owned())?;
+        let uri: Uri = text.parse().map_err(|_| "is not a URL: write https://host/path".to_owned())?;
         if !matches!(uri.scheme_str(), Some("http" | "https")) {
-            return Err("is no http or https URL: write https://host/path".into());
+            return Err("is not an http or https URL: write https://host/path".into());
         }
         let authority = uri.authority().map_or("", axum::http::uri::Authority::as_str);
         if authority.contains('@') {
@@ -240,7 +239,7 @@ impl Setting for WebhookUrl {
             return Err("names no host: write https://host/path".into());
         }
         if authority.rsplit_once(':').is_some_and(|(_, port)| !port.ends_with(']') && port.parse::<u16>().is_err()) {
-            return Err("has a port that is none: write https://host:443/path".into());
+            return Err("has an invalid port: write https://host:443/path".into());
         }
         Ok(Self(uri))
     }
@@ -266,8 +265,8 @@ impl Secret {
 
 impl Setting for Secret {
     fn parse(text: &str) -> Result<Self, String> {
-        if text.len() < SECRET_BYTES {
-            return Err(format!("is shorter than {SECRET_BYTES} bytes: make one with `openssl rand -hex 32`"));
+        if text.len() < MIN_SECRET_BYTES {
+            return Err(format!("is shorter than {MIN_SECRET_BYTES} bytes: make one with `openssl rand -hex 32`"));
         }
         Ok(Self(text.to_owned()))
     }
@@ -288,7 +287,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_reads_what_people_write() {
+    fn the_section_alerts_is_read() {
         let text = "
 alerts:
   level: critical
@@ -312,7 +311,7 @@ alerts:
     }
 
     #[test]
-    fn what_is_wrong_is_said_without_secrets() {
+    fn errors_reveal_no_secrets() {
         for (text, place) in [
             ("alerts:\n  webhook:\n    url: hooks.example/canary\n", "3:10"),
             ("alerts:\n  webhook:\n    url: ftp://hooks.example/canary\n", "3:10"),

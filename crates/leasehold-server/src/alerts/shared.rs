@@ -1,5 +1,5 @@
-//! What the servers of one store leave to each other: the alerts that fire, so that all of them show the same, and
-//! whoever leads next neither tells anew what was told nor forgets to tell that it is over.
+//! The alerts that the servers of one store share. All servers show the same alerts, and the next leader neither
+//! repeats notifications nor forgets to send "resolved".
 
 use std::time::Duration;
 
@@ -7,84 +7,84 @@ use leasehold::{Bindings, Error};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::board::Left;
+use super::alert::SharedAlert;
 use crate::App;
 
-/// Where they stand in the store.
-const ID: &str = "leasehold-alerts";
-/// Without any server for so long, what fires then is told anew.
-const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// More than anybody reads, and less than a store takes in one value; the worst come first.
-const MOST: usize = 1_000;
-/// How often the others look, and the one that leads writes also what has not changed.
-const EVERY: Duration = Duration::from_secs(2);
-/// Between two writes.
-const PAUSE: Duration = Duration::from_millis(200);
+/// The id of the binding that stores the alerts.
+const BINDING_ID: &str = "leasehold-alerts";
+/// How long the alerts are stored. If no server runs for longer, firing alerts are sent again.
+const RETENTION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// The most alerts that are stored, the worst first: more than a person reads, and fewer than one value can hold.
+const MAX_ALERTS: usize = 1_000;
+/// How often followers read the alerts, and how often the leader writes unchanged ones.
+const SYNC_INTERVAL: Duration = Duration::from_secs(2);
+/// The shortest interval between two writes.
+const MIN_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Reads, or while this server leads writes, until it stops.
-pub(crate) fn share(app: App) -> JoinHandle<()> {
+/// Reads the shared alerts, or writes them while this server leads, until the server stops.
+pub(crate) fn start_sharing(app: App) -> JoinHandle<()> {
     let stopping = app.stopping.clone();
     tokio::spawn(async move {
-        // Where nobody is elected each server tells for itself.
+        // Without an election, each server sends its own alerts.
         if app.settings.monitor.enabled {
-            let _ = stopping.run_until_cancelled(again_and_again(&app)).await;
+            let _ = stopping.run_until_cancelled(sync_forever(&app)).await;
         }
     })
 }
 
-async fn again_and_again(app: &App) {
+async fn sync_forever(app: &App) {
     loop {
-        let next = Instant::now() + EVERY;
-        if let Err(error) = once(app).await {
+        let next = Instant::now() + SYNC_INTERVAL;
+        if let Err(error) = sync(app).await {
             tracing::debug!(%error, "the alerts were not shared with other servers");
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(MIN_INTERVAL).await;
         let _ = tokio::time::timeout_at(next, app.alerts.changed.notified()).await;
     }
 }
 
-async fn once(app: &App) -> Result<(), Error> {
-    match app.alerts.to_leave() {
-        Some(left) => leave(app, left).await,
+async fn sync(app: &App) -> Result<(), Error> {
+    match app.alerts.alerts_to_share() {
+        Some(shared) => store_alerts(app, shared).await,
         None => {
-            if let Some(left) = found(app).await? {
-                app.alerts.show(left);
+            if let Some(shared) = load_alerts(app).await? {
+                app.alerts.mirror(shared);
             }
             Ok(())
         }
     }
 }
 
-/// This server leads from now on: it goes on where the last one that led stopped.
+/// Makes this server the leader, which continues with the alerts of the previous one.
 ///
 /// # Errors
-/// When the store does not answer: whoever does not know what was told does not tell.
+/// Fails if the store does not answer: a server that does not know what was sent must not send anything.
 pub(crate) async fn take_over(app: &App) -> Result<(), Error> {
-    app.alerts.begin_to_lead(found(app).await?.unwrap_or_default());
+    app.alerts.start_leading(load_alerts(app).await?.unwrap_or_default());
     Ok(())
 }
 
-async fn leave(app: &App, mut left: Vec<Left>) -> Result<(), Error> {
-    left.truncate(MOST);
-    if !bindings(app).update(ID, &left, Some(KEPT_FOR)).await? {
-        bindings(app).try_create(ID, &left, KEPT_FOR).await?;
+async fn store_alerts(app: &App, mut shared: Vec<SharedAlert>) -> Result<(), Error> {
+    shared.truncate(MAX_ALERTS);
+    if !bindings(app).update(BINDING_ID, &shared, Some(RETENTION)).await? {
+        bindings(app).try_create(BINDING_ID, &shared, RETENTION).await?;
     }
     Ok(())
 }
 
-/// `None`: nobody has led yet, or the store was emptied.
-async fn found(app: &App) -> Result<Option<Vec<Left>>, Error> {
-    match bindings(app).get(ID).await {
+/// Reads the stored alerts; `None` if there has been no leader yet, or the store was emptied.
+async fn load_alerts(app: &App) -> Result<Option<Vec<SharedAlert>>, Error> {
+    match bindings(app).get(BINDING_ID).await {
         Ok(found) => Ok(found.map(|found| found.value)),
-        // Of another version: it is written anew.
+        // Written by another version; the leader overwrites it.
         Err(error @ Error::Unreadable { .. }) => {
-            tracing::warn!(%error, "the alerts another server left are not understood");
+            tracing::warn!(%error, "cannot parse the alerts that another server stored");
             Ok(None)
         }
         Err(error) => Err(error),
     }
 }
 
-fn bindings(app: &App) -> Bindings<Vec<Left>> {
+fn bindings(app: &App) -> Bindings<Vec<SharedAlert>> {
     app.locks.bindings()
 }

@@ -1,66 +1,68 @@
-//! Where a webhook may lead: to addresses of the internet, unless the configuration allows more. Whatever a name looks
-//! like, what counts is each address it resolves to, and the connection goes to one that was looked at.
+//! The targets of webhooks: public addresses only, unless the configuration allows others. Every address that the host
+//! resolves to is checked, and the connection uses one of the checked addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use tokio::net::{TcpStream, lookup_host};
 
-/// Addresses of one name that are tried.
-const TRIED: usize = 4;
+/// The most addresses of one host that are tried.
+const MAX_TRIED: usize = 4;
 
-/// Why nobody was connected to.
+/// Why a connection to a webhook failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Unreachable {
-    /// One of its addresses is none of the internet's.
-    #[error("its host leads to {0}, which is no public address; set alerts.webhook.allow_private if that is meant")]
+pub(super) enum ConnectError {
+    /// One of the host's addresses is not public.
+    #[error(
+        "its host resolves to {0}, which is not a public address; set alerts.webhook.allow_private if that is intended"
+    )]
     Private(IpAddr),
     #[error("its host has no address: {0}")]
     NoAddress(String),
-    #[error("no connection to {0}: {1}")]
+    #[error("cannot connect to {0}: {1}")]
     NoConnection(SocketAddr, std::io::Error),
-    #[error("no connection to {0} in time")]
+    #[error("connecting to {0} timed out")]
     TooSlow(SocketAddr),
 }
 
-/// Connects to a host, if every address it resolves to may be connected to.
+/// Connects to a host if every address it resolves to is allowed.
 pub(super) async fn connect(
     host: &str,
     port: u16,
     allow_private: bool,
     within: Duration,
-) -> Result<TcpStream, Unreachable> {
+) -> Result<TcpStream, ConnectError> {
     let found = match host.parse::<IpAddr>() {
         Ok(address) => vec![SocketAddr::new(address, port)],
         Err(_) => resolve(host, port, within).await?,
     };
     if found.is_empty() {
-        return Err(Unreachable::NoAddress("its name resolves to none".into()));
+        return Err(ConnectError::NoAddress("its name does not resolve to any".into()));
     }
-    // All of them: a name with one public and one private address is somebody's trick.
+    // Check all of them: a name with a public and a private address may be an attack.
     if !allow_private && let Some(private) = found.iter().find(|address| !is_public(address.ip())) {
-        return Err(Unreachable::Private(private.ip()));
+        return Err(ConnectError::Private(private.ip()));
     }
     let mut failed = None;
-    for address in found.into_iter().take(TRIED) {
+    for address in found.into_iter().take(MAX_TRIED) {
         match tokio::time::timeout(within, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => return Ok(stream),
-            Ok(Err(error)) => failed = Some(Unreachable::NoConnection(address, error)),
-            Err(_) => failed = Some(Unreachable::TooSlow(address)),
+            Ok(Err(error)) => failed = Some(ConnectError::NoConnection(address, error)),
+            Err(_) => failed = Some(ConnectError::TooSlow(address)),
         }
     }
-    Err(failed.unwrap_or_else(|| Unreachable::NoAddress("none was tried".into())))
+    Err(failed.unwrap_or_else(|| ConnectError::NoAddress("none was tried".into())))
 }
 
-async fn resolve(host: &str, port: u16, within: Duration) -> Result<Vec<SocketAddr>, Unreachable> {
+async fn resolve(host: &str, port: u16, within: Duration) -> Result<Vec<SocketAddr>, ConnectError> {
     match tokio::time::timeout(within, lookup_host((host, port))).await {
         Ok(Ok(found)) => Ok(found.collect()),
-        Ok(Err(error)) => Err(Unreachable::NoAddress(error.to_string())),
-        Err(_) => Err(Unreachable::NoAddress("its name is not resolved in time".into())),
+        Ok(Err(error)) => Err(ConnectError::NoAddress(error.to_string())),
+        Err(_) => Err(ConnectError::NoAddress("resolving its name timed out".into())),
     }
 }
 
-/// Whether an address is one of the internet's. What is not known to be one is none.
+/// Whether an address is public. Unknown ranges count as not public.
 fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => is_public_v4(v4),
@@ -73,10 +75,10 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
     let special = match (a, b, c) {
         // This network, private, loopback.
         (0 | 10 | 127, ..) => true,
-        // Shared by carriers, and the network of this link, where clouds keep their secrets.
+        // Carrier-grade NAT, and link-local addresses, where clouds serve credentials.
         (100, 64..=127, _) | (169, 254, _) => true,
         (172, 16..=31, _) | (192, 168, _) => true,
-        // Protocols, documentation, benchmarks, the old way from 6 to 4.
+        // Protocol assignments, documentation, benchmarks, 6to4 relays.
         (192, 0, 0 | 2) | (192, 88, 99) | (198, 18..=19, _) | (198, 51, 100) | (203, 0, 113) => true,
         // Multicast, reserved, broadcast.
         (224.., ..) => true,
@@ -90,12 +92,12 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     let bytes = address.octets();
     let last = || Ipv4Addr::new(bytes[12], bytes[13], bytes[14], bytes[15]);
     match (a, b, c) {
-        // An IPv4 address in another dress: mapped (::ffff:0:0/96), or translated (64:ff9b::/96).
+        // An embedded IPv4 address: mapped (::ffff:0:0/96) or translated (64:ff9b::/96).
         (0, 0, 0) if bytes[..10] == [0; 10] && bytes[10..12] == [0xff, 0xff] => is_public_v4(last()),
         (0x64, 0xff9b, 0) if bytes[..12] == [0, 0x64, 0xff, 0x9b, 0, 0, 0, 0, 0, 0, 0, 0] => is_public_v4(last()),
-        // Tunnels of old (2001::/32 and 2002::/16), documentation, benchmarks, identifiers: 2001::/23 and 2001:db8::/32.
+        // Teredo and 6to4 (2001::/32, 2002::/16), documentation, benchmarks, identifiers: 2001::/23 and 2001:db8::/32.
         (0x2001, 0..0x200, _) | (0x2001, 0xdb8, _) | (0x2002, ..) | (0x3fff, 0..0x1000, _) => false,
-        // Only this is given out to anybody at all.
+        // The only range that is assigned to the public.
         (0x2000..0x4000, ..) => true,
         _ => false,
     }
@@ -106,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_addresses_of_the_internet_are_public() {
+    fn only_internet_addresses_are_public() {
         let public = |text: &str| is_public(text.parse().unwrap_or_else(|_| panic!("{text}")));
         for address in [
             "1.1.1.1",

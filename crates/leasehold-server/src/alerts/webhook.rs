@@ -1,4 +1,4 @@
-//! An alert as a POST of JSON, signed. Redirects are not followed: they could lead anywhere.
+//! The webhook sink: a signed POST of JSON. Redirects are not followed, because they could lead anywhere.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,50 +12,50 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-use super::board::Notice;
+use super::alert::Notice;
 use super::settings::{Secret, Webhook};
-use super::target::{self, Unreachable};
+use super::target::{self, ConnectError};
 use crate::tls;
 
 const TIMESTAMP: &str = "x-leasehold-timestamp";
 const SIGNATURE: &str = "x-leasehold-signature";
 const DELIVERY: &str = "x-leasehold-delivery";
 
-/// A webhook that can be sent to.
-pub(super) struct Sender {
+/// Sends notifications to one webhook.
+pub(super) struct WebhookSender {
     webhook: Webhook,
     tls: Option<TlsConnector>,
 }
 
-/// Why one try failed.
+/// Why an attempt to deliver failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Undelivered {
+pub(super) enum DeliveryError {
     #[error(transparent)]
-    Unreachable(#[from] Unreachable),
-    #[error("no TLS: {0}")]
+    Unreachable(#[from] ConnectError),
+    #[error("the TLS handshake failed: {0}")]
     Tls(std::io::Error),
     #[error("the connection broke: {0}")]
     Broke(#[from] hyper::Error),
-    #[error("no answer in time")]
+    #[error("it did not answer in time")]
     TooSlow,
     #[error("it answered {0}{1}")]
     Answered(StatusCode, &'static str),
 }
 
-impl Undelivered {
-    /// Whether another try may help.
-    pub(super) fn is_passing(&self) -> bool {
+impl DeliveryError {
+    /// Whether another attempt may succeed.
+    pub(super) fn is_retryable(&self) -> bool {
         match self {
-            Self::Unreachable(Unreachable::Private(_)) => false,
+            Self::Unreachable(ConnectError::Private(_)) => false,
             Self::Answered(status, _) => status.is_server_error() || matches!(status.as_u16(), 408 | 425 | 429),
             _ => true,
         }
     }
 }
 
-impl Sender {
+impl WebhookSender {
     /// # Errors
-    /// When the authorities to trust cannot be read.
+    /// Fails if the certificate authorities cannot be read.
     pub(super) fn new(webhook: &Webhook) -> Result<Self, tls::TlsError> {
         let tls = if webhook.url.is_https() {
             let roots = tls::roots(webhook.ca.as_deref())?;
@@ -75,21 +75,21 @@ impl Sender {
         self.webhook.retries
     }
 
-    /// Where it leads, without secrets.
-    pub(super) fn shown(&self) -> String {
+    /// The URL without its secret parts.
+    pub(super) fn display_url(&self) -> String {
         format!("{:?}", self.webhook.url)
     }
 
-    /// One try.
-    pub(super) async fn send(&self, notice: &Notice) -> Result<(), Undelivered> {
-        let body = serde_json::to_string(notice).expect("a notice is JSON");
+    /// Makes one attempt to deliver a notification.
+    pub(super) async fn send(&self, notice: &Notice) -> Result<(), DeliveryError> {
+        let body = notice.to_json();
         match tokio::time::timeout(self.webhook.timeout, self.post(&notice.alert.id, body)).await {
             Ok(sent) => sent,
-            Err(_) => Err(Undelivered::TooSlow),
+            Err(_) => Err(DeliveryError::TooSlow),
         }
     }
 
-    async fn post(&self, id: &str, body: String) -> Result<(), Undelivered> {
+    async fn post(&self, id: &str, body: String) -> Result<(), DeliveryError> {
         let Webhook { url, allow_private, timeout, .. } = &self.webhook;
         let stream = target::connect(url.host(), url.port(), *allow_private, *timeout).await?;
         let request = self.request(id, body);
@@ -97,17 +97,17 @@ impl Sender {
             None => exchange(stream, request).await?,
             Some(tls) => {
                 let name = ServerName::try_from(url.host().to_owned());
-                let name = name.map_err(|error| Undelivered::Tls(std::io::Error::other(error)))?;
-                let stream = tls.connect(name, stream).await.map_err(Undelivered::Tls)?;
+                let name = name.map_err(|error| DeliveryError::Tls(std::io::Error::other(error)))?;
+                let stream = tls.connect(name, stream).await.map_err(DeliveryError::Tls)?;
                 exchange(stream, request).await?
             }
         };
         match status {
             status if status.is_success() => Ok(()),
             status if status.is_redirection() => {
-                Err(Undelivered::Answered(status, ", a redirect, which is not followed"))
+                Err(DeliveryError::Answered(status, ", a redirect, which is not followed"))
             }
-            status => Err(Undelivered::Answered(status, "")),
+            status => Err(DeliveryError::Answered(status, "")),
         }
     }
 
@@ -130,7 +130,7 @@ impl Sender {
     }
 }
 
-/// `v1=` and the HMAC-SHA256, in hex, of the timestamp, a dot and the body.
+/// Returns `v1=` and the HMAC-SHA256, in hex, of the timestamp, a dot and the body.
 fn signature(secret: &Secret, timestamp: u64, body: &str) -> String {
     let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, secret.reveal());
     let tag = ring::hmac::sign(&key, format!("{timestamp}.{body}").as_bytes());
@@ -138,7 +138,7 @@ fn signature(secret: &Secret, timestamp: u64, body: &str) -> String {
     format!("v1={hex}")
 }
 
-/// Sends a request and reads the head of its answer; nobody needs the rest.
+/// Sends a request and reads the head of the response; the rest is not needed.
 async fn exchange<S>(stream: S, request: Request<Body>) -> Result<StatusCode, hyper::Error>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -146,17 +146,17 @@ where
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let answered = sender.send_request(request);
     tokio::pin!(answered, connection);
-    // Both at once and no task of its own: when this future is dropped, so is the connection.
+    // Drive both here instead of in a task: dropping this future drops the connection.
     let response = tokio::select! {
         biased;
         response = &mut answered => response?,
-        // However it ended: the answer may have come before.
+        // However the connection ended, the response may have arrived before.
         _ = &mut connection => answered.await?,
     };
     Ok(response.status())
 }
 
-/// How long to wait before a try: ever longer, up to a minute.
-pub(super) fn pause(tries: u32) -> Duration {
+/// The exponential backoff before attempt `tries`, at most a minute.
+pub(super) fn backoff(tries: u32) -> Duration {
     Duration::from_secs(1 << tries.min(6)).min(Duration::from_secs(60))
 }

@@ -1,34 +1,34 @@
-//! What is to be thought of one holder, and what is to be done about it. No clock, no I/O: every case is a unit
-//! test.
+//! Judges one holder: which conditions to report and which action to take. No clock, no I/O: every case is a unit test.
 
 use std::time::Duration;
 
 use leasehold::config::{GpuLockMonitor, LockNames};
 use leasehold::{EvictMode, Holder, LockName};
 
-use super::ELECTION;
 use crate::alerts::{Condition, Level};
 
-/// A lease longer than this is more likely forgotten than needed.
-const STALE: Duration = Duration::from_secs(7_200);
-/// Another kind of client holds task locks, too; whatever else it keeps in the store is its own business.
-const TASKS: &str = "task_lock:";
+/// The lock that elects the server that monitors.
+pub(crate) const ELECTION: &str = "leasehold-monitor";
+/// A lease longer than this was more likely forgotten than needed.
+const STALE_LEASE: Duration = Duration::from_secs(7_200);
+/// The prefix of task locks. Foreign clients hold task locks too; their other keys are not judged.
+const TASK_PREFIX: &str = "task_lock:";
 
-/// When somebody is told, and what may be done.
+/// The thresholds of the monitor and what it may do.
 #[derive(Debug, Clone)]
 pub(crate) struct Rules {
     pub(crate) warning: Duration,
     pub(crate) soft: Duration,
     pub(crate) hard: Duration,
-    /// A sign of life is expected this often.
+    /// The expected heartbeat interval.
     pub(crate) heartbeat: Duration,
-    /// Without one for so long, a holder counts as dead.
+    /// A holder without a heartbeat for this long counts as dead.
     pub(crate) silence: Duration,
-    /// Whether locks are taken away at all.
+    /// Whether the monitor evicts at all.
     pub(crate) auto_recovery: bool,
-    /// Also from the living, when they are over the hard level.
+    /// Whether living holders are evicted too, at the hard level.
     pub(crate) evict_living: bool,
-    /// The locks that the levels are for, and that may be taken away.
+    /// The locks that the levels apply to and that may be evicted.
     pub(crate) names: LockNames,
 }
 
@@ -48,24 +48,24 @@ impl From<&GpuLockMonitor> for Rules {
     }
 }
 
-/// What no single look can tell of a holder.
+/// What earlier passes observed of a holder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Past {
-    /// When it was first seen: what is known of a foreign holder's age.
+    /// When the holder was first seen; the age of a foreign holder counts from here.
     first_seen_ms: u64,
-    /// When its lease was last seen to be prolonged, or it was first seen: for a lease that does not say so itself.
+    /// When the lease was last seen to be extended, or first seen, for leases that do not record their renewals.
     moved_ms: u64,
-    /// When its lease was to end by the last look; `None`: never.
+    /// The expiry of the lease when last seen; `None` if it never expires.
     ends_ms: Option<u64>,
-    /// Since when its process cannot be reached.
+    /// Since when the holder's process has been unreachable.
     gone_since_ms: Option<u64>,
 }
 
-/// Two looks at the same end of a lease differ by less than this.
-const SAME_END_MS: u64 = 1_000;
+/// Two readings of the same expiry differ by less than this.
+const EXPIRY_TOLERANCE_MS: u64 = 1_000;
 
 impl Past {
-    /// Of a holder that is seen for the first time.
+    /// The past of a holder that is seen for the first time.
     pub(crate) fn new(holder: &Holder, now_ms: u64) -> Self {
         Self {
             first_seen_ms: now_ms,
@@ -75,22 +75,22 @@ impl Past {
         }
     }
 
-    /// Of a holder that another server has seen: since when it is held, and since when its process is gone.
+    /// The past of a holder as another server observed it.
     pub(crate) fn recalled(first_seen_ms: u64, gone_since_ms: Option<u64>, now_ms: u64) -> Self {
         Self { first_seen_ms, moved_ms: now_ms, ends_ms: None, gone_since_ms }
     }
 
-    /// When it was first seen, and since when its process is gone.
+    /// Returns when the holder was first seen, and since when its process has been unreachable.
     pub(crate) fn began(&self) -> (u64, Option<u64>) {
         (self.first_seen_ms, self.gone_since_ms)
     }
 
-    /// The same holder, seen again.
+    /// Updates the past with another observation of the same holder.
     pub(crate) fn seen_again(&mut self, holder: &Holder, now_ms: u64) {
         let ends_ms = ends_ms(holder, now_ms);
         let prolonged = match (self.ends_ms, ends_ms) {
-            (Some(before), Some(now)) => now > before + SAME_END_MS,
-            // Whoever gives a key an end again is at work.
+            (Some(before), Some(now)) => now > before + EXPIRY_TOLERANCE_MS,
+            // A client that sets an expiry again is at work.
             (before, now) => before != now,
         };
         if prolonged {
@@ -108,23 +108,23 @@ fn ends_ms(holder: &Holder, now_ms: u64) -> Option<u64> {
     Some(now_ms.saturating_add(u64::try_from(holder.ttl_left?.as_millis()).unwrap_or(u64::MAX)))
 }
 
-/// What is thought of a holder.
+/// The verdict on a holder.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Verdict {
-    /// What somebody should know.
+    /// The conditions to report.
     pub(crate) conditions: Vec<Condition>,
-    /// What is to be done.
+    /// The action to take.
     pub(crate) action: Option<Action>,
-    /// Whether its past matters at the next look.
+    /// Whether the past of this holder matters in the next pass.
     pub(crate) remember: bool,
 }
 
-/// What is to be done to a holder.
+/// An action on a holder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// It is asked to come to an end: at the soft level, and again at the hard one.
+    /// Asks the holder to finish: at the soft level, and again at the hard level.
     Ask {
-        at: Reached,
+        at: TimeoutLevel,
         why: String,
     },
     Evict {
@@ -133,103 +133,109 @@ pub(crate) enum Action {
     },
 }
 
-/// How far over.
+/// The timeout level that a holder has reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Reached {
+pub(crate) enum TimeoutLevel {
     Warning,
     Soft,
     Hard,
 }
 
-/// Judges one holder by one look at it.
+/// Judges one holder by one observation and its past.
 pub(crate) fn judge(name: &LockName, holder: &Holder, past: &Past, now_ms: u64, rules: &Rules) -> Verdict {
-    let look = Look::new(holder, past, now_ms);
+    let observed = Observation::new(holder, past, now_ms);
     let watched = rules.names.contains(name) && name.as_str() != ELECTION;
-    let dead = look.is_dead(rules);
-    let reached = if watched { rules.reached(look.held) } else { None };
+    let dead = observed.is_dead(rules);
+    let reached = if watched { rules.level_of(observed.held) } else { None };
 
     let mut conditions = Vec::new();
-    let mut tell = |kind, level, value: Duration, what: String| {
+    let mut add = |kind, level, value: Duration, what: String| {
         let message = format!("{name}: {what}");
         conditions.push(Condition::new(kind, level, message).held(name, holder).value(value.as_secs_f64()));
     };
     for (over, kind, level) in [
-        (Reached::Warning, "lock_over_warning", Level::Warning),
-        (Reached::Soft, "lock_over_soft", Level::Warning),
-        (Reached::Hard, "lock_over_hard", Level::Critical),
+        (TimeoutLevel::Warning, "lock_over_warning", Level::Warning),
+        (TimeoutLevel::Soft, "lock_over_soft", Level::Warning),
+        (TimeoutLevel::Hard, "lock_over_hard", Level::Critical),
     ] {
         if reached.is_some_and(|reached| reached >= over) {
-            let held = shown(look.held);
-            let alive = if dead { "without a sign of life" } else { "and alive" };
-            tell(kind, level, look.held, format!("held by {} for {held} {alive}", holder.owner));
+            let held = shown(observed.held);
+            let alive = if dead { "without a heartbeat" } else { "and alive" };
+            add(kind, level, observed.held, format!("held by {} for {held} {alive}", holder.owner));
         }
     }
-    if let Some(text) = look.cannot_be_reached(rules) {
-        tell("dead_holder", Level::Warning, look.silent, format!("the process of {} {text}", holder.owner));
+    if let Some(text) = observed.cannot_be_reached(rules) {
+        add("dead_holder", Level::Warning, observed.silent, format!("the process of {} {text}", holder.owner));
     } else if watched && dead && !holder.foreign {
-        let text = format!("no sign of life of {} for {}", holder.owner, shown(look.silent));
-        tell("dead_holder", Level::Warning, look.silent, text);
+        let text = format!("no heartbeat from {} for {}", holder.owner, shown(observed.silent));
+        add("dead_holder", Level::Warning, observed.silent, text);
     }
-    if !holder.foreign || watched || name.as_str().starts_with(TASKS) {
+    if !holder.foreign || watched || name.as_str().starts_with(TASK_PREFIX) {
         let lease = holder.ttl.into_iter().chain(holder.ttl_left).max();
         match lease {
-            Some(lease) if lease > STALE => {
-                tell("stale_lock", Level::Warning, lease, format!("a lease of {} by {}", shown(lease), holder.owner));
+            Some(lease) if lease > STALE_LEASE => {
+                add("stale_lock", Level::Warning, lease, format!("a lease of {} by {}", shown(lease), holder.owner));
             }
-            // Of ours, somebody took the end away; the next renewal puts it back.
+            // If one of our leases lost its expiry, the next renewal restores it.
             _ if holder.ttl_left.is_none() && (holder.foreign || dead) => {
-                tell("stale_lock", Level::Warning, look.held, format!("held by {}, and never ends", holder.owner));
+                add("stale_lock", Level::Warning, observed.held, format!("held by {}, and never ends", holder.owner));
             }
             _ => {}
         }
     }
-    let action = if watched { decide(holder, &look, dead, reached, rules) } else { None };
-    let remember = !conditions.is_empty() || look.gone_for.is_some() || (watched && holder.foreign);
+    let action = if watched { decide(holder, &observed, dead, reached, rules) } else { None };
+    let remember = !conditions.is_empty() || observed.gone_for.is_some() || (watched && holder.foreign);
     Verdict { conditions, action, remember }
 }
 
-/// Decides what is done to a holder of a watched lock. Nothing is taken away below the hard level, and a lease of ours
-/// is revoked, never forced: its holder may be alive, cut off from the store, and believe in it until its ttl ends.
-fn decide(holder: &Holder, look: &Look<'_>, dead: bool, reached: Option<Reached>, rules: &Rules) -> Option<Action> {
-    let over_hard = reached == Some(Reached::Hard);
-    let held = shown(look.held);
+/// Decides the action on the holder of a monitored lock. Nobody is evicted below the hard level. Our own leases are
+/// revoked and never forced: the holder may be alive, cut off from the store, and rely on its lease until the TTL ends.
+fn decide(
+    holder: &Holder,
+    observed: &Observation<'_>,
+    dead: bool,
+    reached: Option<TimeoutLevel>,
+    rules: &Rules,
+) -> Option<Action> {
+    let over_hard = reached == Some(TimeoutLevel::Hard);
+    let held = shown(observed.held);
     if over_hard && rules.auto_recovery && (dead || rules.evict_living) {
-        let mode = if holder.foreign || look.has_outlived_its_ttl() { EvictMode::Force } else { EvictMode::Revoke };
+        let mode = if holder.foreign || observed.has_outlived_its_ttl() { EvictMode::Force } else { EvictMode::Revoke };
         let why = if dead {
-            format!("no sign of life for {}, and held for {held}: over the hard level", shown(look.silent))
+            format!("no heartbeat for {}, and held for {held}: over the hard level", shown(observed.silent))
         } else {
-            format!("held for {held}, over the hard level, and the living are evicted too")
+            format!("held for {held}, over the hard level, and living holders are evicted too")
         };
         return (mode == EvictMode::Force || !holder.revoked).then_some(Action::Evict { mode, why });
     }
-    let at = reached.filter(|reached| *reached >= Reached::Soft && !dead)?;
-    let why = format!("held for {held}: please come to an end");
-    (look.can_be_asked() && !holder.revoked).then_some(Action::Ask { at, why })
+    let at = reached.filter(|reached| *reached >= TimeoutLevel::Soft && !dead)?;
+    let why = format!("held for {held}: please finish");
+    (observed.can_be_asked() && !holder.revoked).then_some(Action::Ask { at, why })
 }
 
-/// One look, with what the past adds to it.
-struct Look<'a> {
+/// One observation of a holder, combined with its past.
+struct Observation<'a> {
     holder: &'a Holder,
     held: Duration,
-    /// Since the last sign of life.
+    /// The time since the last heartbeat.
     silent: Duration,
     gone_for: Option<Duration>,
 }
 
-impl<'a> Look<'a> {
+impl<'a> Observation<'a> {
     fn new(holder: &'a Holder, past: &Past, now_ms: u64) -> Self {
         let since = |then_ms: u64| Duration::from_millis(now_ms.saturating_sub(then_ms));
         let held = since(if holder.since_ms > 0 { holder.since_ms } else { past.first_seen_ms });
         let silent = match (holder.ttl, holder.ttl_left) {
-            // A renewal restores the recorded ttl: what is missing of it is the time since the last one.
+            // A renewal restores the full TTL, so the elapsed part is the time since the last renewal.
             (Some(ttl), Some(left)) => ttl.saturating_sub(left).min(held),
             _ => since(past.moved_ms),
         };
         Self { holder, held, silent, gone_for: past.gone_since_ms.map(since) }
     }
 
-    /// A process that is there is a sign of life, also of a lease that is not renewed by design; and it is there
-    /// while it reconnects.
+    /// Whether the holder counts as dead. A connected process is alive even if it does not renew its lease, and it
+    /// still counts as connected while it reconnects.
     fn is_dead(&self, rules: &Rules) -> bool {
         let there = match self.holder.connected {
             Some(true) => true,
@@ -239,8 +245,8 @@ impl<'a> Look<'a> {
         self.silent >= rules.silence && !there
     }
 
-    /// A revoked lease whose end somebody removed (`PERSIST`), and that has shown no renewal for its whole ttl: its
-    /// holder cannot believe in it any more, and it would stay for ever.
+    /// Whether a revoked lease lost its expiry (`PERSIST`) and was not renewed for its whole TTL. Its holder can no
+    /// longer rely on it, and it would never expire.
     fn has_outlived_its_ttl(&self) -> bool {
         let endless = self.holder.revoked && self.holder.ttl_left.is_none();
         endless && self.holder.ttl.is_some_and(|ttl| self.silent > ttl)
@@ -250,7 +256,8 @@ impl<'a> Look<'a> {
         !self.holder.foreign && self.holder.listens && self.holder.connected != Some(false)
     }
 
-    /// Not for a moment (a client reconnects, a server restarts) but for longer than a heartbeat.
+    /// Describes a process that has been unreachable for longer than a heartbeat, not just during a reconnect or
+    /// restart.
     fn cannot_be_reached(&self, rules: &Rules) -> Option<String> {
         let gone_for = self.gone_for.filter(|gone| *gone >= rules.heartbeat && self.silent >= rules.heartbeat)?;
         let ends = self.holder.ttl_left.map_or_else(String::new, |left| format!("; its lease ends in {}", shown(left)));
@@ -259,14 +266,14 @@ impl<'a> Look<'a> {
 }
 
 impl Rules {
-    fn reached(&self, held: Duration) -> Option<Reached> {
-        [(self.hard, Reached::Hard), (self.soft, Reached::Soft), (self.warning, Reached::Warning)]
+    fn level_of(&self, held: Duration) -> Option<TimeoutLevel> {
+        [(self.hard, TimeoutLevel::Hard), (self.soft, TimeoutLevel::Soft), (self.warning, TimeoutLevel::Warning)]
             .into_iter()
             .find_map(|(level, reached)| (held >= level).then_some(reached))
     }
 }
 
-/// A duration for people: the two largest units.
+/// Formats a duration for people, with its two largest units.
 fn shown(duration: Duration) -> String {
     let seconds = duration.as_secs();
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);

@@ -16,7 +16,7 @@ fn name(text: &str) -> LockName {
     LockName::new(text).expect("a name")
 }
 
-/// A holder by the library: held for so long, renewed so long ago.
+/// A holder that uses this library: when it acquired and last renewed its lease, in seconds before now.
 fn ours(held_s: u64, silent_s: u64, ttl_s: u64, connected: Option<bool>) -> Holder {
     Holder {
         id: Token::random().holder_id(),
@@ -32,7 +32,7 @@ fn ours(held_s: u64, silent_s: u64, ttl_s: u64, connected: Option<bool>) -> Hold
     }
 }
 
-/// Another kind of client's.
+/// A holder that uses another kind of client.
 fn foreign(left_s: Option<u64>) -> Holder {
     Holder {
         since_ms: 0,
@@ -45,7 +45,7 @@ fn foreign(left_s: Option<u64>) -> Holder {
     }
 }
 
-/// First seen so long ago, and the same ever since.
+/// The past of a holder that was first seen `seconds` ago and has not changed since.
 fn since(holder: &Holder, seconds: u64) -> Past {
     let then = NOW - seconds * 1_000;
     let mut past =
@@ -57,7 +57,7 @@ fn since(holder: &Holder, seconds: u64) -> Past {
 fn judged(lock: &str, holder: &Holder, past: &Past, rules: &Rules) -> (Vec<&'static str>, Option<&'static str>) {
     let verdict = judge(&name(lock), holder, past, NOW, rules);
     let action = verdict.action.map(|action| match action {
-        Action::Ask { at: Reached::Hard, .. } => "ask again",
+        Action::Ask { at: TimeoutLevel::Hard, .. } => "ask again",
         Action::Ask { .. } => "ask",
         Action::Evict { mode: EvictMode::Revoke, .. } => "revoke",
         Action::Evict { mode: EvictMode::Force, .. } => "force",
@@ -65,7 +65,7 @@ fn judged(lock: &str, holder: &Holder, past: &Past, rules: &Rules) -> (Vec<&'sta
     (verdict.conditions.iter().map(|condition| condition.kind).collect(), action)
 }
 
-/// Of a holder that has always been like that.
+/// Judges a holder that has never changed.
 fn of(holder: &Holder, rules: &Rules) -> (Vec<&'static str>, Option<&'static str>) {
     judged("gpu_lock:0", holder, &since(holder, 100_000), rules)
 }
@@ -77,7 +77,7 @@ const DEAD: &str = "dead_holder";
 const STALE_LOCK: &str = "stale_lock";
 
 #[test]
-fn a_living_long_task_is_told_about_and_asked_and_nothing_else() {
+fn a_living_long_task_is_only_reported_and_asked() {
     let rules = rules();
     for (held_s, expected) in [
         (10, (vec![], None)),
@@ -90,19 +90,23 @@ fn a_living_long_task_is_told_about_and_asked_and_nothing_else() {
     ] {
         assert_eq!(of(&ours(held_s, 50, 300, Some(true)), &rules), expected, "held for {held_s} s");
     }
-    // Also one that does not renew, for as long as its process is there; and one that no process stands for, but
-    // that somebody renews.
+    // The same for a holder that does not renew while its process is connected, and for a lease without a process that
+    // somebody renews.
     assert_eq!(of(&ours(3_600, 3_600, 7_200, Some(true)), &rules).1, Some("ask again"));
-    assert_eq!(of(&ours(3_600, 50, 300, None), &rules), (vec![WARNING, SOFT, HARD], None), "nobody to ask");
+    assert_eq!(
+        of(&ours(3_600, 50, 300, None), &rules),
+        (vec![WARNING, SOFT, HARD], None),
+        "there is no process to ask"
+    );
 }
 
 #[test]
-fn the_living_are_evicted_only_where_that_is_configured_and_never_by_force() {
+fn living_holders_are_evicted_only_if_configured_and_never_by_force() {
     let mut rules = rules();
     rules.evict_living = true;
     assert_eq!(of(&ours(899, 50, 300, Some(true)), &rules).1, Some("ask"));
     assert_eq!(of(&ours(900, 50, 300, Some(true)), &rules).1, Some("revoke"));
-    assert_eq!(of(&Holder { revoked: true, ..ours(900, 50, 300, Some(true)) }, &rules).1, None, "told already");
+    assert_eq!(of(&Holder { revoked: true, ..ours(900, 50, 300, Some(true)) }, &rules).1, None, "revoked already");
     rules.auto_recovery = false;
     assert_eq!(of(&ours(900, 50, 300, Some(true)), &rules).1, Some("ask again"), "nothing is taken away then");
 }
@@ -110,7 +114,7 @@ fn the_living_are_evicted_only_where_that_is_configured_and_never_by_force() {
 #[test]
 fn a_dead_lease_of_ours_is_revoked_at_the_hard_level_and_never_forced_inside_its_ttl() {
     let rules = rules();
-    // Its process is gone, a lease that belongs to no process, and one where the store cannot tell.
+    // A dead process, a lease that belongs to no process, and one whose process the store cannot check.
     let unknown = |held_s| Holder { listens: true, ..ours(held_s, held_s, 3_600, None) };
     for dead in [|s| ours(s, s, 3_600, Some(false)), |s| ours(s, s, 3_600, None), unknown] {
         assert_eq!(of(&dead(299), &rules).1, None, "not dead yet");
@@ -121,13 +125,13 @@ fn a_dead_lease_of_ours_is_revoked_at_the_hard_level_and_never_forced_inside_its
             assert_eq!(of(&Holder { revoked: true, ..dead(held_s) }, &rules).1, None, "its ttl is the promise");
         }
     }
-    // It renewed until it died.
+    // Renewed until it died.
     assert_eq!(of(&ours(5_000, 299, 3_600, Some(false)), &rules).1, None, "not dead yet");
     assert_eq!(of(&ours(5_000, 300, 3_600, Some(false)), &rules).1, Some("revoke"));
 }
 
 #[test]
-fn a_lease_whose_end_was_removed_is_forced_once_its_ttl_is_over() {
+fn a_lease_without_expiry_is_forced_once_its_ttl_is_over() {
     let rules = rules();
     let endless = |held_s| Holder { ttl_left: None, ..ours(held_s, 0, 1_200, None) };
     let at = |holder: &Holder, seen_s| judged("gpu_lock:0", holder, &since(holder, seen_s), &rules);
@@ -136,12 +140,12 @@ fn a_lease_whose_end_was_removed_is_forced_once_its_ttl_is_over() {
     assert_eq!(at(&endless(900), 300).1, Some("revoke"));
     let revoked = Holder { revoked: true, ..endless(5_000) };
     assert_eq!(at(&revoked, 1_200).1, None, "it may have been renewed just before it was first seen");
-    assert_eq!(at(&revoked, 1_201).1, Some("force"), "nobody can believe in it any more");
+    assert_eq!(at(&revoked, 1_201).1, Some("force"), "no holder can rely on it any more");
     assert_eq!(at(&endless(5_000), 1_201).1, Some("revoke"), "renewals are refused first");
 }
 
 #[test]
-fn without_auto_recovery_it_is_only_told() {
+fn without_auto_recovery_nothing_is_evicted() {
     let mut rules = rules();
     rules.auto_recovery = false;
     for holder in [ours(2_000, 300, 3_600, Some(false)), ours(2_000, 300, 3_600, None), foreign(Some(60))] {
@@ -158,8 +162,8 @@ fn a_process_is_not_dead_because_it_reconnects() {
     past.seen_again(&holder, NOW);
     assert!(!judged("gpu_lock:0", &holder, &past, &rules).0.contains(&DEAD), "just gone");
     assert!(!judged("a", &holder, &since(&holder, 59), &rules).0.contains(&DEAD), "for less than a heartbeat");
-    assert_eq!(judged("a", &holder, &since(&holder, 60), &rules), (vec![DEAD], None), "told of whatever lock");
-    // Not even one that does not renew.
+    assert_eq!(judged("a", &holder, &since(&holder, 60), &rules), (vec![DEAD], None), "reported for any lock");
+    // Not even if it does not renew.
     let silent = ours(3_600, 3_000, 7_200, Some(false));
     assert_eq!(judged("gpu_lock:0", &silent, &since(&silent, 59), &rules).1, None);
     assert_eq!(judged("gpu_lock:0", &silent, &since(&silent, 60), &rules).1, Some("revoke"));
@@ -168,7 +172,7 @@ fn a_process_is_not_dead_because_it_reconnects() {
 }
 
 #[test]
-fn another_kind_of_client_is_freed_at_the_hard_level_unless_it_prolongs_its_lock() {
+fn a_foreign_holder_is_forced_at_the_hard_level_unless_it_extends_its_lease() {
     let mut rules = rules();
     let at = |seconds, rules: &Rules| {
         let holder = foreign(Some(2_000));
@@ -187,11 +191,11 @@ fn another_kind_of_client_is_freed_at_the_hard_level_unless_it_prolongs_its_lock
 }
 
 #[test]
-fn only_the_named_locks_have_levels_and_are_touched() {
+fn only_configured_names_have_levels_and_are_evicted() {
     let mut rules = rules();
     let dead = ours(2_000, 2_000, 7_200, Some(false));
     for lock in ["task_lock:6", "nightly-report", "gpu_lock", ELECTION] {
-        assert_eq!(judged(lock, &dead, &since(&dead, 2_000), &rules), (vec![DEAD], None), "{lock}: told, no more");
+        assert_eq!(judged(lock, &dead, &since(&dead, 2_000), &rules), (vec![DEAD], None), "{lock}: reported only");
         let script = ours(2_000, 2_000, 7_200, None);
         assert_eq!(
             judged(lock, &script, &since(&script, 2_000), &rules),
@@ -213,7 +217,7 @@ fn a_lease_of_more_than_two_hours_is_stale() {
     assert_eq!(kinds("task_lock:6", &foreign(Some(7_201))), [STALE_LOCK]);
     assert_eq!(kinds("task_lock:6", &foreign(None)), [STALE_LOCK], "it never ends");
     assert_eq!(kinds("anything", &ours(5, 5, 80_000, Some(true))), [STALE_LOCK]);
-    assert_eq!(kinds("session:9", &foreign(None)), [""; 0], "what else is in the store is nobody's lock");
+    assert_eq!(kinds("session:9", &foreign(None)), [""; 0], "other keys in the store are not locks");
     let verdict = judge(&name("a"), &ours(5, 5, 9_000, None), &since(&foreign(None), 1), NOW, &rules);
     let stale = &verdict.conditions[0];
     assert_eq!((stale.level, stale.value), (Level::Warning, Some(9_000.0)));

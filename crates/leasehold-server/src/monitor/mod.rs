@@ -1,12 +1,12 @@
-//! The monitor: one server among all looks at every lock again and again, tells what is wrong with them, asks the
-//! living to finish, revokes the leases of the dead, and forces only foreign holders.
+//! The monitor. One elected server inspects every lock in regular passes, reports problems, asks living holders to
+//! finish, revokes the leases of dead ones, and uses force only on foreign holders.
 //!
-//! | file | what it is about |
+//! | module | topic |
 //! |---|---|
-//! | `judge` | what is thought of one holder: no clock, no I/O |
-//! | `memory` | what the leader remembers from one look to the next |
-//! | `pass` | looking at every lock |
-//! | `act` | asking and evicting: audited, compared, told |
+//! | `judge` | the verdict on one holder: no clock, no I/O |
+//! | `memory` | what the leader remembers between passes |
+//! | `pass` | inspecting every lock |
+//! | `act` | asking and evicting: audited, compared with the holder id, published |
 
 mod act;
 mod judge;
@@ -29,216 +29,217 @@ use serde::Serialize;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::{App, alerts, wall_ms};
-use act::Done;
-use pass::{Seen, Watch};
+use crate::clock::unix_ms;
+use crate::{App, alerts};
+use act::ActionView;
+pub(crate) use judge::ELECTION;
+use pass::{Leader, PassCounts};
 
-/// The election of the one that looks: a lock like any other.
-pub(crate) const ELECTION: &str = "leasehold-monitor";
-/// The dead leader's successor leads after this at the latest.
-const LEAD: Duration = Duration::from_secs(10);
-/// Shorter, and a busy machine would change the leader again and again.
-const SHORTEST_LEAD: Duration = Duration::from_secs(3);
-/// The pause before a server stands again that could not stand at all.
-const PAUSE: Duration = Duration::from_secs(5);
-/// Actions that are shown.
-const KEPT: usize = 50;
+/// The longest lease of the leader: the latest time by which a successor takes over from a dead leader.
+const MAX_LEASE: Duration = Duration::from_secs(10);
+/// The shortest lease of the leader. With a shorter one, the leader would change often on a busy machine.
+const MIN_LEASE: Duration = Duration::from_secs(3);
+/// The pause before a server that could not take part in the election tries again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// The most recent actions that are shown.
+const MAX_ACTIONS: usize = 50;
 
-/// What this server's monitor does, for people.
+/// The state of this server's monitor, as shown to people.
 #[derive(Debug, Default)]
-pub(crate) struct Monitor(Mutex<Doing>);
+pub(crate) struct Monitor(Mutex<MonitorState>);
 
 #[derive(Debug, Default)]
-struct Doing {
+struct MonitorState {
     leads: bool,
     last_pass: Option<(u64, Duration)>,
-    seen: Seen,
-    done: VecDeque<Done>,
+    seen: PassCounts,
+    actions: VecDeque<ActionView>,
 }
 
-/// How the locks are monitored.
+/// The state of the monitor.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct MonitorView {
-    /// Whether this server is the one that looks.
+    /// Whether this server is the leader.
     leader: bool,
-    /// The server that is; `null` while nobody is, or the store does not answer.
+    /// The leader; `null` if there is none or the store does not answer.
     leader_owner: Option<String>,
-    /// When this server last looked at every lock.
+    /// When this server last finished a pass, in wall-clock milliseconds.
     last_pass_ms: Option<u64>,
-    /// How long that took.
+    /// How long that pass took.
     pass_took_ms: Option<u64>,
-    /// How many locks it saw.
+    /// How many locks the pass saw.
     locks_seen: usize,
     /// How many of them are held by another kind of client.
     foreign_seen: usize,
-    /// Whether this server stands for election at all.
+    /// Whether this server takes part in the election.
     enabled: bool,
-    /// Whether locks are taken away, or only told about.
+    /// Whether the monitor evicts holders or only reports them.
     auto_recovery: bool,
     levels: LevelsView,
-    /// Without a sign of life for so long, a holder counts as dead.
+    /// A holder without a heartbeat for this long counts as dead.
     heartbeat_timeout_ms: u64,
-    /// The last things this server's monitor did, the newest first.
-    actions: Vec<Done>,
+    /// The most recent actions of this server's monitor, newest first.
+    actions: Vec<ActionView>,
 }
 
-/// Held for so long, somebody is told.
+/// The timeout levels: how long a lock may be held.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(crate) struct LevelsView {
+    /// The lock is reported.
     warning_ms: u64,
     /// The holder is asked to finish.
     soft_ms: u64,
-    /// The lease of a holder without a sign of life is revoked; a foreign holder loses the lock by force.
+    /// The lease of a dead holder is revoked; a foreign holder is evicted by force.
     hard_ms: u64,
 }
 
-/// How the locks are monitored, and what the monitor did
+/// Show the monitor and its recent actions
 ///
-/// One server of a store looks; the others answer for themselves, and name it.
+/// One server of a store monitors. The others show their own state and name the leader.
 #[utoipa::path(get, path = "/api/v1/monitor", tag = "locks", responses((status = 200, body = MonitorView)))]
 pub(crate) async fn show(State(app): State<App>) -> Json<MonitorView> {
     let leader = app.locks.elect(ELECTION).leader().await.ok().flatten();
     let section = &app.settings.monitor;
-    let doing = app.monitor.lock();
+    let state = app.monitor.lock();
     Json(MonitorView {
-        leader: doing.leads,
+        leader: state.leads,
         leader_owner: leader.map(|leader| leader.owner.to_string()),
-        last_pass_ms: doing.last_pass.map(|(at_ms, _)| at_ms),
-        pass_took_ms: doing.last_pass.map(|(_, took)| whole_ms(took)),
-        locks_seen: doing.seen.locks,
-        foreign_seen: doing.seen.foreign,
+        last_pass_ms: state.last_pass.map(|(at_ms, _)| at_ms),
+        pass_took_ms: state.last_pass.map(|(_, took)| millis(took)),
+        locks_seen: state.seen.locks,
+        foreign_seen: state.seen.foreign,
         enabled: section.enabled,
         auto_recovery: section.auto_recovery,
         levels: LevelsView {
-            warning_ms: whole_ms(section.timeout_levels.warning),
-            soft_ms: whole_ms(section.timeout_levels.soft_timeout),
-            hard_ms: whole_ms(section.timeout_levels.hard_timeout),
+            warning_ms: millis(section.timeout_levels.warning),
+            soft_ms: millis(section.timeout_levels.soft_timeout),
+            hard_ms: millis(section.timeout_levels.hard_timeout),
         },
-        heartbeat_timeout_ms: whole_ms(section.heartbeat.timeout.duration()),
-        actions: doing.done.iter().rev().cloned().collect(),
+        heartbeat_timeout_ms: millis(section.heartbeat.timeout.duration()),
+        actions: state.actions.iter().rev().cloned().collect(),
     })
 }
 
-fn whole_ms(duration: Duration) -> u64 {
+fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 impl Monitor {
-    /// Stands for election until the server stops, and looks while it leads.
+    /// Takes part in the election until the server stops, and monitors while it leads.
     pub(crate) fn start(app: App) -> JoinHandle<()> {
         let stopping = app.stopping.clone();
         tokio::spawn(async move {
             tokio::select! {
                 () = stopping.cancelled() => {}
-                () = stand(app) => {}
+                () = campaign(app) => {}
             }
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Doing> {
+    fn lock(&self) -> MutexGuard<'_, MonitorState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn did(&self, done: Done) {
-        let mut doing = self.lock();
-        if doing.done.len() >= KEPT {
-            doing.done.pop_front();
+    fn record_action(&self, actions: ActionView) {
+        let mut state = self.lock();
+        if state.actions.len() >= MAX_ACTIONS {
+            state.actions.pop_front();
         }
-        doing.done.push_back(done);
+        state.actions.push_back(actions);
     }
 }
 
-async fn stand(app: App) {
+async fn campaign(app: App) {
     if !app.settings.monitor.enabled {
         return;
     }
-    let lead = app.settings.monitor.monitor_interval.clamp(SHORTEST_LEAD, LEAD);
+    let lease = app.settings.monitor.monitor_interval.clamp(MIN_LEASE, MAX_LEASE);
     loop {
-        let election = app.locks.elect(ELECTION).owner("leasehold serve").ttl(lead);
-        let Err(error) = election.run(|_| lead_on(app.clone())).await else { return };
-        tracing::error!(%error, "this server cannot stand for the monitor's election");
-        tokio::time::sleep(PAUSE).await;
+        let election = app.locks.elect(ELECTION).owner("leasehold serve").ttl(lease);
+        let Err(error) = election.run(|_| lead(app.clone())).await else { return };
+        tracing::error!(%error, "this server cannot take part in the monitor's election");
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
 }
 
-/// Looks until the lead is lost: this future is dropped then.
-async fn lead_on(app: App) -> Result<(), Error> {
+/// Monitors until the leadership is lost, which drops this future.
+async fn lead(app: App) -> Result<(), Error> {
     alerts::take_over(&app).await?;
-    let _leading = Leading::begin(&app);
+    let _leading = LeadershipGuard::start(&app);
     let interval = app.settings.monitor.monitor_interval;
-    let mut watch = Watch::new(app.clone());
+    let mut leader = Leader::new(app.clone());
     loop {
         let began = Instant::now();
-        match watch.pass().await {
+        match leader.pass().await {
             Ok(seen) => {
                 let took = began.elapsed();
-                app.metrics.monitor.passed(took, seen);
-                let mut doing = app.monitor.lock();
-                (doing.last_pass, doing.seen) = (Some((wall_ms(), took)), seen);
+                app.metrics.monitor.record_pass(took, seen);
+                let mut state = app.monitor.lock();
+                (state.last_pass, state.seen) = (Some((unix_ms(), took)), seen);
             }
-            Err(error) => tracing::warn!(%error, "the locks could not all be looked at"),
+            Err(error) => tracing::warn!(%error, "a pass over the locks was interrupted"),
         }
-        // Also after a pass that took longer than the pause between two: others want the store as well.
+        // Pause even after a pass that took longer than the interval: others need the store as well.
         let next = (began + interval).max(Instant::now() + interval / 10);
-        watch.search_until(next).await;
+        leader.search_until(next).await;
     }
 }
 
-/// Says that this server leads, for as long as it does.
-struct Leading(App);
+/// Marks this server as the leader until dropped.
+struct LeadershipGuard(App);
 
-impl Leading {
-    fn begin(app: &App) -> Self {
+impl LeadershipGuard {
+    fn start(app: &App) -> Self {
         app.monitor.lock().leads = true;
         app.metrics.monitor.leader.set(1);
         Self(app.clone())
     }
 }
 
-impl Drop for Leading {
+impl Drop for LeadershipGuard {
     fn drop(&mut self) {
         self.0.monitor.lock().leads = false;
         self.0.metrics.monitor.leader.set(0);
-        self.0.alerts.end_to_lead();
+        self.0.alerts.stop_leading();
     }
 }
 
-/// The monitor's figures.
+/// The metrics of the monitor.
 #[derive(Debug, Default)]
-pub(crate) struct Figures {
+pub(crate) struct MonitorMetrics {
     leader: Gauge,
     pass_seconds: Gauge<f64, std::sync::atomic::AtomicU64>,
     passes: Counter,
     locks: Gauge,
     foreign: Gauge,
-    actions: Family<Acted, Counter>,
+    actions: Family<ActionLabels, Counter>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Acted {
+struct ActionLabels {
     action: &'static str,
     outcome: &'static str,
 }
 
-impl Figures {
+impl MonitorMetrics {
     pub(crate) fn register(&self, registry: &mut Registry) {
-        registry.register("monitor_leader", "Whether this server is the one that monitors", self.leader.clone());
+        registry.register("monitor_leader", "Whether this server leads the monitor", self.leader.clone());
         registry.register("monitor_passes", "Passes over every lock", self.passes.clone());
         let help = "How long the last pass over every lock took";
         registry.register_with_unit("monitor_pass", help, Unit::Seconds, self.pass_seconds.clone());
         registry.register("monitor_locks", "Locks seen by the last pass", self.locks.clone());
-        registry.register("monitor_foreign_locks", "Those held by another kind of client", self.foreign.clone());
-        registry.register("monitor_actions", "What the monitor did, and what became of it", self.actions.clone());
+        registry.register("monitor_foreign_locks", "Locks held by another kind of client", self.foreign.clone());
+        registry.register("monitor_actions", "Actions of the monitor, by outcome", self.actions.clone());
     }
 
-    fn passed(&self, took: Duration, seen: Seen) {
+    fn record_pass(&self, took: Duration, seen: PassCounts) {
         self.passes.inc();
         self.pass_seconds.set(took.as_secs_f64());
         self.locks.set(i64::try_from(seen.locks).unwrap_or(i64::MAX));
         self.foreign.set(i64::try_from(seen.foreign).unwrap_or(i64::MAX));
     }
 
-    fn acted(&self, action: &'static str, outcome: &'static str) {
-        self.actions.get_or_create(&Acted { action, outcome }).inc();
+    fn count_action(&self, action: &'static str, outcome: &'static str) {
+        self.actions.get_or_create(&ActionLabels { action, outcome }).inc();
     }
 }

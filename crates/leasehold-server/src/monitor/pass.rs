@@ -1,4 +1,4 @@
-//! One pass over every lock, and between two passes a slow search for those that nobody enters in the index.
+//! A pass over every lock, and between passes a slow search for locks that are not in the index.
 
 use std::time::Duration;
 
@@ -7,22 +7,23 @@ use leasehold::config::Cleanup;
 use leasehold::{Cursor, Error, Holder, LockName};
 use tokio::time::{Instant, sleep_until};
 
-use super::act::{End, act};
+use super::act::{Effect, act};
 use super::judge::{Action, Rules, judge};
-use super::memory::{Memory, Remembered};
+use super::memory::{HolderRecord, Memory};
+use crate::App;
 use crate::alerts::{Level, Source};
-use crate::{App, wall_ms};
+use crate::clock::unix_ms;
 
-/// Locks asked for at once: an answer of the store stays small, and nobody else waits for long.
-const PAGE: usize = 500;
-/// Locks looked at one by one at the same time.
-const AT_ONCE: usize = 64;
-/// The search for foreign locks rests so many times as long as it worked: at most a twentieth of the time is work.
-const REST: u32 = 19;
-const SHORTEST_REST: Duration = Duration::from_millis(1);
+/// How many locks are read at a time, so that each reply stays small and other clients need not wait long.
+const PAGE_LEN: usize = 500;
+/// How many locks are inspected at the same time.
+const CONCURRENCY: usize = 64;
+/// The search for foreign locks rests this many times as long as it works: it uses at most a twentieth of the time.
+const REST_FACTOR: u32 = 19;
+const MIN_REST: Duration = Duration::from_millis(1);
 
-/// The leader at work.
-pub(super) struct Watch {
+/// The work of the leader.
+pub(super) struct Leader {
     app: App,
     rules: Rules,
     cleanup: Cleanup,
@@ -35,38 +36,38 @@ pub(super) struct Watch {
 #[derive(Default)]
 struct Search {
     after: Option<Cursor>,
-    /// Foreign locks found since it began anew.
+    /// Foreign locks found since the search last started.
     foreign: usize,
-    /// How many it found the last time.
+    /// Foreign locks found by the previous search.
     foreign_before: usize,
 }
 
-/// What a pass saw.
+/// The locks seen by a pass.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Seen {
+pub(super) struct PassCounts {
     pub(super) locks: usize,
     pub(super) foreign: usize,
 }
 
-impl Watch {
+impl Leader {
     pub(super) fn new(app: App) -> Self {
         let section = &app.settings.monitor;
         let (rules, cleanup) = (Rules::from(section), section.cleanup.clone());
         let mut memory = Memory::default();
-        memory.recall(&app.alerts.of(Source::Monitor), wall_ms());
+        memory.recall(&app.alerts.firing_from(Source::Monitor), unix_ms());
         Self { app, rules, cleanup, memory, pass: 0, search: Search::default() }
     }
 
-    /// Looks at every lock once: all that the index has, and whatever else is remembered.
-    pub(super) async fn pass(&mut self) -> Result<Seen, Error> {
+    /// Inspects every lock once: all locks in the index, and the other remembered ones.
+    pub(super) async fn pass(&mut self) -> Result<PassCounts, Error> {
         self.pass += 1;
-        let mut seen = Seen::default();
+        let mut counts = PassCounts::default();
         let mut after = None;
         loop {
-            let page = self.app.locks.long_held_page(after, PAGE).await?;
+            let page = self.app.locks.long_held_page(after, PAGE_LEN).await?;
             for (name, holder) in page.locks {
-                seen.locks += 1;
-                seen.foreign += usize::from(holder.foreign);
+                counts.locks += 1;
+                counts.foreign += usize::from(holder.foreign);
                 self.consider(name, holder).await;
             }
             after = page.next;
@@ -74,7 +75,7 @@ impl Watch {
                 break;
             }
         }
-        for names in self.memory.not_seen_by(self.pass).chunks(AT_ONCE) {
+        for names in self.memory.not_seen_in(self.pass).chunks(CONCURRENCY) {
             let holders = try_join_all(names.iter().map(|name| self.app.locks.holder(name))).await?;
             for (name, holder) in names.iter().zip(holders) {
                 match holder {
@@ -83,19 +84,19 @@ impl Watch {
                 }
             }
         }
-        let foreign = seen.foreign.max(self.search.foreign_before);
-        self.app.alerts.holding(Source::Monitor, self.memory.conditions());
-        Ok(Seen { locks: seen.locks - seen.foreign + foreign, foreign })
+        let foreign = counts.foreign.max(self.search.foreign_before);
+        self.app.alerts.report(Source::Monitor, self.memory.conditions());
+        Ok(PassCounts { locks: counts.locks - counts.foreign + foreign, foreign })
     }
 
-    /// Searches the whole store once, slowly, as far as it comes until then.
+    /// Searches the whole store once, slowly, until `end` at the latest.
     pub(super) async fn search_until(&mut self, end: Instant) {
         loop {
             let began = Instant::now();
             if began >= end {
                 return;
             }
-            match self.app.locks.list("", self.search.after.take(), PAGE).await {
+            match self.app.locks.list("", self.search.after.take(), PAGE_LEN).await {
                 Ok(page) => {
                     for (name, holder) in page.locks {
                         self.search.foreign += usize::from(holder.foreign);
@@ -103,68 +104,68 @@ impl Watch {
                     }
                     self.search.after = page.next;
                 }
-                // It begins anew: what a cursor was worth is not known any more.
+                // Start again: the cursor may no longer be valid.
                 Err(error) => tracing::debug!(%error, "the search for foreign locks was interrupted"),
             }
             if self.search.after.is_none() {
                 self.search.foreign_before = std::mem::take(&mut self.search.foreign);
                 return sleep_until(end).await;
             }
-            let rest = began.elapsed().saturating_mul(REST).max(SHORTEST_REST);
+            let rest = began.elapsed().saturating_mul(REST_FACTOR).max(MIN_REST);
             sleep_until(end.min(Instant::now() + rest)).await;
         }
     }
 
-    /// Judges one holder, and does what is right.
+    /// Judges one holder and carries out the verdict.
     async fn consider(&mut self, name: LockName, holder: Holder) {
-        let now_ms = wall_ms();
-        let mut known = self.memory.take(&name, &holder, now_ms);
-        let verdict = judge(&name, &holder, &known.past, now_ms, &self.rules);
-        known.conditions = verdict.conditions;
-        known.pass = self.pass;
+        let now_ms = unix_ms();
+        let mut record = self.memory.take(&name, &holder, now_ms);
+        let verdict = judge(&name, &holder, &record.past, now_ms, &self.rules);
+        record.conditions = verdict.conditions;
+        record.pass = self.pass;
         if let Some(action) = verdict.action
-            && !self.carry_out(&name, &holder, action, &mut known, now_ms).await
+            && !self.carry_out(&name, &holder, action, &mut record, now_ms).await
         {
             return;
         }
-        if known.tries.given_up(&self.cleanup) {
-            for condition in &mut known.conditions {
+        if record.attempts.exhausted(&self.cleanup) {
+            for condition in &mut record.conditions {
                 condition.level = Level::Critical;
-                condition.message += "; taking it away failed, and is not tried again";
+                condition.message += "; evicting it failed, and is not retried";
             }
         }
         if verdict.remember {
-            self.memory.put(name, known);
+            self.memory.put(name, record);
         }
     }
 
-    /// `false`: there is nothing left to remember of this holder.
+    /// Carries out an action. Returns `false` if there is nothing left to remember of this holder.
     async fn carry_out(
         &self,
         name: &LockName,
         holder: &Holder,
         action: Action,
-        known: &mut Remembered,
+        record: &mut HolderRecord,
         now_ms: u64,
     ) -> bool {
         let asks = match action {
-            Action::Ask { at, .. } if known.asked >= Some(at) => return true,
+            Action::Ask { at, .. } if record.asked >= Some(at) => return true,
             Action::Ask { at, .. } => Some(at),
             Action::Evict { .. } => None,
         };
-        if !known.tries.may_begin(now_ms, &self.cleanup) {
+        if !record.attempts.may_retry(now_ms, &self.cleanup) {
             return true;
         }
         match act(&self.app, name, holder, action, now_ms).await {
-            End::Over => return false,
-            End::Told => {
-                known.tries = Default::default();
-                known.asked = asks.or(known.asked);
+            Effect::NoLongerHeld => return false,
+            Effect::StillHeld => {
+                record.attempts = Default::default();
+                record.asked = asks.or(record.asked);
             }
-            End::Failed => {
-                known.tries.failed(now_ms, &self.cleanup);
-                if known.tries.given_up(&self.cleanup) {
-                    tracing::error!(%name, holder = %holder.id, "given up: it stays as it is until somebody acts");
+            Effect::Failed => {
+                record.attempts.record_failure(now_ms, &self.cleanup);
+                if record.attempts.exhausted(&self.cleanup) {
+                    tracing::error!(%name, holder = %holder.id, "all attempts to evict failed: an operator must act");
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! The OpenAPI document, its page, and the figures.
+//! The OpenAPI document, its page, and the metrics.
 
 use std::collections::BTreeSet;
 
@@ -60,7 +60,7 @@ async fn the_document_says_what_is_served() {
         let described = &document["paths"][path.replace("/a", "/{name}").as_str()];
         assert!(![404, 405].contains(&answer.status) && answer.status < 500, "{method} {path}: {answer:?} {described}");
     }
-    // What is referred to is there.
+    // Every reference resolves.
     let text = document.to_string();
     for reference in text.split("#/components/schemas/").skip(1) {
         let name = reference.split('"').next().expect("a name");
@@ -103,7 +103,7 @@ async fn figures_are_bounded_and_name_no_lock() {
         let taken = place.post("/api/v1/locks/canary/acquire", &json!({ "ttl_ms": 60_000 })).await.ok();
         place.post("/api/v1/locks/canary/release", &json!({ "token": taken["token"] })).await.ok();
         let text = loop {
-            // As Prometheus asks.
+            // As Prometheus asks for it.
             let accept =
                 "Accept: application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.5,*/*;q=0.2\r\n";
             let metrics = place.ask("GET", "/metrics", accept, "").await;
@@ -119,7 +119,7 @@ async fn figures_are_bounded_and_name_no_lock() {
         assert!(!text.contains("canary") && !text.contains("METHOD"), "{text}");
         assert!(text.contains("leasehold_store_up 1\n") && text.ends_with("# EOF\n"), "{text}");
         assert!(text.contains("route=\"/api/v1/locks/{name}\",method=\"GET\",status=\"2xx\"} 300\n"), "{text}");
-        // As anybody else does: every series is described under its own name.
+        // As other clients ask: every series is described under its own name.
         let plain = place.get("/metrics").await;
         assert!(plain.head.contains("content-type: text/plain; version=0.0.4"), "{}", plain.head);
         let names =

@@ -1,4 +1,4 @@
-//! The doors: who is let in, to what, and what nobody is told.
+//! Authentication: which key allows what, and what no response reveals.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ struct Keyed {
     viewer: String,
     operator: String,
     operator_id: String,
-    /// Another operator's.
+    /// Another operator's key.
     other: String,
     file: KeyFile,
     dir: tempfile::TempDir,
@@ -48,8 +48,8 @@ impl Keyed {
     }
 }
 
-/// Every operation of the document that the server gives out, as somebody would ask for it: method, path, and whether it
-/// wants a key. So a route that is added is tested, too.
+/// Every operation of the served OpenAPI document as a client would send it: method, path, and whether it
+/// requires a key. So new routes are tested, too.
 async fn operations(keyed: &Keyed) -> Vec<(String, String, bool)> {
     let document = keyed.place.get(&format!("/openapi.json?api_key={}", keyed.viewer)).await.ok();
     let mut found = Vec::new();
@@ -79,7 +79,7 @@ async fn every_route_needs_a_key_and_changing_ones_an_operators() {
     let open: Vec<&str> = routes.iter().filter(|(.., keyed)| !keyed).map(|(_, path, _)| path.as_str()).collect();
     assert_eq!(open, ["/", "/assets/page.js", "/healthz", "/readyz"], "those want no key, and nothing else");
     let (described, methods) = (routes.len(), ["GET", "POST", "PUT", "DELETE", "PATCH"]);
-    // What is not described is closed as well: other methods of each path, and paths that do not exist.
+    // Undescribed requests need a key as well: other methods of each path, and unknown paths.
     let paths: std::collections::BTreeSet<String> =
         routes.iter().map(|(_, path, _)| path.clone()).chain(["/nowhere".into(), "/api/v1".into()]).collect();
     for (path, method) in paths.iter().flat_map(|path| methods.map(|method| (path, method))) {
@@ -118,7 +118,7 @@ async fn every_route_needs_a_key_and_changing_ones_an_operators() {
             format!("X-API-Key: Bearer {op}\r\n"),
             format!("Api-Key: {op}\r\n"),
             format!("Cookie: api_key={op}\r\n"),
-            // The first that is presented counts, not the one that fits.
+            // The first presented key counts, not the one that matches.
             format!("Authorization: Bearer no\r\nX-API-Key: {op}\r\n"),
         ]
         .map(|headers| (headers, String::new())),
@@ -129,7 +129,7 @@ async fn every_route_needs_a_key_and_changing_ones_an_operators() {
     for (method, path, _) in routes.iter().filter(|(.., needs)| *needs) {
         for (headers, query) in &bad {
             let (status, code) = keyed.ask(method, &format!("{path}{query}"), headers).await;
-            // Behind the thirtieth wrong key from one address.
+            // After the thirtieth wrong key from one address.
             let told = matches!((status, code.as_str()), (401, "no_key" | "wrong_key") | (429, "too_many_failures"));
             assert!(told, "{method} {path}{query} {headers:?}: {status} {code}");
             refused += 1;
@@ -179,7 +179,7 @@ async fn a_revoked_key_is_out_within_moments() {
     let mut told = String::new();
     let ended = tokio::time::timeout(Duration::from_secs(20), reads.read_to_string(&mut told)).await;
     assert!(ended.is_ok() && told.contains("200 OK"), "a stream that was open ends as well: {told}");
-    // Whoever reads with another key is told what happens from then on.
+    // A subscriber with another key receives later events.
     keyed.place.locks.lock("gpu_lock:0").await.expect("free").release().await.expect("ours");
     let mut text = String::new();
     while !text.contains("event: released") {
@@ -217,10 +217,10 @@ async fn forged_requests_of_foreign_pages_are_refused() {
         "Content-Type: multipart/form-data; boundary=x\r\nOrigin: http://evil.example\r\n".to_owned(),
         format!("{json_type}Origin: http://{own}\r\nOrigin: http://evil.example\r\n"),
     ];
-    // Of old browsers, which say nothing of themselves: no form can make a request with this type.
+    // From old browsers, which send no such headers: no form can send a request of this type.
     let typed =
         [form, plain, "Content-Type: multipart/form-data; boundary=x\r\n", "", "Content-Type: application/jsonx\r\n"];
-    // Led here by a name of somebody else's.
+    // Through a foreign host name.
     let rebound = ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "evil.example:80", ""];
     let key = format!("X-API-Key: {}\r\n", keyed.operator);
     let guard = place.locks.lock("a").await.expect("free");
@@ -229,7 +229,7 @@ async fn forged_requests_of_foreign_pages_are_refused() {
     let changing: Vec<_> = operations(&keyed).await.into_iter().filter(|(method, ..)| method != "GET").collect();
     assert!(changing.len() >= 6, "{changing:?}");
     for (method, path, _) in &changing {
-        // What each of them would do, if it were let through.
+        // What each of them would do if it were accepted.
         let holder = guard.holder_id().to_string();
         let body = match path.rsplit('/').next() {
             Some("acquire") => json!({ "ttl_ms": 60_000 }),
@@ -255,7 +255,7 @@ async fn forged_requests_of_foreign_pages_are_refused() {
             assert_eq!(answer.code(), (421, "foreign_host".into()), "{method} {path} {host}");
             refused += 1;
         }
-        // What a browser asks first. No answer allows a page of another site anything.
+        // The preflight request of a browser. No response allows a page of another site anything.
         let preflight = "Origin: http://evil.example\r\nAccess-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: content-type\r\n";
         let answer = place.ask("OPTIONS", path, &format!("{preflight}{key}"), "").await;
         assert!(answer.status >= 400 && !answer.head.contains("access-control-"), "{path}: {answer:?}");

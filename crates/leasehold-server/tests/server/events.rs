@@ -1,4 +1,4 @@
-//! The stream of events: what happens is told, and can be taken up again.
+//! The event stream: events are published, and a client can resume.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
-/// A reader of the stream.
+/// A subscriber of the stream.
 struct Reader {
     stream: TcpStream,
     text: String,
@@ -41,7 +41,7 @@ impl Reader {
         n > 0
     }
 
-    /// The next event; the lines of the stream's own framing are passed over.
+    /// The next event; the stream's own framing is skipped.
     async fn next(&mut self) -> Event {
         let next = tokio::time::timeout(Duration::from_secs(20), self.find_next()).await;
         next.unwrap_or_else(|_| panic!("no more events after {} of them", self.read))

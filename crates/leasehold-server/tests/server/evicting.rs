@@ -1,4 +1,4 @@
-//! Taking locks away over HTTP: from the holder that was looked at, and from nobody else.
+//! Evictions over HTTP: only the named holder is evicted.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The monitor at work on a real store: whom it tells, whom it asks, and whose lock it takes away.
+//! The monitor on a real store: what it reports, whom it asks, and whom it evicts.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use crate::support::Place;
 
 /// Longer than anything here may take.
 const LONG: Duration = Duration::from_secs(20);
-/// What `redis-cli` sees of a lease that no process stands for: since then, and for so long in all.
+/// The token of leases that a test writes into Redis itself.
 const TOKEN: &str = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 
 fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// A monitor that looks ten times a second, for levels of seconds.
+/// A monitor with ten passes a second, for levels of seconds.
 fn impatient(audit: &Path) -> Settings {
     let mut monitor = GpuLockMonitor::default();
     monitor.monitor_interval = ms(100);
@@ -40,7 +40,7 @@ async fn shown(place: &Place) -> Value {
     place.get("/api/v1/monitor").await.ok()
 }
 
-/// Asks until it is as wanted.
+/// Polls until the response is as expected.
 async fn until(place: &Place, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
     let mut last = Value::Null;
     let found = timeout(LONG, async {
@@ -94,7 +94,7 @@ async fn another_kind_of_client_is_freed_at_the_hard_level_or_only_told_about() 
         let seen = until(&place, "seen", |shown| shown["foreign_seen"] == 2).await;
         assert!(seen["leader"] == true && seen["locks_seen"].as_u64().is_some_and(|n| n >= 2), "{seen}");
         if !auto_recovery {
-            // Long over every level.
+            // Far over every level.
             tokio::time::sleep(ms(1_500)).await;
             let shown = shown(&place).await;
             assert_eq!((&shown["actions"], &shown["auto_recovery"]), (&json!([]), &json!(false)));
@@ -128,14 +128,14 @@ async fn the_living_are_asked_and_left_alone_unless_configured() {
         let audit = dir.path().join("audit.jsonl");
         let mut settings = impatient(&audit);
         settings.monitor.evict_living = evict_living;
-        // Silence is not what this is about.
+        // This test is not about missing heartbeats.
         settings.monitor.heartbeat.timeout = Ttl::new(LONG).expect("in bounds");
         let place = Place::redis_with(settings).await;
         let mut events = place.locks.events().await.expect("following");
         let guard = place.locks.lock("gpu_lock:0").owner("tts").await.expect("free");
         let other = place.locks.lock("nightly").owner("report").await.expect("free");
         let why = timeout(LONG, guard.asked_to_finish()).await.expect("asked");
-        assert!(why.contains("please come to an end"), "{why}");
+        assert!(why.contains("please finish"), "{why}");
         assert_eq!(next(&mut events, EventKind::AskedToFinish).await.name, "gpu_lock:0");
         if evict_living {
             let lost = timeout(LONG, guard.lost()).await.expect("told");
@@ -159,24 +159,24 @@ async fn the_living_are_asked_and_left_alone_unless_configured() {
     }
 }
 
-/// A task of an hour, from its record: with a heartbeat it is left alone, without one it is revoked, and stays until
-/// its ttl is over.
+/// A task of an hour, written as a record: with a heartbeat it is left alone; without one it is revoked, and stays
+/// until its ttl is over.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_hour_long_task_keeps_its_lock_while_it_gives_signs_of_life() {
     let dir = tempfile::tempdir().expect("a directory");
     let audit = dir.path().join("audit.jsonl");
     let mut settings = Settings::default();
-    // As configured by default, but that it looks more often.
+    // The defaults, with more frequent passes.
     settings.monitor = GpuLockMonitor::default();
     settings.monitor.monitor_interval = ms(100);
     settings.audit = Some(audit.clone());
     let place = Place::redis_with(settings).await;
     let redis = place.redis.as_ref().expect("a server");
     let hour_ago = since_now_ms() - 3_600_000;
-    // Renewed ten seconds ago, of a lease of five minutes.
+    // Renewed ten seconds ago, with a ttl of five minutes.
     let alive = format!("lh1 0 {TOKEN} 0000000000000007 - {hour_ago} 300000 tts@gpu-a:1");
     redis.command(&["SET", "gpu_lock:0", &alive, "PX", "290000"]).await;
-    // Renewed ten minutes ago, of a lease of two hours.
+    // Renewed ten minutes ago, with a ttl of two hours.
     let dead = alive.replace("AAAA", "BBBB").replace("300000", "7200000");
     redis.command(&["SET", "gpu_lock:1", &dead, "PX", "6600000"]).await;
     let shown = until(&place, "revoked", |shown| did(shown, "revoke", "revoked").is_some()).await;
@@ -193,7 +193,7 @@ async fn an_hour_long_task_keeps_its_lock_while_it_gives_signs_of_life() {
     place.end().await;
 }
 
-/// Waits until the monitor has looked at every lock this many times more.
+/// Waits until the monitor has finished this many more passes.
 async fn passes(place: &Place, times: usize) {
     for _ in 0..times {
         let before = shown(place).await["last_pass_ms"].clone();
@@ -201,7 +201,7 @@ async fn passes(place: &Place, times: usize) {
     }
 }
 
-/// A lease by token and a guard that is not renewed, both far over the hard level and without a sign of life.
+/// A lease by token and a guard that is not renewed, both far over the hard level and without a heartbeat.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_of_ours_is_revoked_at_the_hard_level_and_freed_by_its_ttl_alone() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -212,7 +212,7 @@ async fn a_lease_of_ours_is_revoked_at_the_hard_level_and_freed_by_its_ttl_alone
     let began = std::time::Instant::now();
     let body = json!({ "ttl_ms": 4_000, "owner": "script" });
     let token = place.post("/api/v1/locks/gpu_lock:0/acquire", &body).await.ok()["token"].clone();
-    // Its process is gone, as the store sees it: the inbox that its record names has no subscriber.
+    // To the store its process is gone: the inbox that its record names has no subscriber.
     let since = since_now_ms();
     let gone = format!("lh1 0 {TOKEN} 0000000000000007 lh1:inbox:gone {since} 600000 tts@gpu-a:1");
     redis.command(&["SET", "gpu_lock:1", &gone, "PX", "600000"]).await;
@@ -231,7 +231,7 @@ async fn a_lease_of_ours_is_revoked_at_the_hard_level_and_freed_by_its_ttl_alone
     assert_eq!(next(&mut events, EventKind::Revoked).await.reason, "revoked_by_monitor");
     let renewed = place.post("/api/v1/locks/gpu_lock:0/renew", &json!({ "token": token })).await;
     assert_eq!(renewed.status, 409, "{}", renewed.body);
-    // The ttl frees it, and a person can force the other one, which is named so.
+    // The ttl frees the lock, and an operator can force the other one by its holder id.
     let freed = timeout(LONG, place.locks.lock("gpu_lock:0")).await.expect("by its ttl").expect("granted");
     assert!(began.elapsed() >= ms(4_000), "{:?}", began.elapsed());
     let looked = place.get("/api/v1/locks/gpu_lock:1").await.ok();
@@ -277,7 +277,7 @@ async fn it_runs_on_every_store_and_says_what_it_goes_by() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_eviction_that_fails_is_tried_again_as_often_as_configured() {
-    // It can be opened, and nothing can be written to it.
+    // It can be opened but not written.
     let mut settings = impatient(Path::new("/dev/full"));
     settings.monitor.cleanup.max_retry = 2;
     settings.monitor.cleanup.retry_delay = ms(250);

@@ -1,4 +1,4 @@
-//! Looking at locks over HTTP, on every store.
+//! Inspecting locks over HTTP, on every store.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 const TTL: Duration = Duration::from_secs(60);
 
-/// Without what changes from one look to the next.
+/// Removes the fields that change between two reads.
 fn still(mut view: Value) -> Value {
     let fields = view.as_object_mut().expect("an object");
     for moving in ["held_ms", "ttl_left_ms", "last_seen_ms"] {

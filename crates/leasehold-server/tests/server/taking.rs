@@ -1,4 +1,4 @@
-//! A lock service over HTTP, on every store.
+//! The lock service over HTTP, on every store.
 
 use std::time::{Duration, Instant};
 
@@ -85,7 +85,7 @@ async fn nothing_has_to_be_said_to_take_a_lock() {
     place.end().await;
 }
 
-/// The same request through two servers, before the first of them is answered.
+/// Sends the same request through two servers before the first is answered.
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_asks_twice_is_answered_twice_at_once() {
     let place = Place::redis().await;
@@ -115,7 +115,8 @@ async fn whoever_asks_twice_is_answered_twice_at_once() {
         late.push(answered.iter().map(|(at, _)| *at - *first).max().expect("three"));
         release(&place, &taken["token"]).await.ok();
     }
-    // Whoever is not told looks three quarters of a second later at the soonest; a busy machine may hold up some.
+    // A waiter that misses the notification polls after at least three quarters of a second; a busy machine may delay
+    // some.
     late.sort();
     println!("the last of three is answered after the first: {late:?}");
     assert!(late[2] < Duration::from_millis(400), "{late:?}");
@@ -160,7 +161,7 @@ async fn the_same_request_never_blocks_itself() {
         assert_ne!(other["token"], first["token"], "a token opens one lock");
         release(&place, &first["token"]).await.ok();
 
-        // At once, on a lock that is free: all get the one lease, with the one fence.
+        // Concurrently, on a free lock: all get the same lease, with the same fence.
         for round in 0..20 {
             let body = json!({ "ttl_ms": 60_000, "request_id": id(2) });
             let path = format!("/api/v1/locks/free-{round}/acquire");
@@ -172,7 +173,7 @@ async fn the_same_request_never_blocks_itself() {
             }
         }
 
-        // The same while somebody else holds it.
+        // The same while another holder has the lock.
         let guard = place.locks.lock("deploy").await.expect("free");
         let body = json!({ "ttl_ms": 60_000, "wait_ms": 20_000, "request_id": id(3) });
         let many = join_all((0..8).map(|_| place.begin("/api/v1/locks/deploy/acquire", &body))).await;
@@ -227,14 +228,14 @@ async fn whoever_waits_is_told_when_the_server_stops() {
         tokio::task::yield_now().await;
     }
     place.stop();
-    // Before the server gives up on whoever is late.
+    // Before the server gives up on late clients.
     let told = tokio::time::timeout(Duration::from_secs(8), receive(waiting)).await.expect("at once");
     assert_eq!(told.expect("an answer").code(), (503, "shutting_down".into()));
     place.ended().await;
     guard.release().await.expect("answered");
 }
 
-/// How often anybody has tried to take a lock.
+/// How often clients have tried to acquire a lock.
 async fn tries(place: &Place) -> u64 {
     let stats = place.redis.as_ref().expect("a server").commandstats().await;
     stats.get("set").copied().unwrap_or(0)

@@ -52,7 +52,7 @@ async fn the_health_is_that_of_the_fleet() {
             place.kind
         );
         assert!(health["timestamp"].as_f64().is_some_and(|now| now > 1.7e9), "{health}");
-        // Counted by another process than the server.
+        // Counted by a process other than the server.
         assert!(!place.locks.release_token("gpu_lock:0", &Token::random()).await.expect("answered"));
         let stats = loop {
             let health = place.get(path).await.ok();
@@ -74,7 +74,7 @@ async fn zombies_degrade_it_and_a_store_that_is_down_is_unhealthy() {
     let place = Place::redis().await;
     let redis = place.redis.as_ref().expect("a server");
     let url = redis.url();
-    // A holder whose process goes away without giving its lock back.
+    // A holder whose process ends without releasing its lock.
     let dies = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {

@@ -233,8 +233,10 @@ async fn any_of_a_pool_and_those_by_number(arena: Arena) {
     assert!(matches!(gpus.only(&[2]).expect("here").no_wait().await, Err(Error::NotAcquired { .. })));
     assert!(gpus.only(&[3]).is_err_and(|error| error.to_string().contains("0, 1, 2")));
     assert!(gpus.only(&[]).is_err() && gpus.only(&[1, 1]).is_err());
-    let ran = gpus.acquire().run(async |gpus| gpus.ids()).await.expect("the one that is left");
-    assert_eq!(ran, [1]);
+    let work = async |gpus: &leasehold::gpu::Gpus| (gpus.ids(), leasehold::current_fence(), gpus.guards()[0].fence());
+    let (ids, found, own) = gpus.acquire().run(work).await.expect("the one that is left");
+    assert_eq!(ids, [1]);
+    assert!(found.is_some() && found == own, "{found:?} and {own:?}");
     first.release().await.expect("answered");
     last.release().await.expect("answered");
 

@@ -38,10 +38,22 @@ on_every_store!(
     a_lost_turn_gives_everything_back_and_collects_again,
     polling_works_without_events,
     work_is_cancelled_when_a_member_is_lost,
+    work_finds_the_fence_of_its_members,
     shutdown_ends_every_wait,
     bad_pools_are_refused,
     many_tasks_never_meet,
 );
+
+async fn work_finds_the_fence_of_its_members(arena: Arena) {
+    let pool = pool(&arena, 3).await;
+    let (found, own) = pool.acquire().run(async |one| (leasehold::current_fence(), one.fence())).await.expect("free");
+    assert!(found.is_some() && found == own, "{found:?} and {own:?}");
+    let highest = |several: &Permits| several.iter().filter_map(|permit| permit.fence()).max();
+    let (found, own) =
+        pool.any(2).run(async |several| (leasehold::current_fence(), highest(several))).await.expect("free");
+    assert!(found.is_some() && found == own, "{found:?} and {own:?}");
+    assert_eq!(leasehold::current_fence(), None);
+}
 
 async fn pool(arena: &Arena, members: u32) -> Pool {
     arena.manager().await.pool("gpu_lock", 0..members).expect("a pool")

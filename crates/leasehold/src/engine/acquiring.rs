@@ -6,25 +6,23 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::lease_cell::{LeaseCell, NewLease, Record};
-use super::leaving::GivenUp;
-use super::rooms::{Room, Seen, jittered};
-use super::seat::{Reply, Seat};
+use super::lease_cell::{LeaseCell, NewLease};
+use super::waiting::Reply;
 use super::{Alive, Core, lock};
+use crate::client::Seen;
+use crate::client::renewal::Record;
+use crate::client::trying::{AfterTry, Trying};
 use crate::clock::{Moment, sleep_until, wall_ms};
 use crate::error::{Error, Operation};
 use crate::event::{LossReason, Transition};
 use crate::facts::{LockName, Owner, Token, Ttl};
 use crate::guard::Guard;
 use crate::journal::JournalKind;
-use crate::lease::Belief;
 use crate::options::OnUnavailable;
-use crate::store::{Claim, StoreError, StoreErrorKind, Ticket, Try};
+use crate::store::{Claim, StoreError, StoreErrorKind, Ticket};
 
 /// A call may overrun its deadline by this much to hear the answer to a question already asked.
 pub(super) const GRACE: Duration = Duration::from_millis(150);
-pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(5);
-pub(super) const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// A request as the caller put it, checked.
 #[derive(Debug, Clone)]
@@ -93,8 +91,7 @@ impl<'a> Undo<'a> {
 impl Drop for Undo<'_> {
     fn drop(&mut self) {
         if let Some(claim) = self.claim.take() {
-            // A try is in no queue: what it may have taken ends with its lease.
-            drop(self.core.leave_in_background(GivenUp { claim, queued: false, unanswered: true }));
+            self.core.undo_in_background(claim);
         }
     }
 }
@@ -135,7 +132,7 @@ pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish) -> Result<Guard, Err
         Err(Ended::Error(error)) => error,
         Err(Ended::Late) => {
             let seen = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
-            match seen.unknown() {
+            match seen.unknown(Moment::now()) {
                 None => not_acquired(core, &wish, waited, seen),
                 Some(source) => core.store_error(Operation::Acquire, &wish.name, source),
             }
@@ -170,10 +167,9 @@ impl Ended {
 /// The guard, and whether another holder handed the lock over.
 async fn obtain(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<Seen>) -> Result<(Guard, bool), Ended> {
     let core = &alive.0;
-    // Whoever can wait does not overtake tasks of its own process that wait already, and does not try in vain for a
+    // A call that can wait does not overtake tasks of its own process that wait already, and does not try in vain for a
     // lock that was just handed on.
-    let stands_in_line = || core.rooms.is_open(&wish.name) || core.rooms.is_crowded(&wish.name);
-    if wish.wait == Wait::Not || !stands_in_line() {
+    if wish.wait == Wait::Not || !core.waiting.is_contended(&wish.name) {
         if let Some(guard) = try_once(alive, wish, seen).await? {
             return Ok((guard, false));
         }
@@ -189,69 +185,54 @@ async fn obtain(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<See
 pub(super) async fn try_once(alive: &Arc<Alive>, wish: &Wish, seen: &Mutex<Seen>) -> Result<Option<Guard>, Ended> {
     let core = &alive.0;
     let mut undo = Undo::arm(core, claim(wish));
-    let mut pause = FIRST_PAUSE;
-    // Whether the store may have done anything for the token.
-    let mut touched = false;
-    let mut failing_since = None;
+    let mut trying = Trying::new();
     loop {
         let asked_at = Moment::now();
-        let patience_ends = failing_since.map(|since: Moment| since + core.options.patience);
+        let gives_up_at = core.decide(|cx| trying.gives_up_at(cx));
         let answer = tokio::select! {
             biased;
             answer = core.store.try_acquire(undo.claim()) => answer,
-            () = sleep_until(patience_ends) => Err(StoreErrorKind::NoAnswer.into()),
+            () = sleep_until(gives_up_at) => Err(StoreErrorKind::NoAnswer.into()),
         };
         if answer.is_ok() {
             core.answered(Operation::Acquire, asked_at);
         }
-        let error = match answer {
-            Ok(Try::Granted(grant)) => {
-                if Belief::new(grant.asked_at, grant.lasts).is_valid(Moment::now()) {
-                    let lease = wish.lease(undo.disarm().token);
-                    let later = wish.fenced && core.store.writes_fence_later();
-                    let record = if later { Record::Fence } else { Record::Whole };
-                    if let Some(guard) = received(Guard::begin(alive.clone(), lease, &grant, record))? {
-                        return Ok(Some(guard));
-                    }
-                    undo = Undo::arm(core, claim(wish));
-                    StoreErrorKind::TryAgain.into()
-                } else {
-                    // The answer took as long as the lease: nobody may begin with that.
-                    StoreErrorKind::NoAnswer.into()
-                }
+        let mut next = core.decide(|cx| trying.answered(cx, asked_at, answer));
+        if let AfterTry::Granted(grant) = next {
+            let lease = wish.lease(undo.disarm().token);
+            let later = wish.fenced && core.store.writes_fence_later();
+            let record = if later { Record::Fence } else { Record::Complete };
+            if let Some(guard) = received(Guard::begin(alive.clone(), lease, &grant, record))? {
+                return Ok(Some(guard));
             }
-            Ok(Try::Held(holder)) => {
+            undo = Undo::arm(core, claim(wish));
+            next = core.decide(|cx| trying.lapsed(cx, asked_at));
+        }
+        let (after, new_token, error) = match next {
+            AfterTry::Again { after, new_token, error } => (after, new_token, error),
+            AfterTry::Failed { error, undo: armed } => {
+                lock(seen).failed = Some(error.clone());
+                if !armed {
+                    undo.disarm();
+                }
+                return Err(Ended::Error(core.store_error(Operation::Acquire, &wish.name, error)));
+            }
+            AfterTry::Held(holder) => {
                 undo.disarm();
                 *lock(seen) = Seen::held_by(holder);
                 return Ok(None);
             }
-            Ok(Try::Revoked) => {
-                // That token is used up; it is given back when its `undo` is dropped.
-                undo = Undo::arm(core, claim(wish));
-                StoreErrorKind::TryAgain.into()
-            }
-            Err(error) => error,
+            AfterTry::Granted(_) => unreachable!("taken care of before"),
         };
-        lock(seen).failed = Some(error.clone());
-        touched |= !error.was_refused();
-        let since = *failing_since.get_or_insert(asked_at);
-        if !worth_asking_again(&error) || since.until(Moment::now()) >= core.options.patience {
-            // The undo stays armed: a try has several steps, and an error of the last one says nothing
-            // of the first. Only where nothing was done at all is there nothing to give back.
-            if !touched {
-                undo.disarm();
-            }
-            return Err(Ended::Error(core.store_error(Operation::Acquire, &wish.name, error)));
-        }
-        // With the same token: should the lost request have been granted, it is ours.
-        if error.may_have_happened() && !error.was_refused() && !core.store.may_resend_try() {
+        lock(seen).failed = Some(error);
+        if new_token {
+            // The old token is undone when its `Undo` is dropped.
             undo = Undo::arm(core, claim(wish));
         }
         tokio::select! {
-            () = tokio::time::sleep(jittered(pause)) => {}
+            () = tokio::time::sleep(after) => {}
             () = core.closing.cancelled() => return Err(Ended::shut_down(&wish.name)),
         }
-        pause = (pause * 2).min(LONGEST_PAUSE);
     }
 }
 
@@ -267,34 +248,24 @@ pub(super) async fn wait(
     let deadline = wish.wait.deadline(began);
     loop {
         let (reply, mut answer) = oneshot::channel();
-        let seat = Seat {
-            lease: wish.lease(Token::random()),
-            retry_every: wish.retry_every,
-            ticket,
-            reply: Reply::One(reply),
-        };
-        let room = core.rooms.sit(alive, seat);
-        let _gets_up = GetsUp(&room);
-        let guard = tokio::select! {
+        let mut seated = core.waiting.sit(alive, wish, ticket, Reply::One(reply));
+        let answered = tokio::select! {
             biased;
-            // A room always answers; one that went down with its runtime counts as shut down.
-            answer = &mut answer => match answer {
-                Ok(answer) => answer.map_err(Ended::Error)?,
-                Err(_) => return Err(Ended::shut_down(&wish.name)),
-            },
+            answered = &mut answer => answered,
             () = sleep_until(deadline) => {
-                // Closed first, so that a grant either is here or stays with the room.
-                answer.close();
-                match answer.try_recv() {
-                    Ok(Ok(guard)) => guard,
-                    _ => {
-                        room.tell_what_was_seen(seen);
-                        room.got_up_and_left().await;
-                        return Err(Ended::Late);
-                    }
+                if let Some(last) = seated.seen() {
+                    *lock(seen) = last;
                 }
+                if seated.leave().await {
+                    return Err(Ended::Late);
+                }
+                // Answered at the last moment.
+                answer.await
             }
         };
+        // A room always answers; one that went down with its runtime counts as shut down.
+        let guard = answered.unwrap_or_else(|_| Err(Error::ShutDown { name: wish.name.clone() }));
+        let guard = guard.map_err(Ended::Error)?;
         if let Some(guard) = received(guard)? {
             return Ok(guard);
         }
@@ -315,15 +286,6 @@ pub(super) fn received(guard: Guard) -> Result<Option<Guard>, Ended> {
     })
 }
 
-/// Tells the room that its task is gone, however it went.
-struct GetsUp<'a>(&'a Room);
-
-impl Drop for GetsUp<'_> {
-    fn drop(&mut self) {
-        self.0.got_up();
-    }
-}
-
 /// The store is unreachable and the policy is to go on: never silently.
 async fn go_on_unprotected(alive: &Arc<Alive>, wish: Wish, why: StoreError) -> Guard {
     let core = &alive.0;
@@ -334,11 +296,6 @@ async fn go_on_unprotected(alive: &Arc<Alive>, wish: Wish, why: StoreError) -> G
     let cell = Arc::new(LeaseCell::unprotected(wish.lease(Token::random())));
     core.write_journal(JournalKind::Unprotected, &cell, &why).await;
     Guard::unprotected(alive.clone(), cell)
-}
-
-/// Failures that pass by themselves within a moment; others are the caller's to know at once.
-pub(super) fn worth_asking_again(error: &StoreError) -> bool {
-    error.is_passing() && !matches!(error.kind(), StoreErrorKind::OutOfMemory | StoreErrorKind::DiskFull)
 }
 
 pub(super) fn not_acquired(core: &Core, wish: &Wish, waited: Duration, seen: Seen) -> Error {

@@ -7,25 +7,22 @@
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
-use super::acquiring::{self, Ended, FIRST_PAUSE, LONGEST_PAUSE, Undo, Wait, Wish, not_acquired, worth_asking_again};
+use super::acquiring::{self, Ended, Undo, Wait, Wish, not_acquired};
 use super::lease_cell::LeaseCell;
-use super::rooms::{Seen, jittered};
 use super::{Alive, Core, lock};
+use crate::client::Seen;
+use crate::client::by_token::{AfterLook, Confirmed, TokenAnswer, TokenCall, confirmed};
+use crate::client::retry::Retry;
 use crate::clock::{Moment, sleep_until, wall_ms};
 use crate::error::{Error, Operation};
 use crate::event::{EventKind, LockEvent, LossReason, Transition};
 use crate::facts::{Fence, LockName, Owner, Token, Ttl};
-use crate::lease::Belief;
 use crate::store::{Claim, Note, Renewal, Renewed, StoreError, StoreErrorKind, Try};
 
 /// How often a grant is asked for anew when it is another one by the time it is confirmed: two calls with
 /// one token are at it together, and the second finds what the first has written.
 const CONFIRMS: usize = 4;
-/// Who stands in line looks now and then whether its token has the lock by another way: the same request, sent
-/// again, may stand in another line.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Takes a lock as wished; the fence of the lease, which lasts its full ttl from some moment of this call.
 pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish, token: &Token) -> Result<Option<Fence>, Error> {
@@ -54,7 +51,7 @@ pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish, token: &Token) -> Re
         Err(Ended::Error(error)) => Err(error),
         Err(Ended::Late) => {
             let seen = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
-            if let Some(failed) = seen.unknown() {
+            if let Some(failed) = seen.unknown(Moment::now()) {
                 return Err(core.store_error(Operation::Acquire, &wish.name, failed));
             }
             core.stats.not_acquired.add_one();
@@ -84,46 +81,42 @@ async fn obtain(
     };
     // In the room of this process, under a token of the room's own. It sits down when it is first polled.
     let mut turn = pin!(acquiring::wait(alive, wish, None, began, seen));
-    let mut time_is_over = wish.wait == Wait::Not;
-    let mut pause = FIRST_PAUSE;
-    let mut failing_since = None;
+    let mut call = TokenCall::new(wish.wait != Wait::Not);
     loop {
-        lock(seen).asking_since.get_or_insert(Moment::now());
-        let look_after = match core.within(ask(core, &claim)).await {
-            Ok(Answer::Granted(fence)) => {
+        let asked_at = Moment::now();
+        lock(seen).asking_since.get_or_insert(asked_at);
+        let answer = core.within(ask(core, &claim)).await;
+        let look_after = match core.decide(|cx| call.answered(cx, asked_at, answer)) {
+            AfterLook::Granted(fence) => {
                 core.tell_granted(&wish.name, token, &wish.owner, fence, wish.ttl);
                 return Ok((fence, false));
             }
-            Ok(Answer::Revoked) => {
+            AfterLook::Revoked => {
                 return Err(Ended::Error(Error::Lost { name: wish.name.clone(), why: LossReason::Revoked }));
             }
-            Ok(Answer::Held(holder)) => {
-                failing_since = None;
+            AfterLook::Late(holder) => {
                 *lock(seen) = Seen::held_by(Some(*holder));
-                if time_is_over {
-                    return Err(Ended::Late);
-                }
-                LOOK_EVERY
+                return Err(Ended::Late);
             }
-            Err(error) => {
-                lock(seen).failed = Some(error.clone());
-                let since = *failing_since.get_or_insert(Moment::now());
-                if !worth_asking_again(&error) || since.until(Moment::now()) >= core.options.patience {
-                    return Err(Ended::Error(core.store_error(Operation::Acquire, &wish.name, error)));
-                }
-                pause = (pause * 2).min(LONGEST_PAUSE);
-                pause
+            AfterLook::Failed(error) => {
+                return Err(Ended::Error(core.store_error(Operation::Acquire, &wish.name, error)));
+            }
+            AfterLook::Wait { look_after, seen: Ok(holder) } => {
+                *lock(seen) = Seen::held_by(Some(*holder));
+                look_after
+            }
+            AfterLook::Wait { look_after, seen: Err(error) } => {
+                lock(seen).failed = Some(error);
+                look_after
             }
         };
         tokio::select! {
             biased;
             () = core.closing.cancelled() => return Err(Ended::shut_down(&wish.name)),
-            // Only behind a holder: whoever does not know whether it has the lock already stands in no line for it.
-            guard = &mut turn, if failing_since.is_none() && !time_is_over => {
+            guard = &mut turn, if call.waits_in_line() => {
                 let guard = match guard {
                     Err(Ended::Late) => {
-                        // One last look.
-                        time_is_over = true;
+                        call.waited_in_vain();
                         continue;
                     }
                     guard => guard?,
@@ -140,7 +133,7 @@ async fn obtain(
                     Err(error) => return Err(Ended::Error(error)),
                 }
             }
-            () = tokio::time::sleep(jittered(look_after)) => {}
+            () = tokio::time::sleep(look_after) => {}
         }
     }
 }
@@ -152,7 +145,7 @@ pub(crate) async fn hand_on(core: &Arc<Core>, cell: &LeaseCell, to: &Token) -> R
     let began = Moment::now();
     // Nobody tends it from here on: a renewal after this one would find another's token.
     core.leases.remove(cell);
-    let (undo, renewal, noted) = {
+    let (undo, renewal, published) = {
         let state = cell.state();
         let (name, token, ttl, owner) = (cell.name.clone(), cell.token.clone(), state.ttl, state.owner.clone());
         let rewrite = Some(owner.clone());
@@ -167,7 +160,7 @@ pub(crate) async fn hand_on(core: &Arc<Core>, cell: &LeaseCell, to: &Token) -> R
         };
         let claim = Claim { name, token, ttl, owner, fenced: cell.fenced, listens: true, since_ms: wall_ms() };
         // A leave, not a release: what was handed on before an answer was lost is nobody's to complain about.
-        (Undo::arm(core, claim), renewal, state.noted)
+        (Undo::arm(core, claim), renewal, state.published)
     };
     let lost = |why| {
         core.tell_lost(cell, why);
@@ -176,51 +169,42 @@ pub(crate) async fn hand_on(core: &Arc<Core>, cell: &LeaseCell, to: &Token) -> R
     if let Some(why) = cell.state().lost {
         return lost(why);
     }
-    let mut pause = FIRST_PAUSE;
+    let mut retry = Retry::new();
     loop {
         let asked_at = Moment::now();
         let answer = core.within(async { Ok(core.store.renew(std::slice::from_ref(&renewal)).await.pop()) }).await;
-        let error = match answer {
-            // The answer may have taken as long as the lease: nobody may begin with that.
-            Ok(Some(Renewed::Renewed)) if Belief::new(asked_at, renewal.ttl.duration()).is_valid(Moment::now()) => {
+        let answer = answer.unwrap_or_else(|error| Some(Renewed::Unknown(error)));
+        let error = match confirmed(Moment::now(), asked_at, renewal.ttl, answer) {
+            Confirmed::Yes => {
                 let claim = undo.disarm();
-                // Nobody tends it, so nobody would tell of it later.
-                if !noted {
+                // Nobody renews it, so nobody would publish it later.
+                if !published {
                     core.tell_granted(&claim.name, to, &claim.owner, cell.fence, claim.ttl);
                 }
                 return Ok(());
             }
-            Ok(Some(Renewed::Renewed)) => StoreErrorKind::NoAnswer.into(),
-            Ok(Some(Renewed::Lost)) => return lost(LossReason::Gone),
-            Ok(Some(Renewed::Revoked)) => return lost(LossReason::Revoked),
-            Ok(Some(Renewed::Displaced)) => return lost(LossReason::Displaced),
-            Ok(Some(Renewed::Unknown(error))) | Err(error) => error,
-            Ok(None) => StoreErrorKind::Other.into(),
+            Confirmed::Lost => return lost(LossReason::Gone),
+            Confirmed::Revoked => return lost(LossReason::Revoked),
+            Confirmed::Displaced => return lost(LossReason::Displaced),
+            Confirmed::Unknown(error) => error,
         };
-        if !worth_asking_again(&error) || began.until(Moment::now()) >= core.options.patience {
-            return Err(core.store_error(Operation::Renew, &cell.name, error));
+        match core.decide(|cx| retry.failed(cx, began, &error)) {
+            Some(pause) => tokio::time::sleep(pause).await,
+            None => return Err(core.store_error(Operation::Renew, &cell.name, error)),
         }
-        tokio::time::sleep(jittered(pause)).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
     }
-}
-
-enum Answer {
-    Granted(Option<Fence>),
-    Held(Box<crate::store::Holder>),
-    Revoked,
 }
 
 /// A try, and where it is granted a confirmation: it writes the fence into the record, so that whoever has
 /// the same token gets the same one, and the lease lasts its whole ttl also when it was taken before.
-async fn ask(core: &Core, claim: &Claim) -> Result<Answer, StoreError> {
+async fn ask(core: &Core, claim: &Claim) -> Result<TokenAnswer, StoreError> {
     for _ in 0..CONFIRMS {
         let grant = match core.store.try_acquire(claim).await? {
             Try::Granted(grant) => grant,
             // It was this token's a moment ago: another call has confirmed it with its own fence meanwhile.
             Try::Held(None) => continue,
-            Try::Held(Some(holder)) => return Ok(Answer::Held(Box::new(holder))),
-            Try::Revoked => return Ok(Answer::Revoked),
+            Try::Held(Some(holder)) => return Ok(TokenAnswer::Held(Box::new(holder))),
+            Try::Revoked => return Ok(TokenAnswer::Revoked),
         };
         let renewal = Renewal {
             name: claim.name.clone(),
@@ -232,15 +216,12 @@ async fn ask(core: &Core, claim: &Claim) -> Result<Answer, StoreError> {
             hand_to: None,
         };
         let asked_at = Moment::now();
-        match core.store.renew(&[renewal]).await.pop() {
-            // The answer may have taken as long as the lease: nobody may begin with that.
-            Some(Renewed::Renewed) if Belief::new(asked_at, claim.ttl.duration()).is_valid(Moment::now()) => {
-                return Ok(Answer::Granted(grant.fence));
-            }
-            Some(Renewed::Renewed | Renewed::Lost | Renewed::Displaced) => {}
-            Some(Renewed::Revoked) => return Ok(Answer::Revoked),
-            Some(Renewed::Unknown(error)) => return Err(error),
-            None => return Err(StoreErrorKind::Other.into()),
+        let answer = core.store.renew(&[renewal]).await.pop();
+        match confirmed(Moment::now(), asked_at, claim.ttl, answer) {
+            Confirmed::Yes => return Ok(TokenAnswer::Granted(grant.fence)),
+            Confirmed::Revoked => return Ok(TokenAnswer::Revoked),
+            Confirmed::Lost | Confirmed::Displaced => {}
+            Confirmed::Unknown(error) => return Err(error),
         }
     }
     Err(StoreErrorKind::TryAgain.into())

@@ -1,10 +1,4 @@
-//! Giving up attempts: an attempt is taken out of the store wherever it is, in line or granted. The request is repeated
-//! until the store has confirmed it or must have forgotten the attempt. A store that refuses it (no permission, no
-//! scripts) is asked until the attempt's lease would have ended.
-//!
-//! A waiter's token stays known here until the store has confirmed that it left. A grant that reaches such a token
-//! is passed on at once, instead of lasting until it runs out unconfirmed. A token that was handed to a guard is
-//! known to that guard alone: whatever arrives for it again changes nothing.
+//! Gives up tokens in the background, as [`Leaving`] decides.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,60 +7,42 @@ use tokio::sync::{Notify, oneshot};
 
 use super::Core;
 use super::releasing::is_script_error;
-use super::rooms::jittered;
-use crate::clock::Moment;
+use crate::client::leaving::{AfterLeave, LeaveReply, Leaving};
 use crate::store::{Claim, Release, StoreErrorKind};
 
-/// The first pause between two requests; each one is twice the last.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// The pause once the lease and the patience are over. A connection that comes back, or a grant, ends it early.
-const PAUSE_IN_AN_OUTAGE: Duration = Duration::from_secs(10);
-
-/// A shutdown waits at most this long for attempts that are given up. Its subscription ends with it, so the queues
-/// pass over what is left of them.
+/// A shutdown waits at most this long for tokens that are given up. Its subscription ends with it, so the queues pass
+/// over those that are left.
 const CLOSES_WITHIN: Duration = Duration::from_millis(1_500);
 
-/// An attempt that is given up.
+/// A token that is given up.
 pub(crate) struct GivenUp {
     pub(crate) claim: Claim,
-    /// Whether it may be in a queue. A queue lives for as long as others ask, so only an answer of the store ends such an
-    /// attempt; any other ends with its lease.
+    /// Whether it may be in a queue.
     pub(crate) queued: bool,
-    /// Whether one of its requests was not answered. Where the connection cannot be ended for certain, that request may
-    /// still be carried out after the attempt was given up.
+    /// Whether one of its requests was not answered.
     pub(crate) unanswered: bool,
 }
 
 impl Core {
-    /// Gives up an attempt in the background. The receiver ends when the store has answered.
-    pub(crate) fn leave_in_background(self: &Arc<Self>, attempt: GivenUp) -> oneshot::Receiver<()> {
+    /// Gives up a token that is in no queue, in the background.
+    pub(crate) fn undo_in_background(self: &Arc<Self>, claim: Claim) {
         let core = self.clone();
-        let (answered, left) = oneshot::channel();
-        let wake = Arc::new(Notify::new());
-        if attempt.queued {
-            self.rooms.leaves(&attempt.claim.token, &wake);
-        }
-        self.spawn(async move {
-            core.leave(&attempt, &wake, answered).await;
-            if attempt.queued {
-                core.rooms.forget(&attempt.claim.token);
-            }
-        });
-        left
+        let given_up = GivenUp { claim, queued: false, unanswered: true };
+        self.spawn(async move { core.leave(&given_up, &Notify::new(), oneshot::channel().0).await });
     }
 
-    async fn leave(self: &Arc<Self>, attempt: &GivenUp, wake: &Notify, answered: oneshot::Sender<()>) {
+    /// Gives up a token. `wake` sends the request again at once; `answered` is dropped when the store has confirmed it.
+    pub(super) async fn leave(self: &Arc<Self>, given_up: &GivenUp, wake: &Notify, answered: oneshot::Sender<()>) {
         let closed = async {
             self.closing.cancelled().await;
             tokio::time::sleep(CLOSES_WITHIN).await;
         };
-        let undone = tokio::select! {
-            undone = self.leave_until_known(attempt, wake, answered) => undone,
+        let is_certain = tokio::select! {
+            is_certain = self.leave_until_certain(given_up, wake, answered) => is_certain,
             () = closed => false,
         };
-        if !undone {
-            let (claim, ttl) = (&attempt.claim, attempt.claim.ttl.duration());
+        if !is_certain {
+            let (claim, ttl) = (&given_up.claim, given_up.claim.ttl.duration());
             tracing::info!(
                 name = %claim.name, holder = %claim.token.holder_id(), ?ttl,
                 "shutting down before it is certain that an attempt was undone; \
@@ -75,64 +51,54 @@ impl Core {
         }
     }
 
-    /// Asks until the store has answered for certain, or must have forgotten the attempt. `false`: the manager shuts
-    /// down first.
-    async fn leave_until_known(
+    /// Asks until the store has confirmed it, or must have forgotten the token. `false`: the manager shuts down first.
+    async fn leave_until_certain(
         self: &Arc<Self>,
-        attempt: &GivenUp,
+        given_up: &GivenUp,
         wake: &Notify,
         answered: oneshot::Sender<()>,
     ) -> bool {
-        let claim = &attempt.claim;
-        let lease_ends = Moment::now() + claim.ttl.duration() + self.options.patience;
+        let claim = &given_up.claim;
+        let mut leaving = self.decide(|cx| Leaving::new(cx, claim, given_up.queued, given_up.unanswered));
         let mut answered = Some(answered);
-        let mut pause = FIRST_PAUSE;
-        let mut hurried = false;
         loop {
-            // Such a refusal does not pass by itself, so it is not repeated beyond the lease.
-            let mut forbidden = false;
-            match self.within(self.store.leave(claim)).await {
-                Ok(_) if !attempt.unanswered || self.store.may_resend_try() => return true,
-                Ok(_) if self.closing.is_cancelled() => return false,
-                // A lost connection may still carry out what it was sent, so once is not enough.
-                Ok(_) => {
-                    drop(answered.take());
-                    pause = LONGEST_PAUSE;
-                }
-                Err(error) if error.kind() == StoreErrorKind::Closed => return true,
-                // Scripts do not run, but what they would give back may have been taken without one.
-                Err(error)
-                    if is_script_error(&error)
-                        && self.options.emergency_release
-                        && self.given_back_by_other_means(claim).await =>
-                {
-                    return true;
-                }
-                Err(error) => {
-                    forbidden = !error.was_refused() && is_script_error(&error);
-                    tracing::debug!(name = %claim.name, %error, "an attempt is not given up yet");
-                }
+            let reply = self.ask_to_leave(claim).await;
+            let closing = self.closing.is_cancelled();
+            let next = self.decide(|cx| leaving.answered(cx, reply, closing));
+            if leaving.is_confirmed() {
+                drop(answered.take());
             }
-            if Moment::now() >= lease_ends {
-                if !attempt.queued || answered.is_none() || forbidden {
-                    return true;
-                }
-                pause = PAUSE_IN_AN_OUTAGE;
-            }
+            let pause = match next {
+                AfterLeave::Done => return true,
+                AfterLeave::Abandoned => return false,
+                AfterLeave::Again(pause) => pause,
+            };
             tokio::select! {
-                () = tokio::time::sleep(jittered(pause)) => {}
+                () = tokio::time::sleep(pause) => {}
                 () = wake.notified() => {}
-                () = self.closing.cancelled(), if !hurried => {
-                    hurried = true;
-                    pause = FIRST_PAUSE;
-                }
+                // Once: the pauses after that are short.
+                () = self.closing.cancelled(), if leaving.may_hurry() => leaving.hurry(),
             }
-            pause = (pause * 2).min(LONGEST_PAUSE.max(pause));
         }
     }
 
-    async fn given_back_by_other_means(&self, claim: &Claim) -> bool {
-        let answer = self.within(self.store.release_emergency(&claim.name, &claim.token)).await;
-        matches!(answer, Ok(Release::Released))
+    async fn ask_to_leave(&self, claim: &Claim) -> LeaveReply {
+        let error = match self.within(self.store.leave(claim)).await {
+            Ok(_) => return LeaveReply::Confirmed,
+            Err(error) if error.kind() == StoreErrorKind::Closed => return LeaveReply::Settled,
+            Err(error) => error,
+        };
+        tracing::debug!(name = %claim.name, %error, "an attempt is not given up yet");
+        if !is_script_error(&error) {
+            return LeaveReply::Failed;
+        }
+        // Scripts do not run, but what they would give back may have been taken without one.
+        if self.options.emergency_release {
+            let answer = self.within(self.store.release_emergency(&claim.name, &claim.token)).await;
+            if matches!(answer, Ok(Release::Released)) {
+                return LeaveReply::Settled;
+            }
+        }
+        if error.was_refused() { LeaveReply::Failed } else { LeaveReply::Forbidden }
     }
 }

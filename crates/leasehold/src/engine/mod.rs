@@ -1,17 +1,18 @@
-//! The engines: acquiring ([`acquiring`], and [`by_token`] without a guard), waiting ([`rooms`], with [`attempt`] for
-//! one token), giving up ([`leaving`]), any of several ([`pooling`]), renewing ([`tending`]), releasing
-//! ([`releasing`]). Policy is pure
-//! ([`lease`](crate::lease)), awaiting is thin, and [`Core::spawn`] is the one place that spawns tasks.
+//! The engine carries out what [`client`](crate::client) decides: it reads the clock, sends the requests and wakes the
+//! tasks. Acquiring ([`acquiring`], and [`by_token`] without a guard), waiting ([`waiting`]), giving up ([`leaving`]),
+//! any of several ([`pooling`]), renewing ([`renewal`]), releasing ([`releasing`]).
 
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use crate::client::Policy;
 use crate::clock::Moment;
 use crate::error::{Error, Operation};
 use crate::event::Transition;
@@ -20,21 +21,19 @@ use crate::figures::Figures;
 use crate::journal::Journal;
 use crate::options::Options;
 use crate::stats::Stats;
-use crate::store::{Note, Push, SharedStore, StoreError};
+use crate::store::{Note, Push, PushReceiver, SharedStore, StoreError};
 
 pub(crate) mod acquiring;
-mod attempt;
 pub(crate) mod by_token;
 pub(crate) mod lease_cell;
 mod leaving;
 pub(crate) mod pooling;
 pub(crate) mod releasing;
-pub(crate) mod rooms;
-pub(crate) mod seat;
-pub(crate) mod tending;
+pub(crate) mod renewal;
+pub(crate) mod waiting;
 
-use rooms::Rooms;
-use tending::Leases;
+use renewal::Leases;
+use waiting::Waiting;
 
 /// A process that has just begun does not read the journal: many are over before that, and the next one does.
 const BEFORE_THE_JOURNAL: Duration = Duration::from_secs(1);
@@ -46,8 +45,10 @@ const ALERTS_KEPT: usize = 64;
 pub(crate) struct Core {
     pub(crate) store: SharedStore,
     pub(crate) options: Options,
+    /// The part of the options that decisions depend on.
+    policy: Policy,
     pub(crate) leases: Leases,
-    pub(crate) rooms: Rooms,
+    pub(crate) waiting: Waiting,
     pub(crate) stats: Stats,
     pub(crate) figures: Figures,
     pub(crate) journal: Option<Journal>,
@@ -74,13 +75,13 @@ impl Drop for Alive {
 impl Core {
     /// Starts the background tasks on the current runtime.
     pub(crate) fn start(store: SharedStore, options: Options) -> Arc<Alive> {
-        let pushes = store.pushes();
         let journal = options.journal.clone().map(Journal::new);
         let core = Arc::new(Self {
             store,
+            policy: Policy::from(&options),
             options,
             leases: Leases::default(),
-            rooms: Rooms::default(),
+            waiting: Waiting::default(),
             stats: Stats::default(),
             figures: Figures::default(),
             journal,
@@ -92,16 +93,17 @@ impl Core {
             ended: CancellationToken::new(),
         });
         // Not tracked: these end with the core, whereas `drain` waits for work that ends by itself.
-        drop(core.runtime.spawn(tending::tend(core.clone(), core.ended.clone())));
-        drop(core.runtime.spawn(listen(core.clone(), pushes, core.ended.clone())));
+        drop(core.runtime.spawn(renewal::run(core.clone(), core.ended.clone())));
+        drop(core.runtime.spawn(waiting::run_timers(core.clone(), core.ended.clone())));
+        core.store.deliver_to(Arc::new(Listener(Arc::downgrade(&core))));
         core.replay_journal_in_background(BEFORE_THE_JOURNAL);
         Arc::new(Alive(core))
     }
 
     /// Runs work in the background. After the runtime is gone this does nothing, quietly: there is
     /// nobody left to do it, and the lease's end takes care of the lock.
-    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        drop(self.tasks.spawn_on(work, &self.runtime));
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+        self.tasks.spawn_on(work, &self.runtime)
     }
 
     /// To be held by a call for as long as it is under way: the store is not closed before.
@@ -110,9 +112,9 @@ impl Core {
     }
 
     /// Lets nothing new begin and waits for background work, at most so long.
-    pub(crate) async fn drain(&self, at_most: Duration) {
+    pub(crate) async fn drain(self: &Arc<Self>, at_most: Duration) {
         self.closing.cancel();
-        self.rooms.close_all();
+        self.waiting.close(self);
         self.leases.lose_all(self);
         self.tasks.close();
         self.under_way.close();
@@ -206,24 +208,26 @@ impl Core {
     }
 }
 
-/// Takes every message of the store to the room or lease it is for.
-async fn listen(core: Arc<Core>, mut pushes: tokio::sync::mpsc::UnboundedReceiver<Push>, ended: CancellationToken) {
-    loop {
-        let push = tokio::select! {
-            push = pushes.recv() => push,
-            () = ended.cancelled() => return,
-        };
+/// Takes every message of the store to the room or lease it is for, where the store has read it.
+struct Listener(Weak<Core>);
+
+impl PushReceiver for Listener {
+    fn receive(&self, push: Push) {
+        let Some(core) = self.0.upgrade() else { return };
         match push {
-            None => return,
-            Some(Push::Revoked { token }) => core.leases.revoked(&core, &token),
-            Some(Push::Finish { token, reason }) => core.leases.asked_to_finish(&token, reason),
-            Some(Push::Resync) => {
-                core.rooms.resync();
+            Push::Revoked { token } => core.leases.revoked(&core, &token),
+            Push::Finish { token, reason } => core.leases.asked_to_finish(&token, reason),
+            Push::Resync => {
+                core.waiting.deliver(&core, Push::Resync);
                 core.leases.look_at_all();
                 core.replay_journal_in_background(Duration::ZERO);
             }
-            Some(for_rooms) => core.rooms.deliver(for_rooms),
+            for_waiters => core.waiting.deliver(&core, for_waiters),
         }
+    }
+
+    fn is_open(&self) -> bool {
+        self.0.upgrade().is_some_and(|core| !core.ended.is_cancelled())
     }
 }
 

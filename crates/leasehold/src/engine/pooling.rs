@@ -1,13 +1,4 @@
-//! Any of several: a request for one or more members of a pool, which are ordinary locks.
-//!
-//! What is free is taken by tries. Whoever has to wait draws a ticket and sits in the room of every member
-//! under it, so that the queues of all members have one order; the first rooms that are granted their lock
-//! serve the request, and the others move on to whoever is next.
-//!
-//! A request for several must never hold a part while another one holds the rest. So they collect one at a
-//! time, under a lock of the pool's own, the *turn*; it is asked for with the same ticket. Requests for one
-//! hold nothing while they wait and need no turn; nor does a request for several that takes what is free at
-//! once, or gives it back.
+//! Carries out requests for members of a pool, as [`PoolCall`] decides.
 
 use std::future::pending;
 use std::pin::pin;
@@ -17,26 +8,29 @@ use std::time::Duration;
 use futures_util::future::{join_all, select_all, try_join_all};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
-use super::acquiring::{Ended, FIRST_PAUSE, LONGEST_PAUSE, Wait, Wish, received, try_once, wait, worth_asking_again};
-use super::rooms::{Room, Seen, jittered};
-use super::seat::{Arrival, Reply, Seat};
+use super::acquiring::{Ended, Wait, Wish, received, try_once, wait};
+use super::waiting::{Arrival, Reply, Seated};
 use super::{Alive, Core, lock};
+use crate::client::pool::{Do, Event, PoolCall};
+use crate::client::retry::Retry;
+use crate::client::{Seen, worth_asking_again};
 use crate::clock::{Moment, sleep_until};
 use crate::error::{Error, Operation};
 use crate::event::Transition;
-use crate::facts::{LockName, Token, Ttl};
+use crate::facts::{LockName, Ttl};
 use crate::guard::Guard;
 use crate::store::{StoreErrorKind, Ticket};
 use crate::view::{LockInfo, PoolMember};
 
-/// The lease of the turn, and of what is collected under it, until the set is whole: so long a collector
-/// that died keeps others from collecting.
+/// The lease of the collector lock, and of the members collected under it until the set is complete. A collector that
+/// died keeps others from collecting for this long.
 const COLLECTING: Duration = Duration::from_secs(5);
 
 /// What requests for one pool share.
 pub(crate) struct PoolParts {
     pub(crate) name: LockName,
-    pub(crate) turn: LockName,
+    /// The lock that a request for several members holds while it collects them.
+    pub(crate) collector: LockName,
     pub(crate) members: Vec<Member>,
 }
 
@@ -101,171 +95,122 @@ struct Hunt<'a> {
     began: Moment,
     /// What is known of each member.
     seen: Vec<Mutex<Seen>>,
-    seen_of_turn: Mutex<Seen>,
+    seen_of_collector: Mutex<Seen>,
 }
 
 impl<'a> Hunt<'a> {
     fn new(alive: &'a Arc<Alive>, pool: &'a PoolParts, count: usize, wish: Wish) -> Self {
         let seen = pool.members.iter().map(|_| Mutex::default()).collect();
-        Self { alive, pool, count, wish, began: Moment::now(), seen, seen_of_turn: Mutex::default() }
+        Self { alive, pool, count, wish, began: Moment::now(), seen, seen_of_collector: Mutex::default() }
     }
 
     /// The members, and whether others handed them over.
     async fn obtain(&self) -> Result<(Vec<Taken>, bool), Ended> {
-        let mut ticket = None;
+        let may_try = |which: usize| self.may_try(&self.pool.members[which].name);
+        let mut call = PoolCall::new(self.count, self.pool.members.len(), self.wish.wait != Wait::Not);
+        let mut collector: Option<Guard> = None;
+        let mut taken = Vec::with_capacity(self.count);
+        let mut seats = Seats::default();
+        let mut next = call.begin(&may_try);
         loop {
-            let mut turn = None;
-            let mut waited = false;
-            if self.count > 1 {
-                turn = self.try_turn_and_draw(&mut ticket).await?;
-                if turn.is_none()
-                    && let Some(taken) = self.take_at_once().await?
-                {
-                    return Ok((taken, false));
+            let event = match next {
+                Do::TryCollectorLock { draw } => {
+                    let (tried, drawn) = tokio::join!(self.try_collector_lock(), async {
+                        if draw { self.draw().await.map(Some) } else { Ok(None) }
+                    });
+                    let ticket = drawn?;
+                    collector = tried?;
+                    Event::CollectorLockTried { granted: collector.is_some(), ticket }
                 }
-                if turn.is_none() {
-                    turn = Some(self.wait_for_turn(&mut ticket).await?);
-                    waited = true;
+                Do::Look => Event::Free(self.look().await?),
+                Do::LookForWaiters => Event::OthersWait(self.others_wait_to_collect().await),
+                Do::Try(which) => Event::Took(self.try_these(&which, &mut taken).await?),
+                Do::Draw => Event::Drew(self.draw().await?),
+                Do::WaitForCollectorLock(ticket) => {
+                    let wish = self.terms(&self.pool.collector);
+                    let guard = wait(self.alive, &wish, Some(ticket), self.began, &self.seen_of_collector).await?;
+                    collector = Some(guard);
+                    Event::CollectorLockGranted
                 }
-            }
-            if let Some(found) = self.collect(turn, waited, &mut ticket).await? {
-                return Ok(found);
-            }
-            tracing::debug!(pool = %self.pool.name, "the turn was lost while collecting; from the start");
+                Do::WaitForRest(ticket) => {
+                    if self.wait_for_rest(collector.as_ref(), ticket, &mut taken, &mut seats).await? {
+                        Event::Complete
+                    } else {
+                        tracing::debug!(pool = %self.pool.name, "the collector lock was lost; from the start");
+                        Event::CollectorLockLost
+                    }
+                }
+                Do::GiveBack => {
+                    taken.clear();
+                    seats = Seats::default();
+                    collector = None;
+                    next = call.given_back(&may_try);
+                    continue;
+                }
+                Do::Late => {
+                    self.remember(&seats, &taken);
+                    return Err(Ended::Late);
+                }
+                Do::Done { waited } => {
+                    if self.count > 1 {
+                        self.settle(&taken);
+                    }
+                    self.stop_collecting(collector, seats);
+                    return Ok((taken, waited));
+                }
+            };
+            next = call.next(event, &may_try);
         }
-    }
-
-    /// Tries for the turn and draws a ticket at the same time, so that a request that has to wait is as old as its
-    /// first question.
-    async fn try_turn_and_draw(&self, ticket: &mut Option<Ticket>) -> Result<Option<Guard>, Ended> {
-        if self.wish.wait == Wait::Not {
-            return self.try_turn().await;
-        }
-        let (turn, drawn) = tokio::join!(self.try_turn(), self.draw(ticket));
-        drawn?;
-        turn
     }
 
     /// The right to hold a part, if nobody has it.
-    async fn try_turn(&self) -> Result<Option<Guard>, Ended> {
-        if !self.may_try(&self.pool.turn) {
+    async fn try_collector_lock(&self) -> Result<Option<Guard>, Ended> {
+        if !self.may_try(&self.pool.collector) {
             return Ok(None);
         }
-        try_once(self.alive, &self.terms(&self.pool.turn), &self.seen_of_turn).await
+        try_once(self.alive, &self.terms(&self.pool.collector), &self.seen_of_collector).await
     }
 
-    async fn wait_for_turn(&self, ticket: &mut Option<Ticket>) -> Result<Guard, Ended> {
-        if self.wish.wait == Wait::Not {
-            return Err(Ended::Late);
-        }
-        let ticket = self.draw(ticket).await?;
-        wait(self.alive, &self.terms(&self.pool.turn), Some(ticket), self.began, &self.seen_of_turn).await
+    /// Whether others wait for the collector lock, as far as is known.
+    async fn others_wait_to_collect(&self) -> bool {
+        let (core, collector) = (self.core(), &self.pool.collector);
+        core.waiting.is_open(collector)
+            || core.within(core.store.queue(collector)).await.is_ok_and(|line| !line.is_empty())
     }
 
-    /// Somebody else collects. It may want other members than we do, or be about to finish: all that we want
-    /// is taken if it is free now and nobody came before us.
-    async fn take_at_once(&self) -> Result<Option<Vec<Taken>>, Ended> {
-        let free = self.look().await?;
-        if free.len() < self.count || (self.wish.wait != Wait::Not && self.others_wait_for_turn().await) {
-            return Ok(None);
-        }
-        let mut taken = Vec::with_capacity(self.count);
-        self.take_of(free, &mut taken).await?;
-        if taken.len() < self.count {
-            // Given back: nobody waits with a part in hand and no turn.
-            return Ok(None);
-        }
-        self.settle(&taken);
-        Ok(Some(taken))
-    }
-
-    /// Whether somebody stands in line for the turn, as far as is known.
-    async fn others_wait_for_turn(&self) -> bool {
-        let (core, turn) = (self.core(), &self.pool.turn);
-        core.rooms.is_open(turn) || core.within(core.store.queue(turn)).await.is_ok_and(|line| !line.is_empty())
-    }
-
-    /// `None`: the turn was lost, and everything is given back.
-    async fn collect(
-        &self,
-        turn: Option<Guard>,
-        waited_for_turn: bool,
-        ticket: &mut Option<Ticket>,
-    ) -> Result<Option<(Vec<Taken>, bool)>, Ended> {
-        let mut taken = Vec::with_capacity(self.count);
-        // A request that has waited for its turn is older than others that wait for the members. A try would pass a free
-        // member to the first of them; its ticket puts it before them.
-        if !waited_for_turn {
-            self.take_free(&mut taken).await?;
-        }
-        let waited = taken.len() < self.count;
-        let mut seats = Seats::default();
-        if waited {
-            if self.wish.wait == Wait::Not {
-                self.remember(&seats, &taken);
-                return Err(Ended::Late);
+    /// Gives the collector lock to the next request. Its holder is in line, by its older ticket, about when the seats
+    /// here are left; otherwise requests that came after it would be served in between.
+    fn stop_collecting(&self, collector: Option<Guard>, seats: Seats) {
+        let Some(collector) = collector else { return };
+        self.core().spawn(async move {
+            if let Err(error) = collector.release().await {
+                tracing::debug!(%error, "the collector lock is released in the background");
             }
-            let ticket = self.draw(ticket).await?;
-            if !self.wait_for_the_rest(turn.as_ref(), ticket, &mut taken, &mut seats).await? {
-                return Ok(None);
-            }
-        }
-        if let Some(turn) = turn {
-            self.settle(&taken);
-            // The next who collects stands in line, by its older ticket, about when we have left it:
-            // otherwise those who came after it would be served in between.
-            self.core().spawn(async move {
-                if let Err(error) = turn.release().await {
-                    tracing::debug!(%error, "the turn is released in the background");
-                }
-                drop(seats);
-            });
-        }
-        Ok(Some((taken, waited)))
+            drop(seats);
+        });
     }
 
-    /// Takes what is free: at first, in one round trip, those a free pool would give; then those that a
-    /// look at all of them finds.
-    async fn take_free(&self, taken: &mut Vec<Taken>) -> Result<(), Ended> {
-        let may_try = |which: &usize| self.may_try(&self.pool.members[*which].name);
-        let first: Vec<usize> = (0..self.pool.members.len()).filter(may_try).take(self.count).collect();
-        self.try_these(&first, taken).await?;
-        if taken.len() == self.count || first.is_empty() {
-            return Ok(());
-        }
-        let free = self.look().await?;
-        self.take_of(free.into_iter().filter(|which| !first.contains(which)), taken).await
-    }
-
-    /// Takes as many as are missing of those that were seen free.
-    async fn take_of(&self, free: impl IntoIterator<Item = usize>, taken: &mut Vec<Taken>) -> Result<(), Ended> {
-        let mut free = free.into_iter().filter(|which| self.may_try(&self.pool.members[*which].name));
-        while taken.len() < self.count {
-            let next: Vec<usize> = free.by_ref().take(self.count - taken.len()).collect();
-            if next.is_empty() {
-                break;
-            }
-            self.try_these(&next, taken).await?;
-        }
-        Ok(())
-    }
-
-    /// Whoever can wait does not overtake tasks of its own process that wait already.
+    /// A request that can wait does not overtake tasks of its own process that wait already.
     fn may_try(&self, name: &LockName) -> bool {
-        self.wish.wait == Wait::Not || !self.core().rooms.is_open(name)
+        self.wish.wait == Wait::Not || !self.core().waiting.is_open(name)
     }
 
-    async fn try_these(&self, which: &[usize], taken: &mut Vec<Taken>) -> Result<(), Ended> {
+    /// Tries these members. Returns those that are ours.
+    async fn try_these(&self, which: &[usize], taken: &mut Vec<Taken>) -> Result<Vec<usize>, Ended> {
         let tries = which.iter().map(async |&which| {
             let wish = self.terms(&self.pool.members[which].name);
             let guard = try_once(self.alive, &wish, &self.seen[which]).await?;
             Ok(guard.map(|guard| (which, guard)))
         });
-        // All are waited for, whatever one says: what the others got is given back with their guards.
+        let mut took = Vec::new();
+        // All are waited for, whatever one answers: what the others got is given back with their guards.
         for answer in join_all(tries).await {
-            taken.extend(answer?);
+            if let Some((which, guard)) = answer? {
+                took.push(which);
+                taken.push((which, guard));
+            }
         }
-        Ok(())
+        Ok(took)
     }
 
     /// Looks at every member. Returns those that are free.
@@ -288,34 +233,31 @@ impl<'a> Hunt<'a> {
         Ok(free)
     }
 
-    /// The request's one place in every queue.
-    async fn draw(&self, ticket: &mut Option<Ticket>) -> Result<Ticket, Ended> {
-        if let Some(ticket) = *ticket {
-            return Ok(ticket);
-        }
+    /// Draws the request's one place in every queue.
+    async fn draw(&self) -> Result<Ticket, Ended> {
         let core = self.core();
-        let (failing_since, mut pause) = (Moment::now(), FIRST_PAUSE);
+        let mut retry = Retry::new();
         loop {
+            let asked_at = Moment::now();
             let error = match core.within(core.store.ticket()).await {
-                Ok(drawn) => return Ok(*ticket.insert(drawn)),
+                Ok(drawn) => return Ok(drawn),
                 Err(error) => error,
             };
-            lock(&self.seen_of_turn).failed = Some(error.clone());
-            if !worth_asking_again(&error) || failing_since.until(Moment::now()) >= core.options.patience {
+            lock(&self.seen_of_collector).failed = Some(error.clone());
+            let Some(pause) = core.decide(|cx| retry.failed(cx, asked_at, &error)) else {
                 return Err(Ended::Error(core.store_error(Operation::Acquire, &self.pool.name, error)));
-            }
+            };
             tokio::select! {
-                () = tokio::time::sleep(jittered(pause)) => {}
+                () = tokio::time::sleep(pause) => {}
                 () = core.closing.cancelled() => return Err(Ended::shut_down(&self.pool.name)),
             }
-            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
-    /// Waits in the rooms of all members that are not taken yet. `false`: the turn was lost.
-    async fn wait_for_the_rest(
+    /// Waits in the rooms of all members that are not taken yet. `false`: the collector lock was lost.
+    async fn wait_for_rest(
         &self,
-        turn: Option<&Guard>,
+        collector: Option<&Guard>,
         ticket: Ticket,
         taken: &mut Vec<Taken>,
         seats: &mut Seats,
@@ -330,24 +272,26 @@ impl<'a> Hunt<'a> {
         while taken.len() < self.count {
             tokio::select! {
                 biased;
-                () = lost(turn) => return Ok(false),
+                () = lost(collector) => return Ok(false),
                 gone = first_lost(taken) => {
                     let (which, _) = taken.swap_remove(gone);
                     self.sit(which, ticket, &reply, seats);
                 }
                 // Never `None`: we have a sender ourselves. What arrives beyond what is wanted is dropped with
                 // the channel, which gives it back.
-                Some((which, answer)) = arrivals.recv() => match received(answer.map_err(Ended::Error)?)? {
-                    Some(guard) => taken.push((which, guard)),
-                    None => {
-                            self.sit(which, ticket, &reply, seats);
+                Some((which, answer)) = arrivals.recv() => {
+                    seats.waiting -= 1;
+                    match received(answer.map_err(Ended::Error)?)? {
+                        Some(guard) => taken.push((which, guard)),
+                        None => self.sit(which, ticket, &reply, seats),
                     }
-                },
+                }
                 () = sleep_until(deadline) => {
-                    self.take_last(&mut arrivals, taken);
+                    self.remember(seats, taken);
+                    let got_up = seats.leave().await;
+                    self.take_last(&mut arrivals, seats.waiting - got_up, taken).await;
                     if taken.len() < self.count {
-                        self.remember(seats, taken);
-                        join_all(seats.0.iter().map(|(_, room)| room.got_up_and_left())).await;
+                        self.remember(&Seats::default(), taken);
                         return Err(Ended::Late);
                     }
                 }
@@ -358,20 +302,15 @@ impl<'a> Hunt<'a> {
 
     fn sit(&self, which: usize, ticket: Ticket, reply: &UnboundedSender<Arrival>, seats: &mut Seats) {
         let wish = self.terms(&self.pool.members[which].name);
-        let seat = Seat {
-            lease: wish.lease(Token::random()),
-            retry_every: wish.retry_every,
-            ticket: Some(ticket),
-            reply: Reply::Some(reply.clone(), which),
-        };
-        seats.0.push((which, self.core().rooms.sit(self.alive, seat)));
+        let reply = Reply::Some(reply.clone(), which);
+        seats.seated.push((which, self.core().waiting.sit(self.alive, &wish, Some(ticket), reply)));
+        seats.waiting += 1;
     }
 
-    /// The time is over: what has arrived still counts.
-    fn take_last(&self, arrivals: &mut UnboundedReceiver<Arrival>, taken: &mut Vec<Taken>) {
-        // Closed first, so that a grant either is here or stays with its room.
-        arrivals.close();
-        while let Ok((which, answer)) = arrivals.try_recv() {
+    /// The time is over: what was granted at the last moment still counts. `coming` answers are there or about to be.
+    async fn take_last(&self, arrivals: &mut UnboundedReceiver<Arrival>, coming: usize, taken: &mut Vec<Taken>) {
+        for _ in 0..coming {
+            let Some((which, answer)) = arrivals.recv().await else { return };
             if let Ok(Ok(Some(guard))) = answer.map(received)
                 && taken.len() < self.count
             {
@@ -382,8 +321,10 @@ impl<'a> Hunt<'a> {
 
     /// What the rooms know of who holds what.
     fn remember(&self, seats: &Seats, taken: &[Taken]) {
-        for (which, room) in &seats.0 {
-            room.tell_what_was_seen(&self.seen[*which]);
+        for (which, seated) in &seats.seated {
+            if let Some(last) = seated.seen() {
+                *lock(&self.seen[*which]) = last;
+            }
         }
         // Ours, and free again in a moment.
         for (which, _) in taken {
@@ -395,11 +336,12 @@ impl<'a> Hunt<'a> {
     fn late(self, waited: Duration) -> Error {
         let core = &self.alive.0;
         let open = |seen: Mutex<Seen>| seen.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let of_turn = open(self.seen_of_turn);
+        let of_collector = open(self.seen_of_collector);
         let seen: Vec<Seen> = self.seen.into_iter().map(open).collect();
-        let failed = seen.iter().filter(|seen| seen.is_failing()).find_map(Seen::unknown);
-        if failed.is_some() || !(of_turn.answered || seen.iter().any(|seen| seen.answered)) {
-            let source = failed.or(of_turn.failed).unwrap_or(StoreErrorKind::NoAnswer.into());
+        let now = Moment::now();
+        let failed = seen.iter().filter(|seen| seen.is_failing(now)).find_map(|seen| seen.unknown(now));
+        if failed.is_some() || !(of_collector.answered || seen.iter().any(|seen| seen.answered)) {
+            let source = failed.or(of_collector.failed).unwrap_or(StoreErrorKind::NoAnswer.into());
             return core.store_error(Operation::Acquire, &self.pool.name, source);
         }
         core.stats.not_acquired.add_one();
@@ -441,21 +383,25 @@ impl<'a> Hunt<'a> {
     }
 }
 
-/// The rooms in which a request sits; dropped, it gets up.
+/// The seats of a request. Dropped, it gets up from all of them.
 #[derive(Default)]
-struct Seats(Vec<(usize, Arc<Room>)>);
+struct Seats {
+    seated: Vec<(usize, Seated)>,
+    /// How many of them were not answered yet, as far as was received.
+    waiting: usize,
+}
 
-impl Drop for Seats {
-    fn drop(&mut self) {
-        for (_, room) in &self.0 {
-            room.got_up();
-        }
+impl Seats {
+    /// Gets up everywhere. Returns from how many seats that had no answer.
+    async fn leave(&mut self) -> usize {
+        let left = join_all(self.seated.iter_mut().map(|(_, seated)| seated.leave())).await;
+        left.into_iter().filter(|was_waiting| *was_waiting).count()
     }
 }
 
-async fn lost(turn: Option<&Guard>) {
-    match turn {
-        Some(turn) => drop(turn.lost().await),
+async fn lost(collector: Option<&Guard>) {
+    match collector {
+        Some(collector) => drop(collector.lost().await),
         None => pending().await,
     }
 }

@@ -9,8 +9,8 @@ use futures_util::future::BoxFuture;
 
 use super::Core;
 use super::lease_cell::LeaseCell;
-use super::rooms::jittered;
-use super::tending::lock_event;
+use super::renewal::lock_event;
+use super::waiting::jittered;
 use crate::clock::Moment;
 use crate::error::{Error, Operation};
 use crate::event::{EventKind, ReleaseLayer, Transition};
@@ -88,7 +88,7 @@ impl Core {
         self.leases.remove(cell);
         cell.state().belief.give_up();
         if cell.handed_over {
-            self.rooms.handed_on(&cell.name);
+            self.waiting.handed_on(&cell.name);
         }
     }
 
@@ -175,12 +175,12 @@ impl Core {
         let layer = if violation { ReleaseLayer::NotOwner } else { layer };
         self.observe(&Transition::Released { name: cell.name.as_str(), held, layer });
         let state = cell.state();
-        let (noted, owner) = (state.noted, &state.owner);
-        if ours && (noted || self.options.keys.is_raw(&cell.name)) {
+        let (published, owner) = (state.published, &state.owner);
+        if ours && (published || self.options.keys.is_raw(&cell.name)) {
             let reason = if layer == ReleaseLayer::Emergency { "emergency" } else { "normal" };
             self.note(Note::Tell(lock_event(cell, &owner.to_string(), EventKind::Released, reason)));
         }
-        if noted {
+        if published {
             self.note(Note::Remove { name: cell.name.clone(), holder: cell.token.holder_id() });
         }
         ours

@@ -8,9 +8,9 @@ use super::{CleanUp, Defaults, Device, Leaving};
 use crate::engine::Core;
 use crate::error::Error;
 use crate::facts::{LockName, Ttl};
-use crate::held::{Entered, Entry, OnLoss};
 use crate::manager::LockManager;
 use crate::request::LockRequest;
+use crate::scope::{Entered, Entry, OnLoss};
 
 /// The options of one `#[gpu_lock]`, checked when it was compiled.
 pub struct GpuCall {

@@ -20,6 +20,7 @@ use crate::manager::LockManager;
 use crate::options::OnUnavailable;
 use crate::pool::{Permit, Permits, Pool, PoolRequest};
 use crate::request::LockRequest;
+use crate::scope;
 
 /// The GPUs of a machine, of which any are good. Cheap to clone.
 ///
@@ -203,12 +204,9 @@ impl GpuRequest {
     /// Dropped, the work is dropped first; cleaning up and giving back go on in the background.
     pub async fn run<T>(self, work: impl AsyncFnOnce(&Gpus) -> T) -> Result<T, Error> {
         let gpus = self.await?;
-        let done = tokio::select! {
-            // Lost first: work must not take another step once the lease is over.
-            biased;
-            lost = gpus.lost() => Err(Error::Lost { name: lost.0, why: lost.1 }),
-            done = work(&gpus) => Ok(done),
-        };
+        let guards: Vec<&Guard> = gpus.guards().iter().collect();
+        let done = scope::run(&guards, gpus.lost(), work(&gpus)).await;
+        drop(guards);
         if let Err(error) = gpus.release().await {
             tracing::warn!(%error, "the work is done; its GPUs are given back in the background");
         }

@@ -19,9 +19,9 @@ use super::caller::CallerHash;
 use super::stored::{self, Collected};
 use crate::engine::Core;
 use crate::error::Error;
-use crate::held::{Entered, OnLoss};
 use crate::manager::LockManager;
 use crate::once::{Once, Running, Started};
+use crate::scope::{Entered, OnLoss};
 use crate::store::VALUE_BYTES_MAX;
 
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");

@@ -14,9 +14,9 @@ use tower_service::Service;
 
 use super::answer::answer;
 use crate::facts::Invalid;
-use crate::held::{Entered, Entry, OnLoss};
 use crate::manager::LockManager;
 use crate::request::LockRequest;
+use crate::scope::{Entered, Entry, OnLoss};
 
 /// Takes a lock around a route, named after a path parameter (`{order_id}`) or a header
 /// (`{header:x-tenant}`). Whoever does not get it is answered at once, and the handler is not called.

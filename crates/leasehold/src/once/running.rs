@@ -12,8 +12,8 @@ use crate::error::Error;
 use crate::event::LossReason;
 use crate::facts::{ClaimId, Fence, Invalid, Keep, LockName};
 use crate::guard::Guard;
-use crate::held::{Entered, OnLoss};
 use crate::manager::LockManager;
+use crate::scope::{Entered, OnLoss};
 use crate::store::record::{Head, State};
 use crate::store::{BindingId, Changed, Step};
 

@@ -18,8 +18,8 @@ use crate::facts::{Invalid, LockName};
 use crate::manager::LockManager;
 use crate::view::PoolMember;
 
-/// What the lock is called, after the pool's name, under which requests for several are collected.
-const TURN: &str = "collecting";
+/// The last part of the name of the lock under which a request for several members collects them.
+const COLLECTOR: &str = "collecting";
 
 /// A set of locks, of which any are good: GPUs, licences, places in a queue of jobs. Cheap to clone.
 ///
@@ -83,8 +83,8 @@ impl Pool {
         if found.is_empty() {
             return Err(refused(format!("has no members: give it 1 to {}, such as 0..4", Self::MAX_MEMBERS)));
         }
-        let turn = lock(&TURN)?;
-        Ok(Self { locks: locks.clone(), parts: Arc::new(PoolParts { name, turn, members: found }) })
+        let collector = lock(&COLLECTOR)?;
+        Ok(Self { locks: locks.clone(), parts: Arc::new(PoolParts { name, collector, members: found }) })
     }
 
     /// Its name: what its members' names begin with.

@@ -9,7 +9,9 @@ use crate::engine::Alive;
 use crate::engine::pooling::{self, PoolParts};
 use crate::error::Error;
 use crate::facts::Invalid;
+use crate::guard::Guard;
 use crate::request::LockRequest;
+use crate::scope;
 
 /// A request for members of a pool, read like a sentence and sent by awaiting it: for one
 /// [`Permit`], or for several [`Permits`].
@@ -133,13 +135,9 @@ impl PoolRequest<Permit> {
     /// Dropped, the work is dropped first and the member is given back in the background.
     pub async fn run<R>(self, work: impl AsyncFnOnce(&Permit) -> R) -> Result<R, Error> {
         let permit = self.await?;
-        let done = tokio::select! {
-            // Lost first: work must not take another step once the lease is over.
-            biased;
-            why = permit.lost() => Err(Error::Lost { name: permit.name().clone(), why }),
-            done = work(&permit) => Ok(done),
-        };
-        told(permit.release().await);
+        let lost = async { (permit.name().clone(), permit.lost().await) };
+        let done = scope::run(&[&permit], lost, work(&permit)).await;
+        warn_of_failure(permit.release().await);
         done
     }
 }
@@ -155,17 +153,18 @@ impl PoolRequest<Permits> {
     /// Dropped, the work is dropped first and the members are given back in the background.
     pub async fn run<R>(self, work: impl AsyncFnOnce(&Permits) -> R) -> Result<R, Error> {
         let permits = self.await?;
-        let done = tokio::select! {
-            biased;
-            (permit, why) = permits.lost() => Err(Error::Lost { name: permit.name().clone(), why }),
-            done = work(&permits) => Ok(done),
+        let lost = async {
+            let (permit, why) = permits.lost().await;
+            (permit.name().clone(), why)
         };
-        told(permits.release().await);
+        let guards: Vec<&Guard> = permits.iter().map(|permit| &**permit).collect();
+        let done = scope::run(&guards, lost, work(&permits)).await;
+        warn_of_failure(permits.release().await);
         done
     }
 }
 
-fn told(released: Result<bool, Error>) {
+fn warn_of_failure(released: Result<bool, Error>) {
     if let Err(error) = released {
         tracing::warn!(%error, "the work is done; what it held is released in the background");
     }

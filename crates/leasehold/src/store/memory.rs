@@ -1,5 +1,4 @@
-//! Locks inside one process: for tests, documentation and simulation. It is the state machine
-//! itself behind a mutex.
+//! Locks inside one process, for tests, documentation and simulation: the state machine behind a mutex.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,52 +12,52 @@ use super::*;
 use crate::clock;
 use crate::facts::{KeySpace, Namespace};
 use crate::machine::{
-    self, AcquireReply, AskReply, Asking, EvictReply, InboxId, Limits, Lock, PassReply, RenewReply, Rules, Slot,
-    TryReply, Turn,
+    self, AcquireReply, AskReply, Asking, EvictReply, InboxId, Limits, Lock, Message, PassReply, RenewReply, Rules,
+    Slot, TryReply, Turn,
 };
 
 mod bindings;
 
-/// A world of locks that several [`MemoryStore`]s share: each store stands for one process.
+/// Locks that several [`MemoryStore`]s share. Each store represents one process.
 #[derive(Clone, Default)]
 pub struct MemoryWorld(Arc<Mutex<World>>);
 
 #[derive(Default)]
 struct World {
-    /// By key, as [`KeySpace`] makes it.
+    /// Locks by key, as [`KeySpace`] makes it.
     locks: BTreeMap<String, Lock>,
     counter: u64,
-    inboxes: HashMap<InboxId, mpsc::UnboundedSender<Push>>,
-    /// With the namespace each is told of.
+    inboxes: HashMap<InboxId, PushSender>,
+    /// Followers, with the namespace whose events each receives.
     followers: Vec<(Namespace, mpsc::Sender<LockEvent>)>,
-    /// By namespace and name.
+    /// Counters by namespace and name.
     counters: BTreeMap<(Namespace, &'static str), u64>,
-    /// By key.
-    bindings: BTreeMap<String, bindings::Kept>,
-    /// `None`: as everywhere.
+    /// Bindings by key.
+    bindings: BTreeMap<String, bindings::StoredBinding>,
+    /// How long a grant lasts until it is confirmed, if a test has set it.
     provisional_ms: Option<u64>,
 }
 
 impl MemoryWorld {
-    /// An empty world.
+    /// Creates an empty world.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A store of its own on this world, as another process would open it.
+    /// Opens another store on this world, as another process would.
     pub fn open(&self) -> MemoryStore {
         self.open_with(KeySpace::default())
     }
 
-    /// The same with a namespace and raw names of one's own.
+    /// Opens another store on this world with a namespace and raw names.
     pub fn open_with(&self, keys: KeySpace) -> MemoryStore {
         let inbox = InboxId(Token::random().reveal().into());
-        let (tell, pushes) = mpsc::unbounded_channel();
-        self.lock().inboxes.insert(inbox.clone(), tell);
-        MemoryStore { world: self.clone(), keys, inbox, pushes: Mutex::new(Some(pushes)) }
+        let pushes = PushSender::new();
+        self.lock().inboxes.insert(inbox.clone(), pushes.clone());
+        MemoryStore { world: self.clone(), keys, inbox, pushes }
     }
 
-    /// Ends a lease as if its time had run out.
+    /// Ends a lease as if its ttl had run out.
     #[doc(hidden)]
     pub fn expire(&self, name: &LockName) {
         let key = KeySpace::default().key(name).expect("a name with a key");
@@ -67,13 +66,13 @@ impl MemoryWorld {
         }
     }
 
-    /// How long a grant lasts that nobody has confirmed yet.
+    /// Sets how long a grant lasts until it is confirmed.
     #[doc(hidden)]
     pub fn set_provisional_ms(&self, ms: u64) {
         self.lock().provisional_ms = Some(ms);
     }
 
-    /// Puts a value of another kind of client where a lock would be.
+    /// Writes a value at a lock's key as another kind of client would.
     #[doc(hidden)]
     pub fn put_foreign(&self, name: &LockName, value: &str, ttl: Duration) {
         let ends_ms = Some(now_ms().saturating_add(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)));
@@ -87,16 +86,16 @@ impl MemoryWorld {
     }
 }
 
-/// One process's view of a [`MemoryWorld`].
+/// A store on a [`MemoryWorld`].
 pub struct MemoryStore {
     world: MemoryWorld,
     keys: KeySpace,
     inbox: InboxId,
-    pushes: Mutex<Option<mpsc::UnboundedReceiver<Push>>>,
+    pushes: PushSender,
 }
 
 impl MemoryStore {
-    /// A store with a world of its own.
+    /// Creates a store with its own world.
     pub fn new() -> Self {
         MemoryWorld::new().open()
     }
@@ -112,29 +111,29 @@ impl MemoryStore {
         }
     }
 
-    /// Runs one verb of the machine on one lock, and tells whoever is to be told.
-    fn turn<R>(
+    /// Runs one operation of the state machine on one lock, then delivers its messages.
+    fn call_machine<R>(
         &self,
         name: &LockName,
         verb: impl FnOnce(&mut Lock, &mut Turn<'_>) -> R,
     ) -> Result<(R, Option<Holder>), StoreError> {
         let key = self.keys.key(name)?;
-        let mut world = self.world.lock();
-        let world = &mut *world;
+        let mut guard = self.world.lock();
+        let world = &mut *guard;
         let limits = Limits {
             provisional_ms: world.provisional_ms.unwrap_or(Limits::DEFAULT.provisional_ms),
             ..Limits::DEFAULT
         };
         let lock = world.locks.entry(key.clone()).or_default();
-        let mut told = Vec::new();
+        let mut messages = Vec::new();
         let inboxes = &world.inboxes;
-        let mut listening = |inbox: &InboxId| inboxes.get(inbox).is_some_and(|tell| !tell.is_closed());
+        let mut listening = |inbox: &InboxId| inboxes.get(inbox).is_some_and(PushSender::is_open);
         let mut turn = Turn {
             now_ms: now_ms(),
             wall_us: clock::wall_us(),
             counter: &mut world.counter,
             listening: &mut listening,
-            told: &mut told,
+            told: &mut messages,
             limits,
             rules: Rules::ALL,
         };
@@ -145,11 +144,13 @@ impl MemoryStore {
             world.locks.remove(&key);
         }
         let asked_at = Moment::now();
-        for (inbox, message) in told {
-            if let Some(tell) = world.inboxes.get(&inbox) {
-                // Whoever is gone meanwhile is passed over when its provisional lease ends.
-                let _ = tell.send(message.into_push(asked_at));
-            }
+        let receiver = |(inbox, message)| Some((world.inboxes.get(&inbox)?.clone(), message));
+        let messages: Vec<(PushSender, Message)> = messages.into_iter().filter_map(receiver).collect();
+        // A receiver may wake tasks that use this world at once.
+        drop(guard);
+        for (to, message) in messages {
+            // If the receiver is gone, the next waiter gets the lock when the provisional lease ends.
+            to.send(message.into_push(asked_at));
         }
         Ok((reply, holder))
     }
@@ -172,7 +173,7 @@ impl Store for MemoryStore {
     async fn try_acquire(&self, claim: &Claim) -> Result<Try, StoreError> {
         let asking = self.asking(claim);
         let asked_at = Moment::now();
-        let (reply, holder) = self.turn(&claim.name, |lock, turn| lock.try_acquire(turn, &asking))?;
+        let (reply, holder) = self.call_machine(&claim.name, |lock, turn| lock.try_acquire(turn, &asking))?;
         Ok(match reply? {
             TryReply::Granted { fence } => Try::Granted(grant(claim, fence, asked_at)),
             TryReply::Held => Try::Held(holder),
@@ -185,7 +186,7 @@ impl Store for MemoryStore {
         let mut ticket = ticket.map(|t| t.0);
         loop {
             let asked_at = Moment::now();
-            let (reply, holder) = self.turn(&claim.name, |lock, turn| lock.acquire(turn, &asking, ticket))?;
+            let (reply, holder) = self.call_machine(&claim.name, |lock, turn| lock.acquire(turn, &asking, ticket))?;
             match reply? {
                 AcquireReply::Granted { fence } => return Ok(Acquire::Granted(grant(claim, fence, asked_at))),
                 AcquireReply::Queued { ticket, position } => {
@@ -203,7 +204,7 @@ impl Store for MemoryStore {
 
     async fn release(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
         loop {
-            match self.turn(name, |lock, turn| lock.release(turn, token))?.0 {
+            match self.call_machine(name, |lock, turn| lock.release(turn, token))?.0 {
                 PassReply::Done => return Ok(Release::Released),
                 PassReply::NotOurs => return Ok(Release::NotOwner),
                 PassReply::Again => {}
@@ -219,7 +220,7 @@ impl Store for MemoryStore {
                 }
                 lock.renew(turn, &r.token, r.ttl.as_millis(), r.fence, r.rewrite.as_ref(), r.hand_to.as_ref())
             };
-            match self.turn(&r.name, verb) {
+            match self.call_machine(&r.name, verb) {
                 Ok((RenewReply::Renewed, _)) => Renewed::Renewed,
                 Ok((RenewReply::Lost, _)) => Renewed::Lost,
                 Ok((RenewReply::Revoked, _)) => Renewed::Revoked,
@@ -231,7 +232,7 @@ impl Store for MemoryStore {
 
     async fn leave(&self, claim: &Claim) -> Result<Left, StoreError> {
         loop {
-            match self.turn(&claim.name, |lock, turn| lock.leave(turn, &claim.token))?.0 {
+            match self.call_machine(&claim.name, |lock, turn| lock.leave(turn, &claim.token))?.0 {
                 PassReply::Done => return Ok(Left::WasGranted),
                 PassReply::NotOurs => return Ok(Left::WasWaiting),
                 PassReply::Again => {}
@@ -247,7 +248,7 @@ impl Store for MemoryStore {
                 let before = view(&lock.slot, turn.now_ms);
                 (lock.evict(turn, holder, force), before)
             };
-            let (reply, before) = self.turn(name, verb)?.0;
+            let (reply, before) = self.call_machine(name, verb)?.0;
             let Some(found) = before else { return Ok(Evicted::Free) };
             return Ok(match reply {
                 EvictReply::Again => continue,
@@ -260,7 +261,7 @@ impl Store for MemoryStore {
     }
 
     async fn ask_to_finish(&self, name: &LockName, holder: HolderId, reason: &str) -> Result<Asked, StoreError> {
-        let (reply, found) = self.turn(name, |lock, turn| lock.ask_to_finish(turn, holder, reason))?;
+        let (reply, found) = self.call_machine(name, |lock, turn| lock.ask_to_finish(turn, holder, reason))?;
         Ok(match (reply, found) {
             (AskReply::Free, _) | (_, None) => Asked::Free,
             (AskReply::Told, Some(found)) => Asked::Told(found),
@@ -269,16 +270,15 @@ impl Store for MemoryStore {
         })
     }
 
-    fn pushes(&self) -> mpsc::UnboundedReceiver<Push> {
-        let taken = self.pushes.lock().unwrap_or_else(PoisonError::into_inner).take();
-        taken.unwrap_or_else(|| mpsc::unbounded_channel().1)
+    fn deliver_to(&self, receiver: Arc<dyn PushReceiver>) {
+        self.pushes.attach(receiver);
     }
 
     async fn note(&self, notes: Vec<Note>) -> Result<(), StoreError> {
         let mut world = self.world.lock();
         for note in notes {
             if let Note::Tell(event) = note {
-                // A follower that is gone or does not keep up is shown out; the lock path never waits.
+                // The stream of a follower that is gone or does not keep up ends: locks never wait for a follower.
                 world.followers.retain(|(namespace, follower)| {
                     !follower.is_closed()
                         && (namespace != self.keys.namespace() || follower.try_send(event.clone()).is_ok())
@@ -308,7 +308,7 @@ impl Inspect for MemoryStore {
             lock.lapse(turn.now_ms);
             lock.slot.inbox().map(|inbox| (turn.listening)(inbox))
         };
-        let (connected, holder) = self.turn(name, verb)?;
+        let (connected, holder) = self.call_machine(name, verb)?;
         Ok(holder.map(|holder| Holder { connected, ..holder }))
     }
 
@@ -317,7 +317,7 @@ impl Inspect for MemoryStore {
         let now = now_ms();
         world.locks.values_mut().for_each(|lock| lock.lapse(now));
         let beyond = |key: &str| after.as_ref().is_none_or(|c| key > c.0.as_str());
-        let listening = |inbox: &InboxId| world.inboxes.get(inbox).is_some_and(|tell| !tell.is_closed());
+        let listening = |inbox: &InboxId| world.inboxes.get(inbox).is_some_and(PushSender::is_open);
         let found = world.locks.iter().filter(|(key, _)| beyond(key)).filter_map(|(key, lock)| {
             let name = self.keys.name(key).filter(|name| name.as_str().starts_with(prefix))?;
             let connected = lock.slot.inbox().map(listening);
@@ -358,13 +358,13 @@ impl Inspect for MemoryStore {
     }
 
     async fn follow(&self) -> Result<mpsc::Receiver<LockEvent>, StoreError> {
-        let (tell, events) = mpsc::channel(1_024);
-        self.world.lock().followers.push((self.keys.namespace().clone(), tell));
+        let (sender, events) = mpsc::channel(1_024);
+        self.world.lock().followers.push((self.keys.namespace().clone(), sender));
         Ok(events)
     }
 }
 
-/// The clock leases end by.
+/// The boot clock in milliseconds, which leases end by.
 fn now_ms() -> u64 {
     u64::try_from(Moment::now().since_boot().as_millis()).unwrap_or(u64::MAX)
 }

@@ -19,6 +19,7 @@ mod bindings;
 mod error;
 mod finding;
 pub mod memory;
+mod pushes;
 pub(crate) mod record;
 pub mod redis;
 mod seen;
@@ -29,6 +30,8 @@ pub use bindings::{
 };
 pub use error::{StoreError, StoreErrorKind};
 pub use finding::{Finding, Level};
+pub use pushes::PushReceiver;
+pub(crate) use pushes::PushSender;
 
 /// One attempt to hold one lock: the same from its first request to its last, so that every verb
 /// can be sent twice without harm.
@@ -424,8 +427,15 @@ pub trait Store: Inspect + Bind + Send + Sync + 'static {
         false
     }
 
-    /// The messages for this process. To be taken once, by whoever runs the waiting rooms.
-    fn pushes(&self) -> mpsc::UnboundedReceiver<Push>;
+    /// Delivers the messages for this process to a receiver. Only the first receiver counts.
+    fn deliver_to(&self, receiver: Arc<dyn PushReceiver>);
+
+    /// The messages for this process, as a channel.
+    fn pushes(&self) -> mpsc::UnboundedReceiver<Push> {
+        let (tell, pushes) = mpsc::unbounded_channel();
+        self.deliver_to(Arc::new(pushes::Channel(tell)));
+        pushes
+    }
 
     /// How many claims of this process stand in line, the position of the one nearest to its turn,
     /// and the shortest ttl among them: a store that has to prove that its messages arrive does so

@@ -16,7 +16,7 @@ fn resolved(kind: &'static str) -> impl Fn(&Value) -> bool {
     move |alert| alert["type"] == kind && alert["resolved_ms"].is_u64()
 }
 
-/// A holder whose lock was taken away releases it: what it gives back is not its own.
+/// A holder releases a lock from which it was evicted.
 async fn violate(locks: &LockManager) {
     let guard = locks.lock("taken").renew(false).await.expect("free");
     locks.evict("taken", guard.holder_id(), EvictMode::Force, "test").await.expect("answered");
@@ -41,7 +41,7 @@ async fn what_a_client_suffers_is_told_with_its_lock_and_task() {
     let emergency = alert(&place, "the emergency", fires("gpu_lock_emergency_release")).await;
     assert!(emergency["owner"].as_str().is_some_and(|owner| owner.starts_with("tts@")), "the task: {emergency}");
     assert_eq!((&emergency["name"], &emergency["holder_id"]), (&json!("gpu_lock:0"), &json!(holder)));
-    // The same, as the fleet's counters have it: over within the window, because nothing more is counted.
+    // The same from the fleet's counters: resolved within the window, because the counters no longer rise.
     let rate = alert(&place, "the rate", fires("high_emergency_release_rate")).await;
     assert_eq!((&rate["level"], &rate["value"]), (&json!("critical"), &json!(1.0)));
     let errors = alert(&place, "the errors", |a| a["type"] == "lua_script_errors").await;
@@ -54,7 +54,7 @@ async fn what_a_client_suffers_is_told_with_its_lock_and_task() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_fleet_is_watched_on_every_store_also_while_no_server_ran() {
     for place in Place::each().await {
-        // Counted in full, and told, when it shuts down.
+        // Counted and published when it shuts down.
         violate(&place.locks).await;
         place.locks.shutdown().await;
         let fired = alert(&place, "the violation", fires("ownership_violations")).await;

@@ -1,4 +1,5 @@
-//! What is in `deploy/` fits: figures that are named exist, the unit is one, and the Redis user may do all that is done.
+//! `deploy/` is correct: the metrics it names exist, the systemd unit is valid, and the Redis user has the permissions
+//! it needs.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -18,14 +19,14 @@ fn deploy(file: &str) -> (PathBuf, String) {
     (path, text)
 }
 
-/// Names of figures in a text.
+/// The metric names in a text.
 fn named(text: &str) -> BTreeSet<String> {
     let part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let words = text.split(|c| !part(c)).filter(|word| word.starts_with("leasehold_"));
     words.map(str::to_owned).collect()
 }
 
-/// A figure as its descriptor calls it.
+/// A metric under the name of its descriptor.
 fn without_suffix(name: &str, known: &BTreeSet<String>) -> String {
     let bases = ["_bucket", "_sum", "_count", "_total"].iter().filter_map(|suffix| name.strip_suffix(suffix));
     bases.map(str::to_owned).find(|base| known.contains(base)).unwrap_or_else(|| name.to_owned())
@@ -70,13 +71,13 @@ async fn every_figure_that_is_drawn_or_watched_exists() {
         for name in names {
             let base = without_suffix(&name, &known);
             assert!(known.contains(&base), "{name} is not served: {known:?}");
-            // Counters and parts of histograms are asked for by their suffix, gauges have none.
+            // Counters and parts of histograms are queried by their suffix; gauges have none.
             let kind = served.lines().find_map(|line| line.strip_prefix(&format!("# TYPE {base} "))).expect("a type");
             assert_eq!(base != name, kind != "gauge", "{name} is a {kind}");
             used.insert(base);
         }
     }
-    // And nothing that is served is drawn nowhere.
+    // And every served metric is used somewhere.
     let unused: Vec<_> = known.difference(&used).collect();
     assert_eq!(unused, Vec::<&String>::new());
     place.end().await;
@@ -126,7 +127,7 @@ fn the_unit_is_one_and_leaves_few_doors_open() {
     assert!(checked.status.success() && !said.contains("leasehold.service:"), "{said}");
 }
 
-/// All that a user of locks does.
+/// Everything that a user of locks does.
 async fn battery(redis: &RedisServer, url: &str) {
     let options = || {
         let mut options: Options = quiet();
@@ -137,7 +138,7 @@ async fn battery(redis: &RedisServer, url: &str) {
     let a = LockManager::connect_with(url, options()).await.expect("a store");
     let b = LockManager::connect_with(url, options()).await.expect("a store");
     let mut events = a.events().await.expect("answered");
-    // Taken, refused, waited for, handed over, renewed, given back.
+    // Acquired, refused, waited for, handed over, renewed, released.
     let held = a.lock("gpu_lock:0").ttl(Duration::from_millis(900)).await.expect("free");
     assert!(b.try_lock("gpu_lock:0").await.expect("answered").is_none());
     let waits = tokio::spawn({
@@ -159,7 +160,7 @@ async fn battery(redis: &RedisServer, url: &str) {
     let held = a.lock("task_lock:6").await.expect("free");
     b.evict("task_lock:6", held.holder_id(), EvictMode::Force, "test").await.expect("answered");
     drop(held);
-    // Forced while one waits that polls: it is served by the slow way.
+    // Forced while a polling client waits: it is served by polling.
     let mut polls = options();
     polls.events = false;
     let c = LockManager::connect_with(url, polls).await.expect("a store");
@@ -184,7 +185,7 @@ async fn battery(redis: &RedisServer, url: &str) {
     a.once("report").run(async |_| 7).await.expect("done");
     a.once("report").run(async |_| 8).await.expect("found");
     assert_eq!(redis.command(&["ACL", "LOG"]).await, Reply::Array(Vec::new()), "0 NOPERM");
-    // Given back without scripts, as when they fail.
+    // Released without scripts, as when they fail.
     let held = a.lock("gpu_lock:1").await.expect("free");
     redis.command(&["ACL", "SETUSER", "leasehold", "-evalsha", "-eval"]).await;
     assert!(held.release().await.is_err());
@@ -192,7 +193,7 @@ async fn battery(redis: &RedisServer, url: &str) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     redis.command(&["ACL", "SETUSER", "leasehold", "+evalsha", "+eval"]).await;
-    // What was refused just now was to be refused.
+    // These refusals are intended.
     redis.command(&["ACL", "LOG", "RESET"]).await;
     drop(a.lock("last").await.expect("free"));
     assert!(!a.list("", None, 100).await.expect("answered").locks.is_empty() || a.fleet_counters().await.is_ok());
@@ -210,19 +211,19 @@ async fn the_published_redis_user_may_do_all_that_is_done_and_nothing_dangerous(
     assert_eq!(redis.command(&user).await, Reply::Okay);
     let url = format!("redis://leasehold:change-me@127.0.0.1:{}", redis.port());
     battery(&redis, &url).await;
-    // Another database than 0, too.
+    // A database other than 0, too.
     let elsewhere = LockManager::connect(&format!("{url}/1")).await.expect("let in");
     drop(elsewhere.lock("a").await.expect("free"));
     elsewhere.shutdown().await;
     let log = redis.command(&["ACL", "LOG"]).await;
     assert_eq!(log, Reply::Array(Vec::new()), "0 NOPERM");
 
-    // Nothing is allowed that nobody needs: what was not called here is said, and why.
+    // Nothing is allowed without need: commands that were not called here are listed with the reason.
     let called = redis.commandstats().await;
     let uncalled = rules.iter().filter_map(|rule| rule.strip_prefix('+')).filter(|name| !called.contains_key(*name));
     let uncalled: Vec<&str> = uncalled.collect();
     println!("allowed and not called: {uncalled:?}");
-    // Whether the index is swept depends on the moment; a password is sent with HELLO.
+    // Whether the index is swept depends on timing; a password is sent with HELLO.
     assert!(uncalled.iter().all(|name| ["auth", "zremrangebyscore"].contains(name)), "{uncalled:?}");
 
     let Reply::Array(dangerous) = redis.command(&["ACL", "CAT", "dangerous"]).await else { panic!("a list") };
@@ -237,13 +238,13 @@ async fn the_published_redis_user_may_do_all_that_is_done_and_nothing_dangerous(
     let risky: Vec<&str> = allowed.filter(|rule| dangerous.contains(*rule)).collect();
     assert_eq!(risky, ["client|kill"], "and that is optional");
     assert!(!file.contains("+@") && !file.contains("~*") && !file.contains("&*"), "{file}");
-    // The same list stands where people read it.
+    // The documentation has the same list.
     let (_, protocol) = deploy("../docs/protocol.md");
     for rule in rules.iter().filter(|rule| rule.starts_with(['+', '~', '&'])) {
         assert!(protocol.contains(rule.trim_start_matches('+')), "{rule} is not in docs/protocol.md");
     }
 
-    // A checkup says what it was not allowed to look at, and finds nothing bad.
+    // A checkup says what it was not allowed to inspect, and finds nothing bad.
     let locks = LockManager::connect_with(&url, quiet()).await.expect("a store");
     let findings = locks.checkup().await;
     assert!(findings.iter().all(|finding| finding.level < Level::Bad), "{findings:?}");

@@ -1,9 +1,9 @@
-//! What operators need: alerts and who is told of them, the journal, the audit, GPUs, TLS, figures, and what is in
+//! What operators need: alerts and their sinks, the journal, the audit, GPUs, TLS, metrics, and what is in
 //! `deploy/`.
 
 mod alerts;
 mod deploy;
-mod figures;
+mod metrics;
 mod routes;
 mod secrets;
 mod tls;
@@ -26,7 +26,7 @@ fn settings(yaml: &str) -> Settings {
     settings
 }
 
-/// Waits for an alert.
+/// Waits until an alert fires.
 async fn alert(place: &Place, what: &str, wanted: impl Fn(&Value) -> bool) -> Value {
     let looking = async {
         loop {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::alert;
 use crate::support::{Place, encoded, quiet};
 
-/// A journal with one entry of a release that failed by all means.
+/// A journal with one entry of a release that failed by every means.
 async fn journalled(dir: &std::path::Path) -> String {
     let redis = RedisServer::start().await;
     let mut options: Options = quiet();
@@ -98,7 +98,7 @@ async fn gpus_that_are_held_or_waited_for_are_shown() {
             redis.command(&["SET", "gpu_lock:1", "locked_by_asr", "NX", "EX", "60"]).await;
         }
         let shown = place.get("/api/v1/gpus").await.ok();
-        // No driver here: that is said, and the locks are shown all the same.
+        // Without a driver the response says so, and still lists the locks.
         assert!(shown["driver"].is_null() && shown["message"].is_string(), "{shown}");
         let gpus = shown["gpus"].as_array().expect("a list");
         assert_eq!((&gpus[0]["id"], &gpus[0]["lock"]["name"]), (&json!(0), &json!("gpu_lock:0")), "{}", place.kind);

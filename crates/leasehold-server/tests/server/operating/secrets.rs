@@ -1,4 +1,4 @@
-//! No secret in a log at its most talkative, an error, a debug text or a figure.
+//! No secret appears in a log at its most verbose, an error, a debug text or a metric.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use super::alert;
 use super::settings;
 use crate::support::{Place, quiet};
 
-/// Everything that is logged in this process, by whichever test.
+/// Everything that this process logs, in any test.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -50,7 +50,7 @@ async fn no_canary_is_seen_anywhere() {
     let dir = tempfile::tempdir().expect("a directory");
     let keys = KeyFile::new(dir.path().join("keys.json"));
     let (_, key) = keys.create("ops", Role::Operator).expect("made");
-    // Nobody listens there: every try fails, and says so.
+    // Nothing listens there: every attempt fails and is logged.
     let closed = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound");
     let yaml = |target: &str| {
         format!(
@@ -94,7 +94,7 @@ async fn no_canary_is_seen_anywhere() {
         let logged = String::from_utf8_lossy(&log.0.lock().expect("no panic")).into_owned();
         assert!(!said.contains(&token) && !logged.contains(&token), "the token of a lease");
     }
-    // A store that refuses: its error is told, its password not.
+    // A store that refuses: its error is logged, its password is not.
     let wrong = LockManager::connect_with(&url.replace("password-canary", "wrong-canary"), quiet()).await;
     said += &format!("{wrong:?}", wrong = wrong.map(|_| ()).expect_err("another password"));
 

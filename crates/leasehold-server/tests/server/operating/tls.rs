@@ -1,4 +1,4 @@
-//! HTTPS by certificate files, and what happens to those who speak something else.
+//! HTTPS with certificate files, and clients that speak another protocol.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ fn issue(authority: &Authority) -> TlsFiles {
     TlsFiles { cert: certificate, key }
 }
 
-/// Puts other content into the files that are served with.
+/// Replaces the content of the served files.
 fn replace(files: &TlsFiles, by: &TlsFiles) {
     for (to, from) in [(&files.key, &by.key), (&files.cert, &by.cert)] {
         std::fs::copy(from, to).expect("copied");
@@ -38,7 +38,7 @@ fn client(authority: &Authority) -> TlsConnector {
     TlsConnector::from(Arc::new(config.with_root_certificates(roots).with_no_client_auth()))
 }
 
-/// The status of an answer over TLS, or why there was none.
+/// The status of a response over TLS, or why there was none.
 async fn get(authority: &Authority, place: &Place, path: &str) -> Result<String, String> {
     let tcp = TcpStream::connect(place.at).await.expect("listening");
     let name = ServerName::try_from("localhost").expect("a name");
@@ -64,12 +64,12 @@ async fn https_is_served_and_a_new_certificate_counts_at_once() {
     assert_eq!(get(&authority, &place, "/api/v1/locks").await.as_deref(), Ok("HTTP/1.1 200 OK"));
     assert!(get(&other, &place, "/healthz").await.is_err(), "of another authority");
 
-    // Plain HTTP is told what is spoken here.
+    // A plain HTTP client learns that this server speaks TLS.
     let told = ask(place.at, "GET /healthz", &format!("Host: {}\r\n", place.at), "").await;
     assert_eq!(told.code(), (400, "needs_tls".into()));
     assert!(told.head.contains(&format!("content-length: {}", told.body.len())), "{told:?}");
 
-    // One that cannot be used leaves the old one in force.
+    // A certificate that cannot be used leaves the old one in use.
     std::fs::write(&files.cert, "nonsense").expect("written");
     tokio::time::sleep(Duration::from_millis(1_100)).await;
     assert_eq!(get(&authority, &place, "/healthz").await.as_deref(), Ok("HTTP/1.1 200 OK"));

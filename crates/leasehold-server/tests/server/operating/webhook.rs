@@ -1,4 +1,4 @@
-//! Who is told: a webhook, signed and retried, that reaches nobody it may not reach; and a command.
+//! The sinks: a signed webhook with retries that reaches no forbidden address, and a command.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use crate::support::Place;
 
 const SECRET: &str = "secret-canary-of-a-webhook";
 
-/// A receiver that answers as it is told, and keeps what it got.
+/// A receiver with configured responses that keeps what it received.
 struct Receiver {
     at: SocketAddr,
     got: Arc<Mutex<Vec<(String, String)>>>,
@@ -56,7 +56,7 @@ impl Receiver {
         Self { at, got, task }
     }
 
-    /// What it got of the journal; a store that lives in memory is worth an alert, too.
+    /// The received alerts about the journal; an in-memory store causes an alert, too.
     fn got(&self) -> Vec<(String, Value)> {
         let got = self.got.lock().expect("no panic");
         let read = got.iter().map(|(head, body)| (head.clone(), serde_json::from_str::<Value>(body).expect("JSON")));
@@ -92,7 +92,7 @@ fn header<'a>(head: &'a str, name: &str) -> &'a str {
         .unwrap_or_else(|| panic!("{name}: {head}"))
 }
 
-/// HMAC-SHA256 as its standard says it, and not as the server computes it.
+/// HMAC-SHA256 written from its standard, independent of the server.
 fn hmac(key: &[u8], text: &[u8]) -> String {
     let mut block = [0_u8; 64];
     block[..key.len()].copy_from_slice(key);
@@ -101,7 +101,7 @@ fn hmac(key: &[u8], text: &[u8]) -> String {
     outer.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Waits until the figures say so.
+/// Waits until the metrics contain a line.
 pub(crate) async fn counted(place: &Place, line: &str) {
     let waiting = async {
         while !place.get("/metrics").await.body.contains(line) {
@@ -115,7 +115,7 @@ pub(crate) async fn counted(place: &Place, line: &str) {
     }
 }
 
-/// Something to tell: a journal with an entry, which can be taken out again.
+/// A journal with an entry, which causes an alert and can be removed again.
 pub(crate) fn journal(dir: &std::path::Path) -> std::path::PathBuf {
     let journal = dir.join("journal");
     std::fs::create_dir(&journal).expect("made");
@@ -168,7 +168,7 @@ async fn a_redirect_is_not_followed_and_a_refusal_not_repeated() {
     assert_eq!((receiver.got().len(), elsewhere.got().len()), (1, 0));
 }
 
-/// Spellings of addresses that nobody outside may make this server speak to. `PORT` is that of a listener that waits
+/// Spellings of addresses that no outsider may make this server connect to. `PORT` is that of a listener that waits
 /// for them.
 const FORBIDDEN: [&str; 66] = [
     "http://127.0.0.1:PORT/",
@@ -241,7 +241,7 @@ const FORBIDDEN: [&str; 66] = [
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_spelling_of_a_private_address_is_reached() {
-    // On all addresses of this machine, so that whatever is tried arrives.
+    // On all addresses of this machine, so that every attempt arrives.
     let listener = TcpListener::bind("[::]:0").await.expect("a port");
     let port = listener.local_addr().expect("bound").port().to_string();
     let knocked = Arc::new(Mutex::new(Vec::new()));
@@ -250,7 +250,7 @@ async fn no_spelling_of_a_private_address_is_reached() {
         loop {
             let (mut stream, peer) = listener.accept().await.expect("accepted");
             count.lock().expect("no panic").push(peer);
-            // Head and body come in one or two pieces; what is not read would break the connection off.
+            // Head and body come in one or two pieces; unread data would reset the connection.
             let mut text = Vec::new();
             while !text.ends_with(b"}") && stream.read_buf(&mut text).await.is_ok_and(|n| n > 0) {}
             let _ = stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await;
@@ -278,13 +278,13 @@ async fn no_spelling_of_a_private_address_is_reached() {
         assert!(outcome.contains("outcome=\"failed\"") || outcome.contains("outcome=\"given_up\""), "{url}: {outcome}");
         place.end().await;
     };
-    // On the heap: so many servers do not fit on a stack.
+    // On the heap: this many servers do not fit on a stack.
     let tried = FORBIDDEN.iter().map(|url| Box::pin(try_to_send(url)));
     let tried = futures_util::future::join_all(tried).await.len();
     assert_eq!(*knocked.lock().expect("no panic"), [], "somebody was reached");
     println!("{tried} of {} webhook targets blocked when an alert was sent", FORBIDDEN.len());
 
-    // And the listener would have been reached: the same path with permission.
+    // The listener is reachable: the same path with permission arrives.
     for url in [
         "http://127.0.0.1:PORT/",
         "http://2130706433:PORT/",

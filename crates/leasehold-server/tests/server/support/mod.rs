@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// A store, a manager of the test's own on it, and a server.
+/// A store, a manager of the test on it, and a server.
 pub(crate) struct Place {
     pub(crate) locks: LockManager,
     pub(crate) at: SocketAddr,
@@ -60,7 +60,7 @@ impl Place {
         Self::start("redis", ours, theirs, Some(redis), settings).await
     }
 
-    /// With options for the manager of the test.
+    /// A place with options for the manager of the test.
     pub(crate) async fn redis_between(options: Options, settings: Settings) -> Self {
         let redis = RedisServer::start().await;
         let ours = LockManager::connect_with(&redis.url(), options).await.expect("a store");
@@ -68,7 +68,7 @@ impl Place {
         Self::start("redis", ours, theirs, Some(redis), settings).await
     }
 
-    /// The journal of the server's machine is in a directory.
+    /// A place whose server has its journal in a directory.
     pub(crate) async fn memory_with_journal(journal: std::path::PathBuf, settings: Settings) -> Self {
         let world = MemoryWorld::new();
         let open = |options| LockManager::with_store(Arc::new(world.open_with(KeySpace::default())), options);
@@ -81,7 +81,7 @@ impl Place {
         [Self::memory().await, Self::sqlite().await, Self::redis().await]
     }
 
-    /// Over two managers of one store, the test's and the server's.
+    /// A place over two managers of one store, the test's and the server's.
     pub(crate) async fn over(kind: &'static str, ours: LockManager, theirs: LockManager, settings: Settings) -> Self {
         Self::start(kind, ours, theirs, None, settings).await
     }
@@ -106,20 +106,20 @@ impl Place {
         Self { locks, at, kind, redis, stop, served: Some(served), headers: String::new(), dir }
     }
 
-    /// Tells the server to stop and waits for its end.
+    /// Stops the server and waits until it has ended.
     pub(crate) async fn end(mut self) {
         self.stop.cancel();
         self.ended().await;
         self.locks.shutdown().await;
     }
 
-    /// Waits for the end of a server that was told to stop.
+    /// Waits until a stopped server has ended.
     pub(crate) async fn ended(&mut self) {
         let served = self.served.take().expect("it runs");
         served.await.expect("no panic").expect("served");
     }
 
-    /// Tells the server to stop.
+    /// Stops the server.
     pub(crate) fn stop(&self) {
         self.stop.cancel();
     }
@@ -138,7 +138,7 @@ impl Place {
         receive(stream).await.unwrap_or_else(|| panic!("{}: no answer to {method} {path}", self.kind))
     }
 
-    /// Sends and does not wait for the answer.
+    /// Sends a request without waiting for the response.
     pub(crate) async fn begin(&self, path: &str, body: &Value) -> TcpStream {
         let headers = format!("Host: {}\r\n{}Content-Type: application/json\r\n", self.at, self.headers);
         send(self.at, &format!("POST {path}"), &headers, &body.to_string()).await
@@ -155,7 +155,7 @@ async fn open(url: &str) -> LockManager {
     LockManager::connect_with(url, quiet()).await.expect("a store")
 }
 
-/// A name as one segment of a path.
+/// Encodes a name as one path segment.
 pub(crate) fn encoded(name: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_~".contains(&b);
     name.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()

@@ -1,4 +1,4 @@
-//! Bindings inside one process: the shortest statement of what each verb means.
+//! Bindings inside one process: the shortest definition of each operation.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use crate::facts::ClaimId;
 use crate::store::record::{self, Verdict};
 use crate::store::{Bind, BindingId, Bound, Change, Changed, Create, Expected, NewBinding, Step, StoreError};
 
-/// A binding and its end.
-pub(super) struct Kept {
+/// A binding and when it expires.
+pub(super) struct StoredBinding {
     bound: Bound,
-    /// The key of the slots it has one of.
+    /// The key of the node's slots, if the binding has one.
     slots: Option<String>,
     ends_ms: u64,
 }
 
 impl World {
-    /// Those that are over are gone.
-    fn bindings_now(&mut self) -> u64 {
+    /// Removes expired bindings. Returns the current time in milliseconds.
+    fn expire_bindings(&mut self) -> u64 {
         let now = now_ms();
-        self.bindings.retain(|_, kept| kept.ends_ms > now);
+        self.bindings.retain(|_, stored| stored.ends_ms > now);
         now
     }
 }
@@ -32,13 +32,13 @@ impl Bind for MemoryStore {
         let key = self.keys.binding_key(new.id.shelf, &new.id.id);
         let slots = new.slot.as_ref().map(|slot| (self.keys.slots_key(&slot.node), slot));
         let mut world = self.world.lock();
-        let now = world.bindings_now();
-        if let Some(kept) = world.bindings.get(&key) {
-            let ours = kept.bound.claim == new.claim;
-            return Ok(if ours { Create::Created } else { Create::Exists(kept.bound.clone()) });
+        let now = world.expire_bindings();
+        if let Some(stored) = world.bindings.get(&key) {
+            let ours = stored.bound.claim == new.claim;
+            return Ok(if ours { Create::Created } else { Create::Exists(stored.bound.clone()) });
         }
         if let Some((slots, slot)) = &slots {
-            let taken = world.bindings.values().filter(|kept| kept.slots.as_ref() == Some(slots)).count();
+            let taken = world.bindings.values().filter(|stored| stored.slots.as_ref() == Some(slots)).count();
             if taken >= slot.of as usize {
                 return Ok(Create::NoSlot);
             }
@@ -50,23 +50,23 @@ impl Bind for MemoryStore {
             node: new.slot.as_ref().map(|slot| slot.node.clone()),
             value: new.value.clone(),
         };
-        let kept = Kept { bound, slots: slots.map(|(key, _)| key), ends_ms: now + new.keep.as_millis() };
-        world.bindings.insert(key, kept);
+        let stored = StoredBinding { bound, slots: slots.map(|(key, _)| key), ends_ms: now + new.keep.as_millis() };
+        world.bindings.insert(key, stored);
         Ok(Create::Created)
     }
 
     async fn read(&self, id: &BindingId) -> Result<Option<(Bound, Duration)>, StoreError> {
         let mut world = self.world.lock();
-        let now = world.bindings_now();
+        let now = world.expire_bindings();
         let found = world.bindings.get(&self.keys.binding_key(id.shelf, &id.id));
-        Ok(found.map(|kept| (kept.bound.clone(), Duration::from_millis(kept.ends_ms - now))))
+        Ok(found.map(|stored| (stored.bound.clone(), Duration::from_millis(stored.ends_ms - now))))
     }
 
     async fn change(&self, id: &BindingId, expected: &Expected, change: &Change) -> Result<Changed, StoreError> {
         let mut world = self.world.lock();
-        let now = world.bindings_now();
+        let now = world.expire_bindings();
         let found = world.bindings.get_mut(&self.keys.binding_key(id.shelf, &id.id));
-        let Some(Kept { bound, slots, ends_ms }) = found else { return Ok(Changed::Gone) };
+        let Some(StoredBinding { bound, slots, ends_ms }) = found else { return Ok(Changed::Gone) };
         if !expected.matches(&bound.claim, bound.revision) {
             return Ok(Changed::Other(bound.clone()));
         }
@@ -84,11 +84,11 @@ impl Bind for MemoryStore {
 
     async fn remove(&self, id: &BindingId, claim: &ClaimId) -> Result<Changed, StoreError> {
         let mut world = self.world.lock();
-        world.bindings_now();
+        world.expire_bindings();
         let key = self.keys.binding_key(id.shelf, &id.id);
         match world.bindings.get(&key) {
             None => Ok(Changed::Gone),
-            Some(kept) if kept.bound.claim != *claim => Ok(Changed::Other(kept.bound.clone())),
+            Some(stored) if stored.bound.claim != *claim => Ok(Changed::Other(stored.bound.clone())),
             Some(_) => {
                 world.bindings.remove(&key);
                 Ok(Changed::Done)
@@ -98,9 +98,9 @@ impl Bind for MemoryStore {
 
     async fn advance(&self, step: &Step) -> Result<Changed, StoreError> {
         let mut world = self.world.lock();
-        let now = world.bindings_now();
+        let now = world.expire_bindings();
         let key = self.keys.binding_key(step.id.shelf, &step.id.id);
-        let found = world.bindings.get(&key).map(|kept| &kept.bound);
+        let found = world.bindings.get(&key).map(|stored| &stored.bound);
         let revision = match (record::judge(step, found), found) {
             (Verdict::Write { revision }, _) => revision,
             (Verdict::Refuse, Some(found)) => return Ok(Changed::Other(found.clone())),
@@ -108,17 +108,17 @@ impl Bind for MemoryStore {
         };
         let (claim, value) = (step.claim.clone(), step.value.clone());
         let bound = Bound { claim, revision, keep: step.keep.duration(), node: None, value };
-        world.bindings.insert(key, Kept { bound, slots: None, ends_ms: now + step.keep.as_millis() });
+        world.bindings.insert(key, StoredBinding { bound, slots: None, ends_ms: now + step.keep.as_millis() });
         Ok(Changed::Done)
     }
 
     async fn withdraw(&self, id: &BindingId, claim: &ClaimId) -> Result<Changed, StoreError> {
         let mut world = self.world.lock();
-        world.bindings_now();
+        world.expire_bindings();
         let key = self.keys.binding_key(id.shelf, &id.id);
         match world.bindings.get(&key) {
             None => Ok(Changed::Gone),
-            Some(kept) if !record::may_withdraw(claim, &kept.bound) => Ok(Changed::Other(kept.bound.clone())),
+            Some(stored) if !record::may_withdraw(claim, &stored.bound) => Ok(Changed::Other(stored.bound.clone())),
             Some(_) => {
                 world.bindings.remove(&key);
                 Ok(Changed::Done)

@@ -1,14 +1,12 @@
-//! Bindings on a server: a creation is plain commands in one write, everything else that compares is a script.
+//! Bindings: a creation without a slot is plain commands in one write; every other change is a script.
 //!
-//! The value: `lh1 <claim> <revision> <keep_ms> <length of node> <node> <payload…>`.
+//! The value is `lh1 <claim> <revision> <keep_ms> <length of node> <node> <payload…>`.
 
 use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::conn::{items, said};
-use super::errors::{from_server, strange};
-use super::resp::{Cmd, Pipeline, Value, cmd};
+use super::client::{Cmd, Pipeline, Value, cmd, from_server, items, unexpected_reply, word};
 use super::{RedisStore, scripts};
 use crate::facts::{ClaimId, LockName};
 use crate::store::{
@@ -16,39 +14,40 @@ use crate::store::{
     VALUE_BYTES_MAX,
 };
 
-/// The longest binding, in bytes: its value, and more than its other fields can take. A longer text is another client's
-/// and never read as a whole: the server closes a connection with a subscription that leaves tens of megabytes unread.
+/// The longest stored binding, in bytes: the longest value, and more than the other fields can take. Another client
+/// wrote a longer text. It is never read as a whole, because the server closes a subscribed connection that leaves tens
+/// of megabytes unread.
 pub(super) const STORED_MAX: usize = VALUE_BYTES_MAX + 1024;
 
-/// How often a look and the command after it may disagree before the value counts as an empty text of another client.
-/// Both are in one write, so another client's command hardly ever comes between them.
+/// How often a read and the command after it may disagree before the value counts as an empty text of another client.
+/// Both are in one write, so another client's command rarely comes between them.
 const LOOKS: usize = 3;
 
-/// What PTTL answers where there is no key.
+/// The reply to PTTL if there is no key.
 const NO_KEY: i64 = -2;
 
 #[async_trait]
 impl Bind for RedisStore {
     async fn create(&self, new: &NewBinding) -> Result<Create, StoreError> {
         let key = self.keys.binding_key(new.id.shelf, &new.id.id);
-        let conn = self.link.conn().await?;
+        let session = self.client.session().await?;
         if let Some(slot) = &new.slot {
             return self.create_with_slot(new, slot, &key).await;
         }
-        // The look comes first: after a creation it would only read back what was written.
+        // The read comes first: after the SET it would return the value that was just written.
         let mut create = Pipeline::with_capacity(2);
-        create.add(look_at(&key));
+        create.add(read_command(&key));
         let mut set = Cmd::with_capacity("SET", new.value.len() + 256);
         set.arg(&key).arg(written(new)).arg(["NX", "PX"]).arg(new.keep.as_millis());
         create.add(set);
         for _ in 0..LOOKS {
-            match &conn.ask_all(&create).await?.reply[..] {
+            match &session.send_all(&create).await?.reply[..] {
                 [_, Value::Simple(_)] => return Ok(Create::Created),
                 [_, Value::Error(error)] | [Value::Error(error), _] => return Err(from_server(error)),
                 // Created by another client between the two commands.
                 [Value::Bulk(found), Value::Nil] if found.is_empty() => {}
                 [Value::Bulk(found), Value::Nil] => return existing(found, &new.claim),
-                _ => return Err(strange("GETRANGE and SET NX")),
+                _ => return Err(unexpected_reply("GETRANGE and SET NX")),
             }
         }
         Err(not_ours())
@@ -56,23 +55,23 @@ impl Bind for RedisStore {
 
     async fn read(&self, id: &BindingId) -> Result<Option<(Bound, Duration)>, StoreError> {
         let key = self.keys.binding_key(id.shelf, &id.id);
-        let conn = self.link.conn().await?;
+        let session = self.client.session().await?;
         let mut look = Pipeline::with_capacity(2);
-        look.add(look_at(&key));
+        look.add(read_command(&key));
         look.cmd("PTTL").arg(&key);
         for _ in 0..LOOKS {
-            match &conn.ask_all(&look).await?.reply[..] {
+            match &session.send_all(&look).await?.reply[..] {
                 [Value::Error(error), _] | [_, Value::Error(error)] => return Err(from_server(error)),
                 [Value::Bulk(value), Value::Int(NO_KEY)] if value.is_empty() => return Ok(None),
                 // Created between the two commands.
                 [Value::Bulk(value), Value::Int(_)] if value.is_empty() => {}
                 [Value::Bulk(value), Value::Int(left)] => {
                     let bound = bound(value)?;
-                    // It ended between the two commands, or another client removed its expiry.
+                    // It expired between the two commands, or another client removed its expiry.
                     let left = u64::try_from(*left).map_or(Duration::ZERO, Duration::from_millis);
                     return Ok((!left.is_zero()).then_some((bound, left)));
                 }
-                _ => return Err(strange("GETRANGE and PTTL")),
+                _ => return Err(unexpected_reply("GETRANGE and PTTL")),
             }
         }
         Err(not_ours())
@@ -117,36 +116,36 @@ impl Bind for RedisStore {
 
 impl RedisStore {
     async fn create_with_slot(&self, new: &NewBinding, slot: &NodeSlot, key: &str) -> Result<Create, StoreError> {
-        let conn = self.link.conn().await?;
+        let session = self.client.session().await?;
         let (slots, value) = (self.keys.slots_key(&slot.node), written(new));
         let args = |cmd: &mut Cmd| {
             cmd.arg(&value).arg(new.claim.as_str()).arg(new.keep.as_millis()).arg(u64::from(slot.of));
         };
-        let reply = items(conn.run(&scripts::BIND, &[key, &slots], args).await?.reply, "bind")?;
-        match (reply.first().and_then(said), reply.get(1)) {
+        let reply = items(session.run(&scripts::BIND, &[key, &slots], args).await?.reply, "bind")?;
+        match (reply.first().and_then(word), reply.get(1)) {
             (Some("created"), _) => Ok(Create::Created),
             (Some("no slot"), _) => Ok(Create::NoSlot),
             (Some("exists"), Some(Value::Bulk(found))) => existing(found, &new.claim),
             (Some("too long"), _) => Err(too_long()),
-            _ => Err(strange("bind")),
+            _ => Err(unexpected_reply("bind")),
         }
     }
 
-    /// The node whose slots are concerned is known only from the value: the script says, and is sent again
-    /// with that key.
+    /// Runs the rebind script. The node whose slots change is known only from the value, so the script returns the node
+    /// and is sent again with the key of its slots.
     async fn rebind(&self, id: &BindingId, args: &(dyn Fn(&mut Cmd, &str) + Sync)) -> Result<Changed, StoreError> {
         let key = self.keys.binding_key(id.shelf, &id.id);
-        let conn = self.link.conn().await?;
+        let session = self.client.session().await?;
         let mut node: Option<LockName> = None;
         loop {
             let slots = node.as_ref().map(|node| self.keys.slots_key(node));
             let keys: Vec<&str> = [Some(key.as_str()), slots.as_deref()].into_iter().flatten().collect();
             let named = node.as_ref().map_or("", LockName::as_str);
-            let reply = conn.run(&scripts::REBIND, &keys, |cmd| args(cmd, named)).await?.reply;
+            let reply = session.run(&scripts::REBIND, &keys, |cmd| args(cmd, named)).await?.reply;
             let reply = items(reply, "rebind")?;
-            match (reply.first().and_then(said), reply.get(1)) {
+            match (reply.first().and_then(word), reply.get(1)) {
                 (Some("node"), Some(found)) => {
-                    node = Some(said(found).and_then(|node| LockName::new(node).ok()).ok_or_else(not_ours)?);
+                    node = Some(word(found).and_then(|node| LockName::new(node).ok()).ok_or_else(not_ours)?);
                 }
                 _ => return changed(&reply, "rebind"),
             }
@@ -155,30 +154,31 @@ impl RedisStore {
 
     async fn step(&self, id: &BindingId, args: &(dyn Fn(&mut Cmd) + Sync)) -> Result<Changed, StoreError> {
         let key = self.keys.binding_key(id.shelf, &id.id);
-        let conn = self.link.conn().await?;
-        changed(&items(conn.run(&scripts::ONCE, &[&key], args).await?.reply, "once")?, "once")
+        let session = self.client.session().await?;
+        changed(&items(session.run(&scripts::ONCE, &[&key], args).await?.reply, "once")?, "once")
     }
 }
 
-/// The answer of a script that compares before it writes.
+/// Parses the reply of a script that compares before it writes.
 fn changed(reply: &[Value], script: &'static str) -> Result<Changed, StoreError> {
-    match (reply.first().and_then(said), reply.get(1)) {
+    match (reply.first().and_then(word), reply.get(1)) {
         (Some("done"), _) => Ok(Changed::Done),
         (Some("gone"), _) => Ok(Changed::Gone),
         (Some("other"), Some(Value::Bulk(found))) => Ok(Changed::Other(bound(found)?)),
         (Some("too long"), _) => Err(too_long()),
-        _ => Err(strange(script)),
+        _ => Err(unexpected_reply(script)),
     }
 }
 
-/// Reads a binding, and one byte more of a text that is longer. Without a key the answer is an empty text.
-fn look_at(key: &str) -> Cmd {
+/// The command that reads a binding, cut to one byte more than [`STORED_MAX`]. Without a key the reply is an empty
+/// text.
+fn read_command(key: &str) -> Cmd {
     let mut look = cmd("GETRANGE");
     look.arg(key).arg(0_u64).arg(STORED_MAX);
     look
 }
 
-/// What a creation writes.
+/// The text that a creation writes.
 fn written(new: &NewBinding) -> Vec<u8> {
     let node = new.slot.as_ref().map_or("", |slot| slot.node.as_str());
     let head = format!("lh1 {} 0 {} {} {node} ", new.claim, new.keep.as_millis(), node.len());

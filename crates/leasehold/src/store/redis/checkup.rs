@@ -1,4 +1,4 @@
-//! Whether the server can keep a promise.
+//! The checkup: whether the server is set up so that locks on it are safe.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -6,20 +6,18 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use super::RedisStore;
-use super::conn::{Conn, number, said, text};
-use super::errors::from_server;
+use super::client::{Session, Value, cmd, from_server, number, text, word};
 use super::keys;
-use super::resp::{Value, cmd};
 use crate::clock::{Moment, wall_us};
 use crate::facts::Fence;
 use crate::store::{Finding, StoreErrorKind};
 
-/// A server's clock further from ours than this is worth a word.
+/// A larger difference between the server's clock and ours is reported.
 const CLOCK_APART: Duration = Duration::from_secs(1);
-/// A message to ourselves that is not back after this does not come.
-const ECHO_WITHIN: Duration = Duration::from_secs(1);
+/// A push probe that has not arrived after this counts as lost.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the lock path sends, with arguments as they would stand there; `K` is a key, `C` a channel.
+/// The commands that locks need, with arguments: `K` is a key, `C` a channel.
 const NEEDED: [&str; 39] = [
     "SET K v NX PX 100",
     "GET K",
@@ -62,22 +60,22 @@ const NEEDED: [&str; 39] = [
     "CLIENT INFO",
 ];
 
-/// What is done without where it is not permitted, and what is lost then.
+/// Optional commands, and what is lost without permission for them.
 const WANTED: [(&str, &str); 1] = [("CLIENT KILL ID 1", "an attempt that was cut off is given back a little later")];
 
 impl RedisStore {
-    pub(super) async fn look_over(&self) -> Vec<Finding> {
-        let conn = match self.link.conn().await {
-            Ok(conn) => conn,
+    pub(super) async fn run_checkup(&self) -> Vec<Finding> {
+        let session = match self.client.session().await {
+            Ok(session) => session,
             Err(error) => return vec![Finding::bad("reachable", error.to_string())],
         };
         let asked_at = Moment::now();
-        if let Err(error) = conn.ask(&cmd("PING")).await {
+        if let Err(error) = session.send(&cmd("PING")).await {
             return vec![Finding::bad("reachable", error.to_string())];
         }
         let took = asked_at.until(Moment::now());
         let mut found = Vec::new();
-        match info(&conn).await {
+        match info(&session).await {
             Ok(info) => {
                 found.push(Finding::ok("reachable", format!("{}, {took:.1?} there and back", server(&info))));
                 found.extend([role(&info), eviction(&info), persistence(&info)]);
@@ -88,12 +86,17 @@ impl RedisStore {
                 found.push(Finding::warn("not checked", text));
             }
         }
-        found.extend([clock(&conn).await, self.permissions(&conn).await, pushes(&conn).await, fences(&conn).await]);
+        found.extend([
+            clock(&session).await,
+            self.permissions(&session).await,
+            pushes(&session).await,
+            fences(&session).await,
+        ]);
         found
     }
 
-    async fn permissions(&self, conn: &Conn) -> Finding {
-        let user = match conn.ask(cmd("ACL").arg("WHOAMI")).await {
+    async fn permissions(&self, session: &Session) -> Finding {
+        let user = match session.send(cmd("ACL").arg("WHOAMI")).await {
             Ok(answer) => text(&answer.reply).unwrap_or_default(),
             Err(error) => return not_checked(&error.to_string()),
         };
@@ -101,7 +104,7 @@ impl RedisStore {
         let key = if self.keys.namespace().as_str().is_empty() { "x" } else { lock.as_str() };
         let mut missing = Vec::new();
         for needed in NEEDED {
-            match may(conn, &user, needed, key, &self.link.inbox).await {
+            match may(session, &user, needed, key, &self.client.inbox_channel).await {
                 Ok(true) => {}
                 Ok(false) => missing.push(needed.split(' ').next().unwrap_or(needed)),
                 Err(why) => return not_checked(&why),
@@ -113,7 +116,7 @@ impl RedisStore {
         }
         let mut without = Vec::new();
         for (wanted, lost) in WANTED {
-            if let Ok(false) = may(conn, &user, wanted, key, &self.link.inbox).await {
+            if let Ok(false) = may(session, &user, wanted, key, &self.client.inbox_channel).await {
                 let command = wanted.split(' ').take(2).collect::<Vec<_>>().join(" ");
                 without.push(format!("without {command} {lost}"));
             }
@@ -129,8 +132,8 @@ fn not_checked(why: &str) -> Finding {
     Finding::warn("permissions", format!("not checked, because ACL WHOAMI and DRYRUN are not permitted ({why})"))
 }
 
-/// Whether a user may send a command, without sending it.
-async fn may(conn: &Conn, user: &str, command: &str, key: &str, channel: &str) -> Result<bool, String> {
+/// Whether a user may send a command, checked with ACL DRYRUN.
+async fn may(session: &Session, user: &str, command: &str, key: &str, channel: &str) -> Result<bool, String> {
     let mut dry = cmd("ACL");
     dry.arg(["DRYRUN", user]);
     for word in command.split(' ') {
@@ -140,24 +143,20 @@ async fn may(conn: &Conn, user: &str, command: &str, key: &str, channel: &str) -
             word => word,
         });
     }
-    match conn.ask_raw(&dry).await.map_err(|error| error.to_string())?.reply {
+    match session.send_raw(&dry).await.map_err(|error| error.to_string())?.reply {
         Value::Error(error) => Err(from_server(&error).to_string()),
-        reply => Ok(said(&reply) == Some("OK")),
+        reply => Ok(word(&reply) == Some("OK")),
     }
 }
 
-async fn info(conn: &Conn) -> Result<HashMap<String, String>, String> {
-    let answer = conn.ask(&cmd("INFO")).await.map_err(|error| match error.kind() {
+async fn info(session: &Session) -> Result<HashMap<String, String>, String> {
+    let answer = session.send(&cmd("INFO")).await.map_err(|error| match error.kind() {
         StoreErrorKind::NotPermitted => "the user is not permitted".to_owned(),
         _ => error.to_string(),
     })?;
-    let said = match answer.reply {
-        // A verbatim text may come with its format before it.
-        Value::Bulk(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-        reply => text(&reply).unwrap_or_default(),
-    };
+    let lines = text(&answer.reply).unwrap_or_default();
     let field = |line: &str| line.split_once(':').map(|(name, value)| (name.to_owned(), value.trim().to_owned()));
-    Ok(said.lines().filter_map(field).collect())
+    Ok(lines.lines().filter_map(field).collect())
 }
 
 fn get<'a>(info: &'a HashMap<String, String>, field: &str) -> &'a str {
@@ -215,9 +214,9 @@ fn persistence(info: &HashMap<String, String>) -> Finding {
     }
 }
 
-async fn clock(conn: &Conn) -> Finding {
+async fn clock(session: &Session) -> Finding {
     let before_us = wall_us();
-    let reply = match conn.ask(&cmd("TIME")).await {
+    let reply = match session.send(&cmd("TIME")).await {
         Ok(answer) => answer.reply,
         Err(error) => return Finding::warn("clock", format!("not checked: {error}")),
     };
@@ -243,21 +242,21 @@ async fn clock(conn: &Conn) -> Finding {
     Finding::ok("clock", text)
 }
 
-/// The store sends itself a message as soon as it is connected.
-async fn pushes(conn: &Conn) -> Finding {
-    if conn.subscribed && timeout(ECHO_WITHIN, conn.ear.heard(1)).await.is_ok() {
+/// Whether pushes arrive. The store sends itself the first push probe as soon as it is connected.
+async fn pushes(session: &Session) -> Finding {
+    if session.subscribed && timeout(PROBE_TIMEOUT, session.inbox.probe_received(1)).await.is_ok() {
         return Finding::ok("pushes", "a message to ourselves came back");
     }
     let text = "messages do not arrive, so waiters have to poll: permit SSUBSCRIBE, or take the proxy out of the way";
     Finding::warn("pushes", text)
 }
 
-async fn fences(conn: &Conn) -> Finding {
-    // More than any fence has: the key may hold anything.
+async fn fences(session: &Session) -> Finding {
+    // Limited to more digits than a fence has: the key may hold anything.
     let mut get = cmd("GETRANGE");
     get.arg(keys::FENCE).arg(0_u64).arg(63_u64);
     let key = keys::FENCE;
-    match conn.ask(&get).await.map(|answer| number(&answer.reply)) {
+    match session.send(&get).await.map(|answer| number(&answer.reply)) {
         Ok(Some(counter)) if counter < Fence::MAX => Finding::ok("fences", format!("the counter stands at {counter}")),
         Ok(Some(counter)) => {
             Finding::bad("fences", format!("{key} is {counter}, above 2^52: nothing is granted. DEL it to begin anew."))

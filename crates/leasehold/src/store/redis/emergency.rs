@@ -1,25 +1,22 @@
-//! A release for when the usual one fails: a connection of its own, no script, nothing handed on.
-//! Waiters find the lock free when they ask again.
+//! The emergency release, used when the usual one fails: it opens its own connection, runs no script and hands the lock
+//! to no waiter. Waiters find the lock free when they ask again.
 
 use std::sync::Arc;
 
 use super::RedisStore;
-use super::conn::open_another;
-use super::errors::{from_server, strange};
-use super::resp::{Pipeline, Value};
-use super::value::{Record, read_command};
-use super::wire::Hear;
+use super::client::{Pipeline, PushHandler, Value, from_server, open_connection, unexpected_reply};
+use super::value::{HolderRecord, read_command};
 use crate::clock::Moment;
 use crate::facts::{LockName, Token};
 use crate::store::{Release, StoreError, StoreErrorKind};
 
-/// How often a value may change under our eyes (a waiter sets its flag) before we give up.
+/// Attempts before giving up, when the value changes each time between reading and deleting (a waiter sets its flag).
 const ATTEMPTS: usize = 5;
 
-/// Nobody subscribes here.
-struct Deaf;
+/// Ignores pushes: this connection subscribes to nothing.
+struct IgnorePushes;
 
-impl Hear for Deaf {
+impl PushHandler for IgnorePushes {
     fn answered(&self, _: Moment) {}
 
     fn push(&self, _: &[Value]) -> Result<(), StoreError> {
@@ -29,18 +26,18 @@ impl Hear for Deaf {
 
 impl RedisStore {
     pub(super) async fn release_without_scripts(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
-        if self.link.is_forked() {
+        if self.client.is_forked() {
             return Err(StoreErrorKind::Forked.into());
         }
-        let key = self.keys.key(name).map_err(super::keys::refused)?;
-        let wire = open_another(&self.link.address, &self.link.options, Arc::new(Deaf)).await?;
+        let key = self.keys.key(name)?;
+        let connection = open_connection(&self.client.address, &self.client.options, Arc::new(IgnorePushes)).await?;
         for _ in 0..ATTEMPTS {
             let mut look = Pipeline::with_capacity(2);
             look.cmd("WATCH").arg(&key);
             look.add(read_command(&key));
-            let ours = match &wire.ask_all(&look).all().await?[..] {
+            let ours = match &connection.send_all(&look).all().await?[..] {
                 [Value::Error(error), _] => return Err(from_server(error)),
-                [_, Value::Bulk(value)] => Record::parse(value).is_some_and(|record| record.token == *token),
+                [_, Value::Bulk(value)] => HolderRecord::parse(value).is_some_and(|record| record.token == *token),
                 [_, Value::Error(error)] if from_server(error).kind() != StoreErrorKind::WrongType => {
                     return Err(from_server(error));
                 }
@@ -53,13 +50,13 @@ impl RedisStore {
             delete.cmd("MULTI");
             delete.cmd("DEL").arg(&key);
             delete.cmd("EXEC");
-            match wire.ask_all(&delete).all().await?.pop() {
-                // The value changed in between: look again.
+            match connection.send_all(&delete).all().await?.pop() {
+                // The value changed in between: read it again.
                 Some(Value::Nil) => {}
                 Some(Value::Array(deleted)) if deleted == [Value::Int(1)] => return Ok(Release::Released),
                 Some(Value::Array(_)) => return Ok(Release::NotOwner),
                 Some(Value::Error(error)) => return Err(from_server(&error)),
-                _ => return Err(strange("EXEC")),
+                _ => return Err(unexpected_reply("EXEC")),
             }
         }
         Err(StoreError::new(StoreErrorKind::Busy, "the lock's value changed at every attempt"))

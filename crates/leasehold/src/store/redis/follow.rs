@@ -1,33 +1,29 @@
-//! Events of the whole fleet, over a connection of their own. They end with it: whoever follows again knows
-//! that some may be missing.
+//! A subscription to published events of the whole fleet, on its own connection. The stream ends with the connection,
+//! so that a follower knows that it may have missed events.
 
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-use super::address::Address;
-use super::conn::open_another;
-use super::errors::from_server;
-use super::resp::{Value, cmd};
-use super::wire::{Hear, Wire};
+use super::client::{Address, Connection, PushHandler, Value, cmd, from_server, open_connection};
 use super::{RedisOptions, RedisStore};
 use crate::clock::Moment;
 use crate::event::LockEvent;
 use crate::store::{StoreError, StoreErrorKind};
 
-/// Events kept for a follower that does not keep up.
+/// Events buffered for a slow follower. When the buffer is full, the subscription ends.
 const BACKLOG: usize = 1_024;
 
-/// Passes events on to a follower.
-struct Forward(mpsc::Sender<LockEvent>);
+/// Forwards published events to a follower.
+struct EventForwarder(mpsc::Sender<LockEvent>);
 
-impl Hear for Forward {
+impl PushHandler for EventForwarder {
     fn answered(&self, _: Moment) {}
 
     fn push(&self, push: &[Value]) -> Result<(), StoreError> {
         if let [Value::Bulk(kind), _, Value::Bulk(json)] = push
             && kind == b"message"
-            // Anybody who may publish can publish anything; and events of a newer version are not ours to show.
+            // Skips what other clients publish, and events of a newer version.
             && let Some(event) = LockEvent::read(json)
         {
             self.0.try_send(event).map_err(|_| StoreError::new(StoreErrorKind::Closed, "nobody reads the events"))?;
@@ -38,20 +34,20 @@ impl Hear for Forward {
 
 impl RedisStore {
     pub(super) async fn follow_events(&self) -> Result<mpsc::Receiver<LockEvent>, StoreError> {
-        if self.link.is_forked() {
+        if self.client.is_forked() {
             return Err(StoreErrorKind::Forked.into());
         }
-        if self.link.stop.is_cancelled() {
+        if self.client.stop.is_cancelled() {
             return Err(StoreErrorKind::Closed.into());
         }
-        let (tell, events) = mpsc::channel(BACKLOG);
-        let wire = subscribe(&self.link.address, &self.link.options, &self.shared.events, &tell).await?;
-        let stop = self.link.stop.clone();
+        let (sender, events) = mpsc::channel(BACKLOG);
+        let connection = subscribe(&self.client.address, &self.client.options, &self.namespace.events, &sender).await?;
+        let stop = self.client.stop.clone();
         tokio::spawn(async move {
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = tell.closed() => {}
-                () = wire.broken() => {}
+                () = sender.closed() => {}
+                () = connection.broken() => {}
             }
         });
         Ok(events)
@@ -62,11 +58,11 @@ async fn subscribe(
     address: &Address,
     options: &RedisOptions,
     channel: &str,
-    tell: &mpsc::Sender<LockEvent>,
-) -> Result<Wire, StoreError> {
-    let wire = open_another(address, options, Arc::new(Forward(tell.clone()))).await?;
-    match wire.ask_push(cmd("SUBSCRIBE").arg(channel), "subscribe", channel).reply().await? {
+    sender: &mpsc::Sender<LockEvent>,
+) -> Result<Connection, StoreError> {
+    let connection = open_connection(address, options, Arc::new(EventForwarder(sender.clone()))).await?;
+    match connection.send_subscription(cmd("SUBSCRIBE").arg(channel), "subscribe", channel).reply().await? {
         Value::Error(error) => Err(from_server(&error)),
-        _ => Ok(wire),
+        _ => Ok(connection),
     }
 }

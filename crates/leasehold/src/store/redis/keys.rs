@@ -1,13 +1,13 @@
-//! Names of keys and channels. A lock's key is its own; helpers begin with `lh1:` and are shared by
-//! all namespaces.
+//! Names of keys and channels. `KeySpace` makes the key of a lock. Helper keys begin with `lh1:` and are shared by all
+//! namespaces.
 
-use crate::facts::{Invalid, KeySpace, LockName, Token};
-use crate::store::{StoreError, StoreErrorKind};
+use crate::facts::{KeySpace, LockName, Token};
+use crate::store::StoreError;
 
 pub(super) const FENCE: &str = "lh1:fence";
 const QUEUE: &str = "lh1:queue:";
 const POLLS: &str = "lh1:polls:";
-/// No namespace has an `@`.
+/// The index of raw names. No namespace contains an `@`.
 const RAW_INDEX: &str = "lh1:index:@raw";
 
 /// The keys of one lock.
@@ -17,10 +17,12 @@ pub(super) struct LockKeys {
 }
 
 impl LockKeys {
+    /// Derives the keys of a lock.
+    ///
     /// # Errors
-    /// `Refused` for a name that would fall among the helper keys.
+    /// `Refused` for a name whose key would collide with the helper keys.
     pub(super) fn new(keys: &KeySpace, name: &LockName) -> Result<Self, StoreError> {
-        let lock = keys.key(name).map_err(refused)?;
+        let lock = keys.key(name)?;
         Ok(Self { queue: [QUEUE, &lock].concat(), polls: [POLLS, &lock].concat() })
     }
 
@@ -32,25 +34,25 @@ impl LockKeys {
         &self.queue
     }
 
-    /// As the scripts expect them.
+    /// The keys in the order that the scripts expect.
     pub(super) fn all(&self) -> [&str; 4] {
         [self.lock(), &self.queue, FENCE, &self.polls]
     }
 }
 
-/// Keys and channels of a whole namespace.
-pub(super) struct Shared {
-    /// Long-held locks, by the end of their lease.
+/// Keys and channels that all locks of a namespace share.
+pub(super) struct NamespaceKeys {
+    /// The index of long-held locks, scored by the end of their lease.
     pub(super) index: String,
-    /// The same for raw names, which all namespaces share.
+    /// The index of long-held raw names, which all namespaces share.
     pub(super) raw_index: &'static str,
-    /// Where events are published.
+    /// The channel that events are published on.
     pub(super) events: String,
     /// The fleet's counters.
     pub(super) stats: String,
 }
 
-impl Shared {
+impl NamespaceKeys {
     pub(super) fn new(keys: &KeySpace) -> Self {
         let ns = keys.namespace().as_str();
         Self {
@@ -62,11 +64,7 @@ impl Shared {
     }
 }
 
-/// The channel of one process: nobody can guess it.
+/// A random name for the inbox channel of one process, which other clients cannot guess.
 pub(super) fn random_inbox() -> String {
     format!("lh1:inbox:{}", &Token::random().reveal()[..22])
-}
-
-pub(super) fn refused(invalid: Invalid) -> StoreError {
-    StoreError::new(StoreErrorKind::Refused, invalid.to_string())
 }

@@ -1,51 +1,56 @@
-//! Locks on a Redis or Valkey server: plain commands while nobody waits, scripts when somebody does.
+//! Locks on a Redis or Valkey server: plain commands while no claim waits, scripts when one does.
 //!
-//! One connection carries commands and messages. Each script states its contract in its own file
-//! under `lua/`; what they mean is `machine`, in Lua.
+//! | file | contents |
+//! |---|---|
+//! | `client/` | the RESP3 client: connection, handshake, reconnects |
+//! | `try_acquire` | a try, mostly without a script |
+//! | `verbs` | the other operations on a lock, one script each |
+//! | `emergency` | a release on a connection of its own, without scripts |
+//! | `bindings` | bindings and results of `once` |
+//! | `inbox` | messages that are pushed to this process |
+//! | `push_probe` | checks that pushes arrive, and from a primary |
+//! | `publish` | the index of long-held locks, published events, counters |
+//! | `follow` | a subscription to published events |
+//! | `inspect`, `checkup` | what people see: holders, queues, lists, findings |
+//! | `keys`, `value`, `scripts` | names of keys, the value of a held lock, the Lua scripts |
+//!
+//! One connection carries commands and pushes. Each script in `lua/` states its contract in its own file; together they
+//! implement `machine`.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
 use crate::facts::{HolderId, KeySpace, LockName, Token, Ttl};
 use crate::machine::Limits;
 use crate::store::{
-    Acquire, Asked, Claim, EvictMode, Evicted, Left, Note, Push, Release, Renewal, Renewed, Store, StoreError, Ticket,
-    Try,
+    Acquire, Asked, Claim, EvictMode, Evicted, Left, Note, PushReceiver, PushSender, Release, Renewal, Renewed, Store,
+    StoreError, Ticket, Try,
 };
 
-mod address;
 mod bindings;
 mod checkup;
-mod conn;
-mod ear;
-mod echo;
+mod client;
 mod emergency;
-mod errors;
 mod follow;
+mod inbox;
+mod inspect;
 mod keys;
-mod link;
-mod look;
-mod notes;
-mod resp;
+mod publish;
+mod push_probe;
 mod scripts;
-mod socket;
-#[cfg(feature = "tls")]
-mod tls;
-mod tries;
+mod try_acquire;
 mod value;
 mod verbs;
-mod wire;
 
-use address::Address;
-use echo::Waiting;
-use keys::LockKeys;
-use link::Link;
+use client::{Address, RedisClient};
+use keys::{LockKeys, NamespaceKeys};
+use push_probe::WaitingClaims;
 
-/// How to talk to the server.
+/// Options of a connection to Redis or Valkey.
 #[derive(Debug, Clone)]
 pub struct RedisOptions {
     connect_timeout: Duration,
@@ -56,8 +61,8 @@ pub struct RedisOptions {
 }
 
 impl Default for RedisOptions {
-    /// 2 s to connect, 2 s for an answer: longer than a server is usually busy, and short enough for
-    /// a 30 s lease to be renewed by another attempt. Events are published.
+    /// 2 s to connect and 2 s for a reply: longer than a server is usually busy, and short enough to try again before a
+    /// lease of 30 s ends. Events are published.
     fn default() -> Self {
         Self {
             connect_timeout: Duration::from_secs(2),
@@ -70,33 +75,32 @@ impl Default for RedisOptions {
 }
 
 impl RedisOptions {
-    /// How long one attempt to connect may take.
+    /// Limits one attempt to connect.
     pub fn connect_timeout(mut self, limit: Duration) -> Self {
         self.connect_timeout = limit;
         self
     }
 
-    /// How long an answer may take; also how long a request waits for a connection that is down.
+    /// Limits the wait for a reply, and the wait of a request for a connection while there is none.
     pub fn response_timeout(mut self, limit: Duration) -> Self {
         self.response_timeout = limit;
         self
     }
 
-    /// Whether a server that cannot be reached yet is one that was lost: it is tried again until it is there,
-    /// and requests fail meanwhile. What does not pass by itself, such as a wrong password, is an error all the
-    /// same.
+    /// Whether [`connect`](RedisStore::connect) succeeds while the server cannot be reached yet. The store then retries
+    /// in the background, and requests fail meanwhile. A permanent error, such as a wrong password, is still returned.
     pub fn connect_later(mut self, later: bool) -> Self {
         self.connect_later = later;
         self
     }
 
-    /// Whether to publish what happens to locks, for those who follow.
+    /// Whether to publish lock events for followers.
     pub fn events(mut self, publish: bool) -> Self {
         self.events = publish;
         self
     }
 
-    /// What a waiter that does not confirm costs, and how long a queue outlives its last waiter.
+    /// Sets how long a grant lasts until it is confirmed, and how long a queue outlives its last waiter.
     #[doc(hidden)]
     pub fn limits(mut self, provisional: Duration, queue_ttl: Duration) -> Self {
         let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
@@ -108,18 +112,18 @@ impl RedisOptions {
 
 /// A store on one Redis or Valkey server.
 ///
-/// It belongs to the runtime it was connected in, and to the process: after a fork every verb says
-/// so. Dropping it ends its tasks and its connection.
+/// It belongs to the runtime and the process that connected it: in a forked child every operation fails with
+/// [`Forked`](crate::store::StoreErrorKind::Forked). Dropping it stops its tasks and closes its connection.
 pub struct RedisStore {
-    link: Arc<Link>,
+    client: Arc<RedisClient>,
     keys: KeySpace,
-    shared: keys::Shared,
+    namespace: NamespaceKeys,
     described: String,
-    waiting: watch::Sender<Waiting>,
-    pushes: Mutex<Option<mpsc::UnboundedReceiver<Push>>>,
+    waiting: watch::Sender<WaitingClaims>,
+    pushes: PushSender,
 }
 
-/// What is wrong with an address, as far as can be told without a connection.
+/// Checks an address without connecting.
 #[cfg(feature = "config")]
 pub(crate) fn check_url(url: &str) -> Result<(), StoreError> {
     Address::parse(url).map(drop)
@@ -129,24 +133,24 @@ impl RedisStore {
     /// Connects to `redis://[user:password@]host[:port][/database]`.
     ///
     /// # Errors
-    /// `Refused` for a URL that cannot be used; otherwise why the server could not be reached or did
-    /// not let us in. Nothing is retried: a store that stands is reconnected, one that never stood is
-    /// not, unless [`connect_later`](RedisOptions::connect_later) was said.
+    /// `Refused` for a URL that cannot be used; otherwise the reason why the server could not be reached or rejected
+    /// the login. The first connection is not retried unless [`connect_later`](RedisOptions::connect_later) is set; a
+    /// connection that breaks later is replaced.
     pub async fn connect(url: &str, keys: KeySpace, options: RedisOptions) -> Result<Self, StoreError> {
         let address = Address::parse(url)?;
         let described = address.to_string();
-        let (tell, pushes) = mpsc::unbounded_channel();
-        let link = Link::connect(address, options, keys::random_inbox(), tell).await?;
-        let (waiting, watched) = watch::channel(Waiting::default());
-        tokio::spawn(echo::run(link.clone(), watched));
-        let shared = keys::Shared::new(&keys);
-        Ok(Self { link, keys, shared, described, waiting, pushes: Mutex::new(Some(pushes)) })
+        let pushes = PushSender::new();
+        let client = RedisClient::connect(address, options, keys::random_inbox(), pushes.clone()).await?;
+        let (waiting, watched) = watch::channel(WaitingClaims::default());
+        tokio::spawn(push_probe::run(client.clone(), watched));
+        let namespace = NamespaceKeys::new(&keys);
+        Ok(Self { client, keys, namespace, described, waiting, pushes })
     }
 
-    /// Makes the store believe that another process connected it, as it would after a fork.
+    /// Makes the store behave as in a forked child.
     #[doc(hidden)]
     pub fn pretend_forked(&self, forked: bool) {
-        self.link.pretend_forked(forked);
+        self.client.pretend_forked(forked);
     }
 
     fn lock_keys(&self, name: &LockName) -> Result<LockKeys, StoreError> {
@@ -154,12 +158,12 @@ impl RedisStore {
     }
 
     fn limits(&self) -> Limits {
-        self.link.options.limits
+        self.client.options.limits
     }
 
-    /// Where this claim's process can be told something.
+    /// The inbox channel for messages about this claim.
     fn inbox(&self, claim: &Claim) -> &str {
-        if claim.listens { &self.link.inbox } else { value::NO_INBOX }
+        if claim.listens { &self.client.inbox_channel } else { value::NO_INBOX }
     }
 }
 
@@ -171,9 +175,9 @@ impl fmt::Debug for RedisStore {
 
 impl Drop for RedisStore {
     fn drop(&mut self) {
-        // A fork's copy ends nothing: the tasks are the parent's.
-        if !self.link.is_forked() {
-            self.link.close();
+        // The tasks belong to the parent, so a forked child stops nothing.
+        if !self.client.is_forked() {
+            self.client.close();
         }
     }
 }
@@ -232,16 +236,15 @@ impl Store for RedisStore {
     }
 
     fn may_resend_try(&self) -> bool {
-        self.link.may_kill()
+        self.client.can_kill()
     }
 
-    fn pushes(&self) -> mpsc::UnboundedReceiver<Push> {
-        let taken = self.pushes.lock().unwrap_or_else(PoisonError::into_inner).take();
-        taken.unwrap_or_else(|| mpsc::unbounded_channel().1)
+    fn deliver_to(&self, receiver: Arc<dyn PushReceiver>) {
+        self.pushes.attach(receiver);
     }
 
     fn waiting(&self, claims: usize, nearest: usize, shortest: Option<Ttl>) {
-        self.waiting.send_replace(Waiting { claims, nearest, shortest });
+        self.waiting.send_replace(WaitingClaims { count: claims, nearest, shortest });
     }
 
     async fn note(&self, notes: Vec<Note>) -> Result<(), StoreError> {
@@ -253,14 +256,14 @@ impl Store for RedisStore {
     }
 
     async fn close(&self) {
-        if self.link.is_forked() {
+        if self.client.is_forked() {
             return;
         }
-        let conn = self.link.up();
-        // Stopped first: the end of our subscription must not make it reconnect.
-        self.link.close();
-        if let Some(conn) = conn {
-            conn.unsubscribe(&self.link.inbox).await;
+        let session = self.client.current();
+        // Stopped first, so that the end of the subscription does not cause a reconnect.
+        self.client.close();
+        if let Some(session) = session {
+            session.unsubscribe(&self.client.inbox_channel).await;
         }
     }
 }

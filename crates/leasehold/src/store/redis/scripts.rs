@@ -1,13 +1,13 @@
-//! The scripts: one file per verb under `lua/`, each with its contract at its head.
+//! The Lua scripts: one file per operation in `lua/`, each with its contract at its head.
 
 use std::sync::LazyLock;
 
-use super::resp::{Cmd, cmd};
+use super::client::{Cmd, OVERSIZED, cmd};
 use super::{bindings, value};
 use crate::facts::Fence;
 use crate::machine::Limits;
 
-/// A script as the server gets it.
+/// A script in the form that the server receives, and its hash.
 pub(super) struct Script {
     text: String,
     sha: String,
@@ -17,7 +17,7 @@ macro_rules! scripts {
     ($($name:ident $file:literal)*) => {
         $(pub(super) static $name: LazyLock<Script> = LazyLock::new(|| Script::compose(include_str!($file)));)*
 
-        /// Every script, to be loaded when a connection is made.
+        /// All scripts. The handshake of a session loads them.
         pub(super) fn all() -> impl Iterator<Item = &'static Script> {
             [$(&*$name),*].into_iter()
         }
@@ -54,28 +54,29 @@ impl Script {
             .replace("--#head\n", include_str!("lua/head.lua"))
             .replace("--#limits\n", &limits)
             .replace("STORED_MAX", &bindings::STORED_MAX.to_string())
-            .replace("TOO_LONG", &format!("'{}'", value::TOO_LONG));
-        // The server keeps the text for ever: without what only people read.
+            .replace("TOO_LONG", &format!("'{OVERSIZED}'"));
+        // The server keeps the text for ever, so comments are removed.
         let kept = text.lines().filter(|line| !line.trim_start().starts_with("--"));
         let text = kept.fold(String::new(), |all, line| all + line + "\n");
         let sha = sha1_smol::Sha1::from(&text).digest().to_string();
         Self { text, sha }
     }
 
-    /// Runs the script the server has under this name.
+    /// The command that runs a loaded script by its hash.
     pub(super) fn evalsha(&self) -> Cmd {
         let mut cmd = Cmd::with_capacity("EVALSHA", 512);
         cmd.arg(&self.sha);
         cmd
     }
 
-    /// Runs the script, and leaves it with the server.
+    /// The command that runs a script by its text and loads it.
     pub(super) fn eval(&self) -> Cmd {
         let mut cmd = Cmd::with_capacity("EVAL", self.text.len() + 512);
         cmd.arg(&self.text);
         cmd
     }
 
+    /// The command that loads the script.
     pub(super) fn load(&self) -> Cmd {
         let mut cmd = cmd("SCRIPT");
         cmd.arg("LOAD").arg(&self.text);

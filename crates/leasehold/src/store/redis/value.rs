@@ -2,30 +2,26 @@
 
 use std::time::Duration;
 
-use super::resp::{Cmd, cmd};
+use super::client::{Cmd, OVERSIZED, cmd};
 use crate::facts::{Fence, Owner, Token};
 use crate::store::{Claim, Holder};
 
-/// Inbox of a holder that cannot be told anything, or of a waiter that polls.
+/// The inbox of a holder that receives no messages, or of a waiter that polls.
 pub(super) const NO_INBOX: &str = "-";
 
-/// As much of a value as is looked at; ours are shorter by far. A server closes a connection with a subscription that
-/// leaves tens of megabytes unread, so a longer value is never asked for as a whole.
+/// Longest value that is parsed, in bytes; values of ours are far shorter. A server closes a subscribed connection that
+/// leaves tens of megabytes unread, so a longer value is never requested as a whole.
 pub(super) const SEEN_MAX: usize = 64 * 1024;
 
-/// What stands for a value that is longer than [`SEEN_MAX`]: nothing we write, and the same for every client
-/// (`clipped` in `head.lua`).
-pub(super) const TOO_LONG: &str = "(a value of more than 65536 bytes)";
-
-/// Reads as much of a value as is looked at, and a byte more where it is longer.
+/// The command that reads a value, cut to one byte more than [`SEEN_MAX`].
 pub(super) fn read_command(key: &str) -> Cmd {
     let mut read = cmd("GETRANGE");
     read.arg(key).arg(0_u64).arg(SEEN_MAX);
     read
 }
 
-/// A value as it stands at a lock's key.
-pub(super) struct Record<'a> {
+/// A parsed value of a lock's key.
+pub(super) struct HolderRecord<'a> {
     pub(super) token: Token,
     pub(super) fence: Option<Fence>,
     flag: u8,
@@ -35,14 +31,14 @@ pub(super) struct Record<'a> {
     owner: &'a str,
 }
 
-/// What a try writes. The fence is not known yet: zeros.
+/// The value that a try writes. The fence is not known yet, so its digits are zeros.
 pub(super) fn written(claim: &Claim, inbox: &str, since_ms: u64) -> String {
     let (token, ttl) = (claim.token.reveal(), claim.ttl.as_millis());
     format!("lh1 0 {token} 0000000000000000 {inbox} {since_ms} {ttl} {}", claim.owner.wire())
 }
 
-impl<'a> Record<'a> {
-    /// `None`: another kind of client wrote it.
+impl<'a> HolderRecord<'a> {
+    /// Parses a value; `None` if another kind of client wrote it.
     pub(super) fn parse(value: &'a [u8]) -> Option<Self> {
         if value.len() > SEEN_MAX {
             return None;
@@ -61,19 +57,19 @@ impl<'a> Record<'a> {
     }
 }
 
-impl Record<'_> {
+impl HolderRecord<'_> {
     /// Whether the lease was revoked.
     pub(super) fn is_revoked(&self) -> bool {
         self.flag == b'R'
     }
 }
 
-/// Who wrote a value found at a lock's key. `ms_left` as PTTL answers: negative for no expiry.
+/// Reads the holder from the value at a lock's key. `ms_left` is the reply to PTTL: negative without expiry.
 pub(super) fn holder(value: &[u8], ms_left: i64) -> Holder {
     let ttl_left = u64::try_from(ms_left).ok().map(Duration::from_millis);
-    let Some(record) = Record::parse(value) else {
-        let told = if value.len() > SEEN_MAX { TOO_LONG.as_bytes() } else { value };
-        return Holder::foreign(told, ttl_left);
+    let Some(record) = HolderRecord::parse(value) else {
+        let shown = if value.len() > SEEN_MAX { OVERSIZED.as_bytes() } else { value };
+        return Holder::foreign(shown, ttl_left);
     };
     Holder {
         id: record.token.holder_id(),
@@ -89,12 +85,12 @@ pub(super) fn holder(value: &[u8], ms_left: i64) -> Holder {
     }
 }
 
-/// Where whoever wrote a value can be told something.
+/// The inbox channel in a value; `None` if its writer receives no messages.
 pub(super) fn inbox(value: &[u8]) -> Option<&str> {
-    Record::parse(value).map(|record| record.inbox).filter(|inbox| *inbox != NO_INBOX)
+    HolderRecord::parse(value).map(|record| record.inbox).filter(|inbox| *inbox != NO_INBOX)
 }
 
-/// Digits only: `parse` alone would take a sign.
+/// Parses digits only: `parse` alone would accept a sign.
 fn number(digits: &str) -> Option<u64> {
     digits.bytes().all(|b| b.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
 }

@@ -1,8 +1,9 @@
-//! The other verbs of the lock path: one script each.
+//! The operations on a lock other than a try: one script each.
 
-use super::conn::{Answer, Conn, fence, is_replica, items, number, replica, said};
-use super::errors::{from_server, strange};
-use super::resp::{Cmd, Pipeline, Value, cmd};
+use super::client::{
+    Cmd, Pipeline, Session, SessionReply, Value, cmd, fence, from_server, is_replica, items, number, replica,
+    unexpected_reply, word,
+};
 use super::scripts::{self, Script};
 use super::{RedisStore, keys, value};
 use crate::facts::{Fence, HolderId, LockName, Owner, Token};
@@ -14,21 +15,21 @@ use crate::store::{
 impl RedisStore {
     pub(super) async fn ask_acquire(&self, claim: &Claim, ticket: Option<Ticket>) -> Result<Acquire, StoreError> {
         let keys = self.lock_keys(&claim.name)?;
-        let conn = self.link.conn().await?;
+        let session = self.client.session().await?;
         let limits = self.limits();
         let mut ticket = ticket.map_or(0, |t| t.0);
         loop {
             let args = |cmd: &mut Cmd| {
                 self.entry(cmd, claim);
-                cmd.arg(ticket).arg(limits.provisional_ms).arg(limits.queue_ttl_ms).arg(self.link.seen());
+                cmd.arg(ticket).arg(limits.provisional_ms).arg(limits.queue_ttl_ms).arg(self.client.highest_fence());
             };
-            let Answer { asked_at, reply } = conn.run(&scripts::ACQUIRE, &keys.all(), args).await?;
+            let SessionReply { asked_at, reply } = session.run(&scripts::ACQUIRE, &keys.all(), args).await?;
             let reply = items(reply, "acquire")?;
             let given = reply.get(1).and_then(number);
-            match (word(&reply), given) {
+            match (first_word(&reply), given) {
                 (Some("granted"), Some(_)) => {
-                    let fence = fence(&reply[1]).ok_or_else(|| strange("acquire"))?;
-                    self.link.saw(fence);
+                    let fence = fence(&reply[1]).ok_or_else(|| unexpected_reply("acquire"))?;
+                    self.client.observe_fence(fence);
                     let fence = claim.fenced.then_some(fence);
                     return Ok(Acquire::Granted(Grant { fence, asked_at, lasts: claim.ttl.duration() }));
                 }
@@ -40,65 +41,66 @@ impl RedisStore {
                 }
                 (Some("again"), Some(mine)) => ticket = mine,
                 (Some("revoked"), None) => return Ok(Acquire::Revoked),
-                _ => return Err(strange("acquire")),
+                _ => return Err(unexpected_reply("acquire")),
             }
         }
     }
 
-    /// The counter of fences and tickets is one. Where it was lost it is raised first, as on a connection.
+    /// Draws a ticket from the counter that fences and tickets share. If the counter was lost, the raise script runs
+    /// first, as in the handshake of a session.
     pub(super) async fn ask_ticket(&self) -> Result<Ticket, StoreError> {
-        let conn = self.link.conn().await?;
+        let session = self.client.session().await?;
         let mut incr = cmd("INCR");
         incr.arg(keys::FENCE);
-        let drawn = conn.ask(&incr).await?.reply;
+        let drawn = session.send(&incr).await?.reply;
         let mut drawn = fence(&drawn);
         if drawn.is_some_and(|number| number.get() < Fence::SANE_MIN) {
             let seen = |cmd: &mut Cmd| {
-                cmd.arg(self.link.seen()).arg(&self.link.inbox);
+                cmd.arg(self.client.highest_fence()).arg(&self.client.inbox_channel);
             };
-            conn.run(&scripts::RAISE, &[keys::FENCE], seen).await?;
-            drawn = fence(&conn.ask(&incr).await?.reply);
+            session.run(&scripts::RAISE, &[keys::FENCE], seen).await?;
+            drawn = fence(&session.send(&incr).await?.reply);
         }
         let ticket = drawn.ok_or(StoreErrorKind::FenceUnusable)?;
-        self.link.saw(ticket);
+        self.client.observe_fence(ticket);
         Ok(Ticket(ticket.get()))
     }
 
     pub(super) async fn ask_let_go(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
-        let key = self.keys.key(name).map_err(super::keys::refused)?;
-        let conn = self.link.conn().await?;
+        let key = self.keys.key(name)?;
+        let session = self.client.session().await?;
         let unwaited = ["0 ", token.reveal()].concat();
         let args = |cmd: &mut Cmd| {
             cmd.arg(&unwaited);
         };
-        let reply = match conn.run(&scripts::LET_GO, &[&key], args).await {
+        let reply = match session.run(&scripts::LET_GO, &[&key], args).await {
             Err(error) if error.kind() == StoreErrorKind::WrongType => return Ok(Release::NotOwner),
             answer => answer?.reply,
         };
-        match said(&reply) {
+        match word(&reply) {
             Some("released") => Ok(Release::Released),
             Some("not ours") => Ok(Release::NotOwner),
-            // Boxed: a lock that nobody waits for should not carry the room for it around.
+            // Boxed because it is rare: otherwise the future of every release without waiters would have to hold it.
             Some("waited for") => Box::pin(self.ask_release(name, token)).await,
-            _ => Err(strange("let go")),
+            _ => Err(unexpected_reply("let go")),
         }
     }
 
     pub(super) async fn ask_let_go_value(&self, name: &LockName, value: &str) -> Result<Release, StoreError> {
-        // What one of our own wrote is released by its token.
-        if value::Record::parse(value.as_bytes()).is_some() {
+        // A value of a leasehold client is released by its token only.
+        if value::HolderRecord::parse(value.as_bytes()).is_some() {
             return Ok(Release::NotOwner);
         }
         let keys = self.lock_keys(name)?;
-        let conn = self.link.conn().await?;
+        let session = self.client.session().await?;
         let args = |cmd: &mut Cmd| {
             cmd.arg(value);
         };
-        let reply = match conn.run(&scripts::LET_GO_VALUE, &[keys.lock(), keys.queue()], args).await {
+        let reply = match session.run(&scripts::LET_GO_VALUE, &[keys.lock(), keys.queue()], args).await {
             Err(error) if error.kind() == StoreErrorKind::WrongType => return Ok(Release::NotOwner),
             answer => answer?.reply,
         };
-        match said(&reply) {
+        match word(&reply) {
             Some("released") => Ok(Release::Released),
             Some("not ours") => Ok(Release::NotOwner),
             Some("waited for") => {
@@ -108,62 +110,62 @@ impl RedisStore {
                     _ => Ok(Release::NotOwner),
                 }
             }
-            _ => Err(strange("let go of a value")),
+            _ => Err(unexpected_reply("let go of a value")),
         }
     }
 
     pub(super) async fn ask_release(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
         let keys = self.lock_keys(name)?;
-        let conn = self.link.conn().await?;
+        let session = self.client.session().await?;
         let args = |cmd: &mut Cmd| {
             cmd.arg(token.reveal()).arg(self.limits().provisional_ms);
         };
         loop {
-            return match said(&conn.run(&scripts::RELEASE, &keys.all(), args).await?.reply) {
+            return match word(&session.run(&scripts::RELEASE, &keys.all(), args).await?.reply) {
                 Some("released") => Ok(Release::Released),
                 Some("not ours") => Ok(Release::NotOwner),
                 Some("again") => continue,
-                _ => Err(strange("release")),
+                _ => Err(unexpected_reply("release")),
             };
         }
     }
 
     pub(super) async fn ask_leave(&self, claim: &Claim) -> Result<Left, StoreError> {
         let keys = self.lock_keys(&claim.name)?;
-        let conn = self.link.conn().await?;
+        let session = self.client.session().await?;
         let args = |cmd: &mut Cmd| {
             self.entry(cmd, claim);
             cmd.arg(self.limits().provisional_ms);
         };
         loop {
-            return match said(&conn.run(&scripts::LEAVE, &keys.all(), args).await?.reply) {
+            return match word(&session.run(&scripts::LEAVE, &keys.all(), args).await?.reply) {
                 Some("waiting") => Ok(Left::WasWaiting),
                 Some("granted") => Ok(Left::WasGranted),
                 Some("again") => continue,
-                _ => Err(strange("leave")),
+                _ => Err(unexpected_reply("leave")),
             };
         }
     }
 
-    /// One write for all of them; those the server has no script for are sent again, whole.
+    /// Renews all leases in one write. Those that fail with `NOSCRIPT` are sent again with the whole script.
     pub(super) async fn ask_renew(&self, renewals: &[Renewal]) -> Result<Vec<Renewed>, StoreError> {
         if renewals.is_empty() {
             return Ok(Vec::new());
         }
-        let conn = self.link.conn().await?;
+        let session = self.client.session().await?;
         let all: Vec<usize> = (0..renewals.len()).collect();
         let mut answers = vec![Renewed::Lost; renewals.len()];
-        let again = self.renew_pass(&conn, renewals, &all, &mut answers, Script::evalsha).await?;
+        let again = self.renew_pass(&session, renewals, &all, &mut answers, Script::evalsha).await?;
         if !again.is_empty() {
-            let _ = self.renew_pass(&conn, renewals, &again, &mut answers, Script::eval).await?;
+            let _ = self.renew_pass(&session, renewals, &again, &mut answers, Script::eval).await?;
         }
         Ok(answers)
     }
 
-    /// Writes the answers in their places; returns those that found no script.
+    /// Sends the renewals in `which`, stores their answers, and returns those that failed with `NOSCRIPT`.
     async fn renew_pass(
         &self,
-        conn: &Conn,
+        session: &Session,
         renewals: &[Renewal],
         which: &[usize],
         answers: &mut [Renewed],
@@ -183,14 +185,14 @@ impl RedisStore {
         if sent.is_empty() {
             return Ok(Vec::new());
         }
-        // A check writes nothing, so a replica would answer it from what it last knew.
+        // A check writes nothing, so a replica would answer it from old data.
         let ask_role = sent.iter().any(|&i| !renewals[i].prolong);
         if ask_role {
             pipe.cmd("HELLO");
         }
-        let mut replies = conn.ask_all(&pipe).await?.reply;
+        let mut replies = session.send_all(&pipe).await?.reply;
         if ask_role && replies.pop().is_some_and(|hello| is_replica(&hello)) {
-            conn.leave_replica();
+            session.abandon_replica();
             return Err(replica());
         }
         let mut again = Vec::new();
@@ -202,11 +204,11 @@ impl RedisStore {
                     }
                     Renewed::Unknown(from_server(error))
                 }
-                reply => match said(reply) {
+                reply => match word(reply) {
                     Some("renewed") => Renewed::Renewed,
                     Some("lost") => Renewed::Lost,
                     Some("revoked") => Renewed::Revoked,
-                    _ => Renewed::Unknown(strange("renew")),
+                    _ => Renewed::Unknown(unexpected_reply("renew")),
                 },
             };
         }
@@ -214,7 +216,7 @@ impl RedisStore {
     }
 
     fn renew_command(&self, renewal: &Renewal, mut cmd: Cmd) -> Result<Cmd, StoreError> {
-        let key = self.keys.key(&renewal.name).map_err(super::keys::refused)?;
+        let key = self.keys.key(&renewal.name)?;
         let fence = renewal.fence.map_or(String::new(), |f| format!("{:016}", f.get()));
         cmd.arg(1_usize).arg(key).arg(renewal.token.reveal());
         if !renewal.prolong {
@@ -238,7 +240,7 @@ impl RedisStore {
         mode: EvictMode,
     ) -> Result<Evicted, StoreError> {
         let keys = self.lock_keys(name)?;
-        let conn = self.link.conn().await?;
+        let session = self.client.session().await?;
         let mode = match mode {
             EvictMode::Revoke => "revoke",
             EvictMode::Force => "force",
@@ -247,14 +249,14 @@ impl RedisStore {
             cmd.arg(holder.as_str()).arg(self.limits().provisional_ms).arg(mode);
         };
         loop {
-            let reply = items(conn.run(&scripts::EVICT, &keys.all(), args).await?.reply, "evict")?;
-            return Ok(match (word(&reply), holder_at(&reply, 1, 2)) {
+            let reply = items(session.run(&scripts::EVICT, &keys.all(), args).await?.reply, "evict")?;
+            return Ok(match (first_word(&reply), holder_at(&reply, 1, 2)) {
                 (Some("free"), _) => Evicted::Free,
                 (Some("again"), _) => continue,
                 (Some("done"), Some(found)) => Evicted::Done(found),
                 (Some("changed hands"), Some(found)) => Evicted::ChangedHands(found),
                 (Some("foreign"), Some(found)) => Evicted::Foreign(found),
-                _ => return Err(strange("evict")),
+                _ => return Err(unexpected_reply("evict")),
             });
         }
     }
@@ -266,33 +268,33 @@ impl RedisStore {
         reason: &str,
     ) -> Result<Asked, StoreError> {
         let keys = self.lock_keys(name)?;
-        let conn = self.link.conn().await?;
+        let session = self.client.session().await?;
         let args = |cmd: &mut Cmd| {
             cmd.arg(holder.as_str()).arg(reason);
         };
-        let reply = items(conn.run(&scripts::FINISH, &[keys.lock()], args).await?.reply, "finish")?;
-        Ok(match (word(&reply), holder_at(&reply, 1, 2)) {
+        let reply = items(session.run(&scripts::FINISH, &[keys.lock()], args).await?.reply, "finish")?;
+        Ok(match (first_word(&reply), holder_at(&reply, 1, 2)) {
             (Some("free"), _) => Asked::Free,
             (Some("told"), Some(found)) => Asked::Told(found),
             (Some("deaf"), Some(found)) => Asked::Deaf(found),
             (Some("changed hands"), Some(found)) => Asked::ChangedHands(found),
-            _ => return Err(strange("finish")),
+            _ => return Err(unexpected_reply("finish")),
         })
     }
 
-    /// The arguments that make up a waiter's entry: the same in every call of one attempt.
+    /// Appends the arguments that form a waiter's queue entry. They are the same in every call of one attempt.
     fn entry(&self, cmd: &mut Cmd, claim: &Claim) {
         cmd.arg(claim.token.reveal()).arg(self.inbox(claim)).arg(claim.ttl.as_millis());
         cmd.arg(claim.since_ms).arg(claim.owner.wire());
     }
 }
 
-/// What a script answered, in a word.
-fn word(reply: &[Value]) -> Option<&str> {
-    reply.first().and_then(said)
+/// The first word of a script's reply.
+fn first_word(reply: &[Value]) -> Option<&str> {
+    reply.first().and_then(word)
 }
 
-/// The holder whose value and remaining time stand in a reply.
+/// Reads a holder from the value and the remaining milliseconds at these positions of a reply.
 fn holder_at(reply: &[Value], value_at: usize, left_at: usize) -> Option<Holder> {
     let left = match reply.get(left_at) {
         Some(Value::Int(ms)) => *ms,
@@ -300,7 +302,7 @@ fn holder_at(reply: &[Value], value_at: usize, left_at: usize) -> Option<Holder>
     };
     match reply.get(value_at)? {
         Value::Bulk(value) => Some(value::holder(value, left)),
-        // A type's name, where the value is not a string.
+        // The name of the type, if the value is not a string.
         Value::Simple(name) => Some(value::holder(name.as_bytes(), left)),
         _ => None,
     }

@@ -1,8 +1,7 @@
-//! Bindings in the file: one row each. A slot on a node is a row that names it, so it comes and goes with
-//! its binding.
+//! Bindings: one row each. A slot on a node is a row that names the node, so it exists as long as its binding.
 //!
-//! A lock's lease ends with the boot it was taken in. A binding is a fact, which a reboot does not change: in
-//! its own boot its time is counted by the boot clock, after it by the wall clock.
+//! A lease ends with the boot that it was granted in. A binding outlives a reboot: in its own boot it expires by the
+//! boot clock, after a reboot by the wall clock.
 
 use std::time::Duration;
 
@@ -11,8 +10,8 @@ use rusqlite::{OptionalExtension, Row, params};
 
 use super::SqliteStore;
 use super::boot::now_ms;
+use super::disk_reserve::Need;
 use super::driver::{Command, Driver, Fault};
-use super::room::{Need, roll_back};
 use super::row::{sql, unsql};
 use crate::clock::wall_ms;
 use crate::facts::{ClaimId, Keep, LockName};
@@ -21,20 +20,20 @@ use crate::store::{
     Bind, BindingId, Bound, Change, Changed, Create, Expected, NewBinding, Step, StoreError, StoreErrorKind,
 };
 
-/// Bindings removed in one step of clearing away.
+/// Expired bindings that one garbage collection removes.
 const CLEAR_ROWS: u32 = 128;
 
-// ?1 key, ?2 boot, ?3 boot clock, ?4 wall clock, wherever something has to be there still.
+// Whether a binding has not expired. Parameters: 2 boot, 3 boot clock, 4 wall clock.
 const LIVES: &str = "CASE boot WHEN ?2 THEN ends > ?3 ELSE ends_wall > ?4 END";
 
-/// A binding that is to be created, with the keys it concerns.
+/// A creation of a binding, with the keys it needs.
 pub(super) struct Creating {
     key: String,
     slots: Option<(String, u32)>,
     new: NewBinding,
 }
 
-/// A binding that is to be written or removed, whatever it is now.
+/// A change or removal of a binding.
 pub(super) struct Changing {
     key: String,
     how: How,
@@ -48,7 +47,7 @@ enum How {
 }
 
 impl How {
-    /// The size of the value that is written; 0 for a removal.
+    /// The size of the value that is written, in bytes; 0 for a removal.
     fn bytes(&self) -> usize {
         match self {
             Self::Change(_, change) => change.value.len(),
@@ -58,8 +57,8 @@ impl How {
     }
 }
 
-/// The answer to a change in a batch.
-enum Done {
+/// The answer to a command in a batch.
+enum BindingReply {
     Create(Create),
     Change(Changed),
 }
@@ -75,7 +74,7 @@ impl Bind for SqliteStore {
 
     async fn read(&self, id: &BindingId) -> Result<Option<(Bound, Duration)>, StoreError> {
         let key = self.keys.binding_key(id.shelf, &id.id);
-        self.ask(|reply| Command::Read(key, reply)).await
+        self.call(move |driver| driver.read_binding(&key)).await
     }
 
     async fn change(&self, id: &BindingId, expected: &Expected, change: &Change) -> Result<Changed, StoreError> {
@@ -104,12 +103,14 @@ impl SqliteStore {
 
 impl Driver {
     pub(super) fn create_binding(&mut self, creating: &Creating) -> Result<Create, StoreError> {
-        // Most often it is there already: seen without the lock of the file.
+        // Usually the binding exists already, which a read shows without the write lock.
         if let Some((bound, _)) = self.read_binding(&creating.key)? {
             return Ok(existing(bound, &creating.new.claim));
         }
         let need = Need::Bytes(creating.new.value.len());
-        self.durably(|driver| driver.attempt(need, |driver| driver.alone(|driver| driver.create_inside(creating))))
+        self.durably(|driver| {
+            driver.attempt(need, |driver| driver.in_transaction(|driver| driver.create_inside(creating)))
+        })
     }
 
     fn create_inside(&mut self, Creating { key, slots, new }: &Creating) -> Result<Create, Fault> {
@@ -150,7 +151,7 @@ impl Driver {
     }
 
     pub(super) fn read_binding(&mut self, key: &str) -> Result<Option<(Bound, Duration)>, StoreError> {
-        self.binding_inside(key).map_err(|fault| self.refuse(fault))
+        self.binding_inside(key).map_err(|fault| self.store_error(fault))
     }
 
     fn binding_inside(&self, key: &str) -> Result<Option<(Bound, Duration)>, Fault> {
@@ -188,7 +189,9 @@ impl Driver {
             0 => Need::Less,
             bytes => Need::Bytes(bytes),
         };
-        self.durably(|driver| driver.attempt(need, |driver| driver.alone(|driver| driver.change_inside(key, how))))
+        self.durably(|driver| {
+            driver.attempt(need, |driver| driver.in_transaction(|driver| driver.change_inside(key, how)))
+        })
     }
 
     fn change_inside(&mut self, key: &str, how: &How) -> Result<Changed, Fault> {
@@ -236,7 +239,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Removes some bindings whose time is over.
+    /// Removes some expired bindings.
     pub(super) fn clear_bindings(&mut self) -> rusqlite::Result<()> {
         let clear = format!(
             "DELETE FROM bindings WHERE rowid IN \
@@ -247,8 +250,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Carries out the changes of bindings in a batch in one transaction, so that they share one sync of the disk; hands
-    /// back the other commands. Where one of them fails all are handed back, each to be carried out on its own.
+    /// Carries out the changes of bindings in a batch in one transaction, so that they share one sync of the disk, and
+    /// returns the other commands. If one fails, returns all of them, to be carried out one by one.
     pub(super) fn serve_bindings(&mut self, batch: Vec<Command>) -> Vec<Command> {
         let changes = |c: &&Command| matches!(c, Command::Create(..) | Command::Change(..));
         if batch.iter().filter(changes).count() < 2 {
@@ -261,49 +264,42 @@ impl Driver {
         });
         let need = Need::Bytes(bytes.sum());
         let done = self.durably(|driver| {
-            driver.attempt(need, |driver| driver.alone(|driver| batch.iter().map(|c| driver.changed(c)).collect()))
+            driver.attempt(need, |driver| {
+                driver.in_transaction(|driver| batch.iter().map(|c| driver.changed(c)).collect())
+            })
         });
-        let done: Vec<Option<Done>> = match done {
+        let done: Vec<Option<BindingReply>> = match done {
             Ok(done) => done,
             Err(_) => return batch,
         };
         let answered = batch.into_iter().zip(done).filter_map(|(command, done)| match (command, done) {
-            (Command::Create(_, reply), Some(Done::Create(answer))) => (drop(reply.send(Ok(answer))), None).1,
-            (Command::Change(_, reply), Some(Done::Change(answer))) => (drop(reply.send(Ok(answer))), None).1,
+            (Command::Create(_, reply), Some(BindingReply::Create(answer))) => (drop(reply.send(Ok(answer))), None).1,
+            (Command::Change(_, reply), Some(BindingReply::Change(answer))) => (drop(reply.send(Ok(answer))), None).1,
             (command, _) => Some(command),
         });
         answered.collect()
     }
 
-    fn changed(&mut self, command: &Command) -> Result<Option<Done>, Fault> {
+    fn changed(&mut self, command: &Command) -> Result<Option<BindingReply>, Fault> {
         Ok(match command {
-            Command::Create(creating, reply) if !reply.is_closed() => Some(Done::Create(self.create_inside(creating)?)),
-            Command::Change(changing, _) => Some(Done::Change(self.change_inside(&changing.key, &changing.how)?)),
+            Command::Create(creating, reply) if !reply.is_closed() => {
+                Some(BindingReply::Create(self.create_inside(creating)?))
+            }
+            Command::Change(changing, _) => {
+                Some(BindingReply::Change(self.change_inside(&changing.key, &changing.how)?))
+            }
             _ => None,
         })
     }
 
-    /// Runs something whose commits are on the disk before they are acknowledged. A lease ends with a power cut, so the
-    /// commits of locks do not wait for the disk.
+    /// Runs `run` with commits that are synced to the disk before they are acknowledged. Commits of locks are not
+    /// synced, because a power failure ends every lease anyway.
     fn durably<R>(&mut self, run: impl FnOnce(&mut Self) -> Result<R, StoreError>) -> Result<R, StoreError> {
         let full = self.conn.execute_batch("PRAGMA synchronous = FULL");
-        let outcome = full.map_err(|e| self.refuse(e.into())).and_then(|()| run(self));
-        // Where that fails the next commits are merely slower.
+        let outcome = full.map_err(|e| self.store_error(e.into())).and_then(|()| run(self));
+        // If that fails, the next commits are only slower.
         let _ = self.conn.execute_batch("PRAGMA synchronous = NORMAL");
         outcome
-    }
-
-    /// Runs something in one transaction, with nobody else writing.
-    fn alone<R>(&mut self, run: impl FnOnce(&mut Self) -> Result<R, Fault>) -> Result<R, Fault> {
-        self.begin()?;
-        let outcome = run(self).and_then(|done| {
-            self.commit()?;
-            Ok(done)
-        });
-        roll_back(&self.conn);
-        let done = outcome?;
-        self.committed();
-        Ok(done)
     }
 }
 

@@ -1,7 +1,7 @@
-//! Which boot this is, and the clock that every process of the kernel shares.
+//! The boot id, and the boot clock that all processes of a kernel share.
 //!
-//! Rows carry `CLOCK_BOOTTIME`. A time namespace shifts that clock, so its offset is taken off before a time is
-//! written or compared, and added again before a time is handed to the rest of the library.
+//! Rows contain times of `CLOCK_BOOTTIME`. A time namespace shifts that clock, so its offset is subtracted before a
+//! time is written or compared, and added again before a time is passed to the rest of the library.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -16,11 +16,11 @@ use crate::store::{StoreError, StoreErrorKind};
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 const OFFSETS: &str = "/proc/self/timens_offsets";
 
-/// How far this process's boot clock is ahead of the kernel's, in nanoseconds. Every store of a process is in the same
-/// time namespace; a forked child that is in another one reads it again when it opens its store.
+/// How far the boot clock of this process is ahead of the kernel's, in nanoseconds. All stores of a process are in the
+/// same time namespace. A forked child in another one reads the offset again when it opens its store.
 static OFFSET_NS: AtomicI64 = AtomicI64::new(0);
 
-/// Reads the boot id, as a number, and the offset of this process's time namespace.
+/// Reads the boot id as a number, and stores the offset of this process's time namespace.
 pub(super) fn read() -> Result<i64, StoreError> {
     OFFSET_NS.store(offset_ns()?, Ordering::Relaxed);
     let file = Path::new(BOOT_ID);
@@ -29,17 +29,22 @@ pub(super) fn read() -> Result<i64, StoreError> {
     i64::from_str_radix(&digits, 16).map_err(|e| unusable(file, &e))
 }
 
-/// Whole milliseconds of the kernel's boot clock.
+/// The kernel's boot clock in whole milliseconds.
 pub(super) fn now_ms() -> u64 {
     let shown = i128::try_from(Moment::now().since_boot().as_nanos()).unwrap_or(i128::MAX);
     u64::try_from((shown - i128::from(OFFSET_NS.load(Ordering::Relaxed))) / 1_000_000).unwrap_or(0)
 }
 
-/// A time of the kernel's boot clock, as this process sees it.
+/// Converts a time of the kernel's boot clock to the boot clock of this process.
 pub(super) fn moment(at_ms: u64) -> Moment {
     let offset = OFFSET_NS.load(Ordering::Relaxed);
     let (at, by) = (Moment::from_boot(Duration::from_millis(at_ms)), Duration::from_nanos(offset.unsigned_abs()));
     if offset < 0 { at - by } else { at + by }
+}
+
+/// Now, rounded down to the millisecond that a lease in the store counts from.
+pub(super) fn floor_now() -> Moment {
+    moment(now_ms())
 }
 
 fn offset_ns() -> Result<i64, StoreError> {
@@ -50,7 +55,7 @@ fn offset_ns() -> Result<i64, StoreError> {
         Err(error) => return Err(unusable(Path::new(OFFSETS), &error)),
     };
     let offset = parse_offset(&text).ok_or_else(|| unusable(Path::new(OFFSETS), &"no offset of `boottime` in it"))?;
-    // The file tells the offsets of the namespace that children get.
+    // The file contains the offsets of the namespace that children get.
     if fs::read_link("/proc/self/ns/time").ok() != fs::read_link("/proc/self/ns/time_for_children").ok() {
         let text = "this process has moved its children to another time namespace, so its own clock cannot be compared \
                     with that of other processes; open the store in a child process";
@@ -59,7 +64,7 @@ fn offset_ns() -> Result<i64, StoreError> {
     Ok(offset)
 }
 
-/// The nanoseconds in `boottime  <seconds>  <nanoseconds>`.
+/// Parses `boottime  <seconds>  <nanoseconds>` into nanoseconds.
 fn parse_offset(text: &str) -> Option<i64> {
     let line = text.lines().find(|line| line.starts_with("boottime"))?;
     let mut numbers = line.split_whitespace().skip(1).map(str::parse::<i64>);

@@ -1,4 +1,4 @@
-//! Whether the file and its place can keep a promise.
+//! The checkup: whether the file and its location are safe for locks.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,10 +12,11 @@ use super::row::unsql;
 use crate::facts::Fence;
 use crate::store::Finding;
 
-/// A log this long means that somebody keeps a reader open, or that nobody could copy it.
+/// A longer log means that a reader stays open, or that no checkpoint succeeded.
 const LONG_LOG_BYTES: u64 = 64 << 20;
-/// Below this the next growth of the file may fail; below the other the next lock.
+/// With less free space, the next growth of the file may fail.
 const LITTLE_SPACE_BYTES: u64 = 64 << 20;
+/// With less free space, the next lock may fail.
 const NO_SPACE_BYTES: u64 = 1 << 20;
 
 impl Driver {
@@ -77,7 +78,7 @@ impl Driver {
     }
 
     fn check_log(&self) -> Finding {
-        // Looking at its size opens nothing.
+        // Reading the size opens no file: closing one of SQLite's would drop its locks.
         let bytes = fs::metadata(beside(&self.path, "-wal")).map_or(0, |m| m.len());
         let text = format!("the write-ahead log has {}", mega(bytes));
         if bytes > LONG_LOG_BYTES {
@@ -108,7 +109,7 @@ impl Driver {
     }
 
     fn check_others(&self) -> Finding {
-        let others = self.alive.others();
+        let others = self.liveness.others();
         let text = match others.alive {
             1 => "1 other process has it open".into(),
             n => format!("{n} other processes have it open"),

@@ -1,8 +1,8 @@
-//! The database is removed or replaced while we have it open.
+//! Detects that the database was removed or replaced while this process has it open.
 //!
-//! We would go on with a file that no other process can find, and another process with a new one. So the path is
-//! compared with the open file: before every renewal, and for everything else at most a millisecond before. The path as
-//! it was given is compared too: a symlink in it may lead to another database by now.
+//! This process would continue with a file that no other process can find, and other processes with a new one. So the
+//! path is compared with the open file: before every renewal, and at most a millisecond before any other command. The
+//! path as it was given is compared too, because a symlink in it may lead to another database by now.
 
 use std::fs;
 use std::io::{Error, ErrorKind};
@@ -14,33 +14,33 @@ use rusqlite::{Connection, FileControl};
 
 use super::driver::{Command, Driver};
 use super::path::{beside, unusable};
-use super::schema::refused;
+use super::schema::sqlite_error;
 use crate::clock::Moment;
 use crate::store::{Left, Push, Release, Renewed, StoreError, StoreErrorKind};
 
-/// Between two looks, for commands other than renewals.
-const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// The interval between two checks, for commands other than renewals.
+const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Which files are open: the database, its log and its shared memory, by device and inode.
-pub(super) struct Opened {
+/// The open files, by device and inode: the database, its log and its shared memory.
+pub(super) struct OpenFiles {
     files: [(PathBuf, Inode); 3],
-    /// The path that this process was given, if it is another one.
+    /// The path that this process was given, if it differs.
     given: Option<PathBuf>,
     looked: Moment,
-    /// The first path that was found to lead to another file.
+    /// The first path that led to another file.
     displaced: Option<PathBuf>,
 }
 
 type Inode = (u64, u64);
 
-impl Opened {
-    /// Notes the files of a connection that has just been opened. Its log and shared memory exist by then.
+impl OpenFiles {
+    /// Records the files of a connection that has just been opened. Its log and shared memory exist by then.
     pub(super) fn note(conn: &Connection, db: &Path, given: &Path) -> Result<Self, StoreError> {
         let given = (given != db).then(|| given.to_owned());
         Ok(Self { files: files_of(conn, db)?, given, looked: Moment::now(), displaced: None })
     }
 
-    /// The same after the files were closed for a fork: the database must still be the one that was noted.
+    /// Records the files again after they were closed for a fork. The database must still be the same file.
     pub(super) fn reopened(&mut self, conn: &Connection, db: &Path) -> Result<(), StoreError> {
         let files = files_of(conn, db)?;
         if files[0].1 != self.files[0].1 {
@@ -50,10 +50,10 @@ impl Opened {
         Ok(())
     }
 
-    /// The path whose file was removed or replaced, if one was. Once found it stays so.
+    /// Returns the path whose file was removed or replaced, if there is one. Once found, it is permanent.
     ///
     /// # Errors
-    /// When that cannot be told: the path may not be looked up, say.
+    /// When that is unknown, for example because the path may not be looked up.
     fn look(&mut self, now: Moment) -> Result<Option<&Path>, StoreError> {
         self.looked = now;
         if self.displaced.is_none()
@@ -90,7 +90,7 @@ fn files_of(conn: &Connection, db: &Path) -> Result<[(PathBuf, Inode); 3], Store
     };
     let files = [file(db.to_owned())?, file(beside(db, "-wal"))?, file(beside(db, "-shm"))?];
     let mut moved = 0;
-    conn.file_control(Some("main"), FileControl::HasMoved(&mut moved)).map_err(|e| refused(db, &e))?;
+    conn.file_control(Some("main"), FileControl::HasMoved(&mut moved)).map_err(|e| sqlite_error(db, &e))?;
     if moved == 0 { Ok(files) } else { Err(unusable(db, &"it was removed or replaced while it was being opened")) }
 }
 
@@ -99,15 +99,15 @@ fn inode(path: &Path) -> Result<Inode, Error> {
 }
 
 impl Driver {
-    /// Answers every command itself when the database is not where it was; else hands them back. Where that cannot be
-    /// told, nothing is taken or renewed.
+    /// Returns the commands if the database is in place, and answers them all if it was displaced. If that is unknown,
+    /// rejects those that would take or renew a lease.
     pub(super) fn unless_displaced(&mut self, batch: Vec<Command>) -> Vec<Command> {
         let renews = batch.iter().any(|command| matches!(command, Command::Renew(..)));
         let now = Moment::now();
-        if !renews && self.opened.displaced.is_none() && self.opened.looked.until(now) < LOOK_EVERY {
+        if !renews && self.open_files.displaced.is_none() && self.open_files.looked.until(now) < CHECK_INTERVAL {
             return batch;
         }
-        let path = match self.opened.look(now) {
+        let path = match self.open_files.look(now) {
             Ok(None) => return batch,
             Ok(Some(path)) => path,
             Err(error) => {
@@ -123,55 +123,42 @@ impl Driver {
         batch.into_iter().filter_map(|command| self.refuse_displaced(command, &error)).collect()
     }
 
-    /// Whether the database is certainly where it was.
+    /// Whether the database is certainly in place.
     pub(super) fn is_in_place(&mut self) -> bool {
-        matches!(self.opened.look(Moment::now()), Ok(None))
+        matches!(self.open_files.look(Moment::now()), Ok(None))
     }
 
     fn refuse_displaced(&mut self, command: Command, error: &StoreError) -> Option<Command> {
         let error = || error.clone();
         match command {
             Command::Renew(renewals, reply) => drop(reply.send(vec![Renewed::Displaced; renewals.len()])),
-            // What was held is held no more.
+            // Every lease in the displaced database is lost.
             Command::Release(_, _, reply) => drop(reply.send(Ok(Release::NotOwner))),
             Command::Leave(name, token, reply) => {
-                self.waits.remove(&name, &token);
+                self.waiters.remove(&name, &token);
                 let _ = reply.send(Ok(Left::WasWaiting));
             }
             Command::Try(_, reply) => drop(reply.send(Err(error()))),
             Command::Acquire(_, _, reply) => drop(reply.send(Err(error()))),
-            Command::Ticket(reply) => drop(reply.send(Err(error()))),
-            Command::Evict(.., reply) => drop(reply.send(Err(error()))),
-            Command::AskToFinish(.., reply) => drop(reply.send(Err(error()))),
             Command::Create(_, reply) => drop(reply.send(Err(error()))),
-            Command::Read(_, reply) => drop(reply.send(Err(error()))),
             Command::Change(_, reply) => drop(reply.send(Err(error()))),
-            Command::Tell(_, reply) | Command::Count(_, reply) => drop(reply.send(Err(error()))),
-            Command::Holder(_, reply) => drop(reply.send(Err(error()))),
-            Command::List { reply, .. } => drop(reply.send(Err(error()))),
-            Command::Queue(_, reply) => drop(reply.send(Err(error()))),
-            Command::Counters(reply) => drop(reply.send(Err(error()))),
-            Command::Events { reply, .. } => drop(reply.send(Err(error()))),
-            Command::Check(reply) => drop(reply.send(Err(error()))),
-            Command::Checkup(reply) => drop(reply.send(Err(error()))),
-            Command::Expire(_, done) => drop(done.send(())),
-            // Our waiters ask at once, and are refused.
-            Command::Heard | Command::LookAround => self.wake_waiters(),
-            Command::Provisional(_) | Command::LooksAround(_) => {}
-            keep @ (Command::StandAside | Command::Close(_)) => return Some(keep),
+            Command::Call(call) => call(Err(error())),
+            // Waiters ask again at once, and get the error.
+            Command::Wake | Command::CheckHolders => self.wake_waiters(),
+            keep @ (Command::CloseForFork | Command::Close(_)) => return Some(keep),
         }
         None
     }
 
     fn wake_waiters(&mut self) {
-        for token in self.waits.take_tokens() {
-            let _ = self.pushes.send(Push::LookAgain { token, after: Duration::ZERO });
+        for token in self.waiters.take_tokens() {
+            self.pushes.send(Push::LookAgain { token, after: Duration::ZERO });
         }
-        self.watch.set_waiting(0, &self.alive);
+        self.watch.set_waiting(0, &self.liveness);
     }
 }
 
-/// Answers what would take or keep a lease; hands back the rest.
+/// Rejects a command that would take or renew a lease, and returns any other.
 fn refuse_unknown(command: Command, error: &StoreError) -> Option<Command> {
     match command {
         Command::Renew(renewals, reply) => {
@@ -188,7 +175,7 @@ fn refuse_unknown(command: Command, error: &StoreError) -> Option<Command> {
 mod tests {
     use std::os::unix::fs::symlink;
 
-    use super::super::modes::Sharing;
+    use super::super::permissions::Sharing;
     use super::super::schema;
     use super::*;
 
@@ -199,7 +186,7 @@ mod tests {
         let (db, link, again) = (home.join("locks.db"), home.join("link.db"), home.join("again.db"));
         symlink(&db, &link).expect("linked");
         let (conn, ..) = schema::open(&db, Sharing::of(&home).expect("a directory")).expect("opens");
-        let mut opened = Opened::note(&conn, &db, &link).expect("noted");
+        let mut opened = OpenFiles::note(&conn, &db, &link).expect("noted");
         let mut look = || opened.look(Moment::now()).map(|path| path.map(Path::to_owned));
         assert_eq!(look(), Ok(None));
         // A path that cannot be followed says nothing about the file.
@@ -225,7 +212,7 @@ mod tests {
         let (conn, ..) = schema::open(&db, Sharing::of(&home).expect("a directory")).expect("opens");
         fs::rename(&db, home.join("old.db")).expect("moved");
         fs::write(&db, "").expect("made");
-        let refused = Opened::note(&conn, &db, &db).err().expect("another file").to_string();
+        let refused = OpenFiles::note(&conn, &db, &db).err().expect("another file").to_string();
         assert!(refused.contains("being opened"), "{refused}");
     }
 }

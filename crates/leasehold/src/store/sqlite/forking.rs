@@ -1,8 +1,8 @@
-//! A process forks, and none of its files is open at that moment.
+//! Closes every SQLite file before this process forks.
 //!
-//! SQLite keeps a table of the locks a process has on a file. A child inherits the table but not the locks,
-//! so it would write where it must not, and lose commits; even one that opens the file anew. Whoever closes
-//! before the fork and opens after it is safe, and so is its child.
+//! SQLite keeps a table of the locks that a process has on a file. A child inherits the table but not the locks, so it
+//! would write without a lock and lose commits, even if it opened the file again. If the files are closed before the
+//! fork and opened after it, both parent and child are safe.
 
 use std::sync::mpsc::Sender;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,19 +11,19 @@ use std::time::Duration;
 use super::driver::Command;
 use crate::store::{StoreError, StoreErrorKind};
 
-/// How long a fork waits for files to be closed.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Longest wait of a fork for files to be closed.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 static FILES: Mutex<Files> = Mutex::new(Files { pid: 0, open: 0, forking: false, stores: Vec::new(), last: 0 });
 static CHANGED: Condvar = Condvar::new();
 
 struct Files {
-    /// Which process has them open.
+    /// The id of the process that has the files open.
     pid: u32,
-    /// How many are open, or are being opened or closed.
+    /// Number of files that are open, or are being opened or closed.
     open: usize,
     forking: bool,
-    /// Those that can be asked to stand aside.
+    /// The stores that can be asked to close their file.
     stores: Vec<(u64, Sender<Command>)>,
     last: u64,
 }
@@ -32,11 +32,11 @@ fn files() -> MutexGuard<'static, Files> {
     FILES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// To be held while a file is open; dropped after it was closed.
-pub(super) struct Open(());
+/// Counts an open file. Taken before the file is opened, dropped after it is closed.
+pub(super) struct OpenGuard(());
 
-impl Open {
-    /// Waits while this process forks.
+impl OpenGuard {
+    /// Registers a file that is about to be opened. Waits while this process forks.
     pub(super) fn begin() -> Result<Self, StoreError> {
         let files = files();
         let mut files = CHANGED.wait_while(files, |files| files.forking).unwrap_or_else(PoisonError::into_inner);
@@ -52,7 +52,7 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenGuard {
     fn drop(&mut self) {
         let mut files = files();
         files.open = files.open.saturating_sub(1);
@@ -61,15 +61,15 @@ impl Drop for Open {
     }
 }
 
-/// A store whose file can be closed for a fork, as long as this lives.
-pub(super) struct Listed(u64);
+/// The registration of a store whose file can be closed for a fork. Dropping it ends the registration.
+pub(super) struct Registration(u64);
 
-impl Listed {
+impl Registration {
     pub(super) fn new(commands: Sender<Command>) -> Self {
         let mut files = files();
         if files.forking {
-            // It was being opened when the others were told.
-            let _ = commands.send(Command::StandAside);
+            // The store was being opened when the others were asked to close.
+            let _ = commands.send(Command::CloseForFork);
         }
         files.last += 1;
         let id = files.last;
@@ -78,42 +78,42 @@ impl Listed {
     }
 }
 
-impl Drop for Listed {
+impl Drop for Registration {
     fn drop(&mut self) {
         files().stores.retain(|(id, _)| *id != self.0);
     }
 }
 
-/// This process is about to fork: no SQLite file is open, and none can be opened, until this is dropped (in the
-/// parent) or [`in_child`](Self::in_child) is called. What is asked of a store meanwhile waits, and leases stay.
+/// Keeps every SQLite file closed while this process forks, until it is dropped (in the parent) or
+/// [`in_child`](Self::in_child) is called. Requests to a store wait meanwhile, and leases stay.
 ///
-/// To be used around every fork of a process that may have a SQLite store open, if its child is to use one;
-/// otherwise the child is refused with [`Forked`](StoreErrorKind::Forked). It must begin and end in the thread
-/// that forks.
+/// Use it around every fork of a process that may have a SQLite store open, if the child is to use one. Otherwise
+/// opening a store in the child fails with [`Forked`](StoreErrorKind::Forked). It must begin and end in the thread that
+/// forks.
 #[must_use = "the files are opened again when it is dropped"]
 pub struct Forking {
-    /// Nobody else has it locked at the fork, and the thread that forks can unlock it on both sides.
+    /// Locked by the thread that forks, which can unlock it in both processes.
     files: Option<MutexGuard<'static, Files>>,
 }
 
 impl Forking {
-    /// Closes every file. A store that does not come to it within seconds keeps its file open, and then the
-    /// child is refused.
+    /// Closes every file. If a store does not close its file within seconds, it stays open, and the child cannot open
+    /// any.
     pub fn begin() -> Self {
         let mut files = files();
         files.forking = true;
         for (_, commands) in &files.stores {
-            // An error says that the thread is gone, or is about to be.
-            let _ = commands.send(Command::StandAside);
+            // An error means that the driver thread has stopped.
+            let _ = commands.send(Command::CloseForFork);
         }
-        let closed = CHANGED.wait_timeout_while(files, PATIENCE, |files| files.open > 0);
+        let closed = CHANGED.wait_timeout_while(files, CLOSE_TIMEOUT, |files| files.open > 0);
         Self { files: Some(closed.unwrap_or_else(PoisonError::into_inner).0) }
     }
 
-    /// Instead of a drop, in the child: it begins anew, without anything of its parent's.
+    /// Starts over in the child, without the stores of the parent. Call it instead of dropping.
     pub fn in_child(mut self) {
         if let Some(files) = &mut self.files {
-            // Not dropped: what leads to a thread of the parent's may have been in use there.
+            // Not dropped: a thread of the parent may have been using the channels at the fork.
             std::mem::forget(std::mem::take(&mut files.stores));
         }
     }

@@ -1,98 +1,114 @@
-//! Locks in a file, for all processes of one machine.
+//! Locks in a SQLite file, shared by all processes of one machine.
 //!
-//! A thread owns the connection and takes commands; another listens at a FIFO through which other
-//! processes wake us up, and at the FIFOs of holders we wait for, which say when one dies.
+//! The driver thread owns the SQLite connection and serves commands. The inbox thread reads a FIFO through which other
+//! processes wake this one up, and watches the FIFOs of holders that this process waits for, to detect their deaths.
 //!
-//! | file | what it is about |
+//! | file | contents |
 //! |---|---|
-//! | `driver`, `verbs`, `look`, `bindings` | the thread and what it does for each command |
-//! | `fast`, `turn` | a lock nobody waits for, a lock somebody waits for |
-//! | `alive`, `sweep`, `ear`, `waits` | which processes live, which are to be woken up, which we wait for |
-//! | `boot` | the boot clock that all containers of a kernel share |
-//! | `forking` | this process forks, and no file is open at that moment |
-//! | `schema`, `row`, `room`, `checkup` | the file: its tables, its rows, its size, its health |
-//! | `path`, `pairing`, `displaced`, `modes` | its one path, its `.alive` directory, its removal while in use, its access rights |
+//! | `driver` | the driver thread and its commands |
+//! | `verbs` | the operations on a lock: fast path first, then slow path |
+//! | `fast_path` | one statement per operation, for a lock without waiters |
+//! | `slow_path` | the state machine in a transaction, for a lock with waiters |
+//! | `transaction` | begin, commit, roll back, retry when the disk is full |
+//! | `bindings` | bindings and results of `once` |
+//! | `inspect`, `checkup` | what people see: holders, queues, lists, events, counters, findings |
+//! | `waiters` | the claims of this process that wait, and the holders they wait for |
+//! | `inbox` | the inbox thread, and messages from other processes |
+//! | `liveness` | the FIFO that shows that a process lives |
+//! | `sweep` | removes the FIFOs and messages of dead processes |
+//! | `garbage` | removes rows of free locks; decides when to do maintenance |
+//! | `checkpoint` | keeps the write-ahead log short |
+//! | `disk_reserve` | pages for releases on a full disk |
+//! | `schema`, `row` | tables, settings and migrations; reading and writing rows |
+//! | `path`, `permissions` | where the file may be; file modes |
+//! | `pairing` | the database and its `.alive` directory belong together |
+//! | `displaced` | detects that the database was removed or replaced while open |
+//! | `forking` | closes every file before this process forks |
+//! | `boot` | the boot id, and the boot clock that all containers of a kernel share |
 //!
-//! A store does not survive a fork: in the child every verb answers
-//! [`Forked`](StoreErrorKind::Forked), and nothing of the parent's is touched. The child can open the file anew,
-//! if it was closed at that moment: [`Forking`].
+//! A store does not survive a fork: in the child every operation fails with [`Forked`](StoreErrorKind::Forked), and
+//! nothing that belongs to the parent is touched. The child can open the file again if no file was open at the fork:
+//! [`Forking`].
 
 use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use async_trait::async_trait;
 use tokio::sync::{mpsc, oneshot};
 
-use self::alive::Alive;
-use self::displaced::Opened;
-use self::driver::{Ask, Command, Driver, Reply};
-use self::ear::Watch;
-use self::forking::{Listed, Open};
-use self::modes::Sharing;
-use self::room::Room;
+use self::disk_reserve::DiskReserve;
+use self::displaced::OpenFiles;
+use self::driver::{AcquireCall, Command, Driver, ReplySender};
+use self::forking::{OpenGuard, Registration};
+use self::garbage::GarbageProgress;
+use self::inbox::DeathWatch;
+use self::liveness::Liveness;
+use self::permissions::Sharing;
 use self::row::Key;
-use self::waits::{Waits, floor_now};
+use self::waiters::LocalWaiters;
 use super::*;
 use crate::facts::KeySpace;
 use crate::machine::{Asking, Limits};
 
-mod alive;
 mod bindings;
 mod boot;
+mod checkpoint;
 mod checkup;
+mod disk_reserve;
 mod displaced;
 mod driver;
-mod ear;
-mod fast;
+mod fast_path;
 mod forking;
-mod look;
-mod modes;
+mod garbage;
+mod inbox;
+mod inspect;
+mod liveness;
 mod pairing;
 mod path;
-mod room;
+mod permissions;
 mod row;
 mod schema;
+mod slow_path;
 mod sweep;
-mod turn;
+mod transaction;
 mod verbs;
-mod waits;
+mod waiters;
 
 pub use forking::Forking;
 pub use path::default_path;
 
-/// How often followers look for new events.
-const FOLLOW_EVERY: Duration = Duration::from_millis(200);
+/// The interval at which followers poll for new events.
+const FOLLOW_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Locks in a SQLite file, shared by every process of this machine that opens it.
 pub struct SqliteStore {
     path: PathBuf,
     keys: KeySpace,
-    alive: Arc<Alive>,
-    /// The process that opened it.
+    liveness: Arc<Liveness>,
+    /// The id of the process that opened the file.
     pid: AtomicU32,
-    /// Not dropped in a forked child: the thread it leads to does not exist there.
+    /// Not dropped in a forked child, where the driver thread does not exist.
     commands: ManuallyDrop<Sender<Command>>,
-    pushes: ManuallyDrop<Mutex<Option<mpsc::UnboundedReceiver<Push>>>>,
+    pushes: ManuallyDrop<PushSender>,
 }
 
 impl SqliteStore {
-    /// Opens the file, making it and its directory where there is none.
+    /// Opens the file. Creates it and its directory if they do not exist.
     ///
     /// # Errors
-    /// [`StoreErrorKind::File`] for a file that is no database of ours, may not be written or is on
-    /// a network filesystem, [`StoreErrorKind::NewerVersion`], [`StoreErrorKind::DiskFull`],
-    /// [`StoreErrorKind::Busy`].
+    /// [`StoreErrorKind::File`] if the file is not a database of leasehold, is not writable or is on a network
+    /// filesystem; [`StoreErrorKind::NewerVersion`], [`StoreErrorKind::DiskFull`], [`StoreErrorKind::Busy`].
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         Self::open_with(path, KeySpace::default())
     }
 
-    /// The same with a namespace and raw names of one's own: stores with different namespaces on one file
-    /// share its raw names, and nothing else.
+    /// Opens the file with a namespace and raw names. Stores with different namespaces on one file share only raw
+    /// names.
     ///
     /// # Errors
     /// As [`SqliteStore::open`].
@@ -101,79 +117,84 @@ impl SqliteStore {
         let path = path::prepare(path)?;
         let sharing = Sharing::of(path::directory(&path)).map_err(|e| path::unusable(&path, &e))?;
         let boot = boot::read()?;
-        let open = Open::begin()?;
-        let (mut conn, patience, _) = schema::open(&path, sharing)?;
-        let opened = Opened::note(&conn, &path, &given)?;
-        let alive = Arc::new(Alive::create(pairing::pair(&mut conn, &path, sharing)?, sharing)?);
-        sweep::sweep(&mut conn, &alive);
-        sweep::forget_messages(&conn, &alive);
-        let room = Room::prepare(&conn, &patience, &path, sharing)?;
-        let watch = Arc::new(Watch::default());
+        let open = OpenGuard::begin()?;
+        let (mut conn, busy_timeout, _) = schema::open(&path, sharing)?;
+        let open_files = OpenFiles::note(&conn, &path, &given)?;
+        let liveness = Arc::new(Liveness::create(pairing::pair(&mut conn, &path, sharing)?, sharing)?);
+        sweep::sweep(&mut conn, &liveness);
+        sweep::forget_messages(&conn, &liveness);
+        let reserve = DiskReserve::prepare(&conn, &busy_timeout, &path, sharing)?;
+        let watch = Arc::new(DeathWatch::default());
         let (commands, inbound) = channel();
-        let (tell, pushes) = mpsc::unbounded_channel();
-        let (ear, listening, watched) = (commands.clone(), alive.clone(), watch.clone());
-        let listener = spawn("leasehold-ear", move || ear::listen(&listening, &watched, &ear))?;
+        let pushes = PushSender::new();
+        let (wakes, own, watched) = (commands.clone(), liveness.clone(), watch.clone());
+        let listener = spawn("leasehold-inbox", move || inbox::listen(&own, &watched, &wakes))?;
         let driver = Driver {
             conn,
             open: Some(open),
-            _listed: Listed::new(commands.clone()),
+            _registration: Registration::new(commands.clone()),
             path: path.clone(),
             keys: keys.clone(),
-            patience,
+            busy_timeout,
             boot,
-            alive: alive.clone(),
+            liveness: liveness.clone(),
             watch,
-            pushes: tell,
+            pushes: pushes.clone(),
             limits: Limits::DEFAULT,
-            waits: Waits::default(),
-            looks_around: true,
-            room,
+            waiters: LocalWaiters::default(),
+            checks_holders: true,
+            reserve,
+            garbage: GarbageProgress::default(),
             sharing,
-            opened,
+            open_files,
             listener: Some(listener),
         };
         spawn("leasehold-sqlite", move || driver.run(&inbound))?;
         let pid = AtomicU32::new(std::process::id());
-        let pushes = ManuallyDrop::new(Mutex::new(Some(pushes)));
-        Ok(Self { path, keys, alive, pid, commands: ManuallyDrop::new(commands), pushes })
+        let pushes = ManuallyDrop::new(pushes);
+        Ok(Self { path, keys, liveness, pid, commands: ManuallyDrop::new(commands), pushes })
     }
 
-    /// The file.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Reads the whole file and says `ok`, or what is wrong with it.
+    /// Runs an integrity check on the whole file. Returns `ok`, or what is wrong with it.
     ///
     /// # Errors
-    /// As every verb.
+    /// As every operation.
     pub async fn integrity(&self) -> Result<String, StoreError> {
-        self.ask(Command::Check).await
+        self.call(Driver::check).await
     }
 
-    /// Ends a lease as if its time had run out.
+    /// Ends a lease as if its ttl had run out.
     #[doc(hidden)]
     pub fn expire(&self, name: &LockName) {
+        let Ok(key) = self.key(name) else { return };
         let (done, wait) = channel();
-        if self.key(name).and_then(|key| self.send(Command::Expire(key, done))).is_ok() {
-            let _ = wait.recv();
-        }
+        self.configure(move |driver| {
+            let _ = driver.conn.execute("UPDATE locks SET ends = 0 WHERE name = ?1", [key.as_str()]);
+            let _ = done.send(());
+        });
+        // An error means that the command was dropped.
+        let _ = wait.recv();
     }
 
-    /// How long a grant lasts that nobody has confirmed yet.
+    /// Sets how long a grant lasts until it is confirmed.
     #[doc(hidden)]
     pub fn set_provisional_ms(&self, ms: u64) {
-        let _ = self.send(Command::Provisional(ms));
+        self.configure(move |driver| driver.limits.provisional_ms = ms);
     }
 
-    /// Whether a waiter helps itself when a holder died or its lease ended. Without it nothing
-    /// happens but what is asked, so that answers can be compared step by step.
+    /// Sets whether a waiter takes the lock by itself when its holder died or the lease ended. Tests turn that off to
+    /// compare answers step by step.
     #[doc(hidden)]
     pub fn set_looks_around(&self, looks: bool) {
-        let _ = self.send(Command::LooksAround(looks));
+        self.configure(move |driver| driver.checks_holders = looks);
     }
 
-    /// Makes the store believe that another process opened it, as it would after a fork.
+    /// Makes the store behave as in a forked child.
     #[doc(hidden)]
     pub fn pretend_forked(&self, forked: bool) {
         let pid = std::process::id();
@@ -191,29 +212,43 @@ impl SqliteStore {
         self.commands.send(command).map_err(|_| StoreErrorKind::Closed.into())
     }
 
-    async fn ask<R>(&self, command: impl FnOnce(Reply<R>) -> Command) -> Result<R, StoreError> {
+    async fn ask<R>(&self, command: impl FnOnce(ReplySender<R>) -> Command) -> Result<R, StoreError> {
         let (reply, answer) = oneshot::channel();
         self.send(command(reply))?;
         answer.await.unwrap_or_else(|_| Err(StoreErrorKind::Closed.into()))
+    }
+
+    /// Runs `run` on the driver thread.
+    async fn call<R: Send + 'static>(
+        &self,
+        run: impl FnOnce(&mut Driver) -> Result<R, StoreError> + Send + 'static,
+    ) -> Result<R, StoreError> {
+        self.ask(|reply| Command::call(run, reply)).await
+    }
+
+    /// Runs `run` on the driver thread, unless the store is closed or the database displaced. Does not wait.
+    fn configure(&self, run: impl FnOnce(&mut Driver) + Send + 'static) {
+        let call = |driver: Result<&mut Driver, StoreError>| drop(driver.map(run));
+        let _ = self.send(Command::Call(Box::new(call)));
     }
 
     fn key(&self, name: &LockName) -> Result<Key, StoreError> {
         Ok(self.keys.key(name)?.into())
     }
 
-    fn attempt(&self, claim: &Claim) -> Result<Ask, StoreError> {
-        Ok(Ask {
+    fn acquire_call(&self, claim: &Claim) -> Result<AcquireCall, StoreError> {
+        Ok(AcquireCall {
             name: self.key(&claim.name)?,
             asking: Asking {
                 token: claim.token.clone(),
-                inbox: claim.listens.then(|| self.alive.id().clone()),
+                inbox: claim.listens.then(|| self.liveness.id().clone()),
                 ttl_ms: claim.ttl.as_millis(),
                 since_ms: claim.since_ms,
                 owner: claim.owner.clone(),
                 fenced: claim.fenced,
             },
             lasts: claim.ttl.duration(),
-            asked_at: floor_now(),
+            asked_at: boot::floor_now(),
         })
     }
 }
@@ -224,7 +259,7 @@ impl Drop for SqliteStore {
             return;
         }
         let _ = self.commands.send(Command::Close(oneshot::channel().0));
-        // The last use of both, in the process they belong to.
+        // The last use of the sender, in the process that it belongs to.
         drop(std::mem::replace(&mut *self.commands, channel().0));
     }
 }
@@ -232,17 +267,17 @@ impl Drop for SqliteStore {
 #[async_trait]
 impl Store for SqliteStore {
     async fn try_acquire(&self, claim: &Claim) -> Result<Try, StoreError> {
-        let ask = self.attempt(claim)?;
-        self.ask(|reply| Command::Try(ask, reply)).await
+        let call = self.acquire_call(claim)?;
+        self.ask(|reply| Command::Try(call, reply)).await
     }
 
     async fn acquire(&self, claim: &Claim, ticket: Option<Ticket>) -> Result<Acquire, StoreError> {
-        let ask = self.attempt(claim)?;
-        self.ask(|reply| Command::Acquire(ask, ticket, reply)).await
+        let call = self.acquire_call(claim)?;
+        self.ask(|reply| Command::Acquire(call, ticket, reply)).await
     }
 
     async fn ticket(&self) -> Result<Ticket, StoreError> {
-        self.ask(Command::Ticket).await
+        self.call(Driver::ticket).await
     }
 
     async fn release(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
@@ -268,38 +303,37 @@ impl Store for SqliteStore {
 
     async fn evict(&self, name: &LockName, holder: HolderId, mode: EvictMode) -> Result<Evicted, StoreError> {
         let key = self.key(name)?;
-        self.ask(|reply| Command::Evict(key, holder, mode == EvictMode::Force, reply)).await
+        self.call(move |driver| driver.evict(&key, holder, mode == EvictMode::Force)).await
     }
 
     async fn ask_to_finish(&self, name: &LockName, holder: HolderId, reason: &str) -> Result<Asked, StoreError> {
-        let key = self.key(name)?;
-        self.ask(|reply| Command::AskToFinish(key, holder, reason.to_owned(), reply)).await
+        let (key, reason) = (self.key(name)?, reason.to_owned());
+        self.call(move |driver| driver.ask_to_finish(&key, holder, &reason)).await
     }
 
-    fn pushes(&self) -> mpsc::UnboundedReceiver<Push> {
-        if self.is_forked() {
-            return mpsc::unbounded_channel().1;
+    fn deliver_to(&self, receiver: Arc<dyn PushReceiver>) {
+        if !self.is_forked() {
+            self.pushes.attach(receiver);
         }
-        let taken = self.pushes.lock().unwrap_or_else(PoisonError::into_inner).take();
-        taken.unwrap_or_else(|| mpsc::unbounded_channel().1)
     }
 
     async fn note(&self, notes: Vec<Note>) -> Result<(), StoreError> {
-        // Listing is cheap here, so there is no index to enter anything in.
-        let tell = |note| if let Note::Tell(event) = note { Some(event) } else { None };
-        let events: Vec<_> = notes.into_iter().filter_map(tell).collect();
+        // Listing is cheap in this store, so there is no index.
+        let event = |note| if let Note::Tell(event) = note { Some(event) } else { None };
+        let events: Vec<_> = notes.into_iter().filter_map(event).collect();
         if events.is_empty() {
             return Ok(());
         }
-        self.ask(|reply| Command::Tell(events, reply)).await
+        self.call(move |driver| driver.publish(&events)).await
     }
 
     async fn count(&self, deltas: &[(&'static str, u64)]) -> Result<(), StoreError> {
-        self.ask(|reply| Command::Count(deltas.to_vec(), reply)).await
+        let deltas = deltas.to_vec();
+        self.call(move |driver| driver.count(&deltas)).await
     }
 
     fn lifeline(&self) -> Option<OwnedFd> {
-        if self.is_forked() { None } else { self.alive.lifeline() }
+        if self.is_forked() { None } else { self.liveness.lifeline() }
     }
 
     async fn close(&self) {
@@ -318,17 +352,17 @@ impl Inspect for SqliteStore {
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, StoreError> {
         let key = self.key(name)?;
-        self.ask(|reply| Command::Holder(key, reply)).await
+        self.call(move |driver| driver.holder(&key)).await
     }
 
     async fn list(&self, prefix: &str, after: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
         let (prefix, after) = (prefix.to_owned(), after.map(|cursor| cursor.0));
-        self.ask(|reply| Command::List { prefix, after, limit, reply }).await
+        self.call(move |driver| driver.list(&prefix, after.as_deref(), limit)).await
     }
 
     async fn queue(&self, name: &LockName) -> Result<Vec<Waiter>, StoreError> {
         let key = self.key(name)?;
-        self.ask(|reply| Command::Queue(key, reply)).await
+        self.call(move |driver| driver.queue(&key)).await
     }
 
     async fn long_held(&self, after: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
@@ -336,32 +370,32 @@ impl Inspect for SqliteStore {
     }
 
     async fn counters(&self) -> Result<Vec<(String, u64)>, StoreError> {
-        self.ask(Command::Counters).await
+        self.call(Driver::counters).await
     }
 
     async fn checkup(&self) -> Vec<Finding> {
-        match self.ask(Command::Checkup).await {
+        match self.call(|driver| Ok(driver.checkup())).await {
             Ok(findings) => findings,
             Err(error) => vec![Finding::bad("reachable", error.to_string())],
         }
     }
 
     async fn follow(&self) -> Result<mpsc::Receiver<LockEvent>, StoreError> {
-        let (mut last, _) = self.ask(|reply| Command::Events { after: None, reply }).await?;
-        let (tell, events) = mpsc::channel(1_024);
+        let (mut last, _) = self.call(|driver| driver.events(None)).await?;
+        let (sender, events) = mpsc::channel(1_024);
         let commands = Sender::clone(&self.commands);
         tokio::spawn(async move {
-            while !tell.is_closed() {
-                tokio::time::sleep(FOLLOW_EVERY).await;
+            while !sender.is_closed() {
+                tokio::time::sleep(FOLLOW_INTERVAL).await;
                 let (reply, answer) = oneshot::channel();
-                if commands.send(Command::Events { after: Some(last), reply }).is_err() {
+                if commands.send(Command::call(move |driver| driver.events(Some(last)), reply)).is_err() {
                     return;
                 }
                 match answer.await {
                     Ok(Ok((seen, new))) => {
                         last = seen;
-                        // A follower that does not keep up is shown out.
-                        if new.into_iter().any(|event| tell.try_send(event).is_err()) {
+                        // The stream of a follower that does not keep up ends.
+                        if new.into_iter().any(|event| sender.try_send(event).is_err()) {
                             return;
                         }
                     }

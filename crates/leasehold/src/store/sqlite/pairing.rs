@@ -1,8 +1,8 @@
-//! A database and its `.alive` directory belong together: both carry the same random id, and a database that finds
-//! another directory beside it is refused.
+//! Pairs a database with its `.alive` directory. Both contain the same random id, and a database beside another
+//! directory is rejected.
 //!
-//! The directory is found by the path. Two paths that lead to one database and to two directories would share rows and
-//! not see each other's processes.
+//! The directory is found by the path. If two paths led to one database and two directories, processes would share rows
+//! without seeing each other's liveness.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -12,57 +12,63 @@ use std::time::Duration;
 
 use rusqlite::{Connection, TransactionBehavior, params};
 
-use super::alive::{directory_of, is_gone_in, make_dir, random_id};
 use super::boot::{self, now_ms};
-use super::modes::Sharing;
+use super::liveness::{directory_of, is_gone_in, make_dir, random_id};
 use super::path::{self, directory, shell_word, unusable};
+use super::permissions::Sharing;
 use super::row::{sql, unsql};
-use super::schema::{self, refused};
+use super::schema::{self, sqlite_error};
 use super::{SqliteStore, forking};
 use crate::store::{StoreError, StoreErrorKind};
 
-/// The file in the directory that carries the id.
+/// The file in the directory that contains the id.
 const ID_FILE: &str = ".id";
 
-/// What the database knows of its directory; both empty before the first.
-struct Known {
+/// What the database records about its directory. Both fields are empty before the first pairing.
+struct PairedWith {
     id: String,
-    /// The inode of the directory the database is in, and its name there.
+    /// The inode of the directory that contains the database, and the name of the file.
     place: String,
 }
 
-/// Makes the directory where there is none, and sees that it is the database's own.
+/// Creates the directory if there is none, and checks that it belongs to the database.
 pub(super) fn pair(conn: &mut Connection, db: &Path, sharing: Sharing) -> Result<PathBuf, StoreError> {
     let dir = directory_of(db);
     make_dir(&dir, sharing).map_err(|e| unusable(&dir, &e))?;
     let place = place_of(db)?;
-    let known = known(conn).map_err(|e| refused(db, &e))?;
-    if !known.id.is_empty() && id_of(&dir)?.as_ref() == Some(&known.id) && known.place == place {
+    let paired = paired(conn).map_err(|e| sqlite_error(db, &e))?;
+    if !paired.id.is_empty() && id_of(&dir)?.as_ref() == Some(&paired.id) && paired.place == place {
         return Ok(dir);
     }
-    pair_alone(conn, db, &dir, &place, sharing)?;
+    pair_exclusively(conn, db, &dir, &place, sharing)?;
     Ok(dir)
 }
 
-/// With no other process writing.
-fn pair_alone(conn: &mut Connection, db: &Path, dir: &Path, place: &str, sharing: Sharing) -> Result<(), StoreError> {
-    let sql_error = |e: rusqlite::Error| refused(db, &e);
+/// Pairs the database with the directory while no other process writes.
+fn pair_exclusively(
+    conn: &mut Connection,
+    db: &Path,
+    dir: &Path,
+    place: &str,
+    sharing: Sharing,
+) -> Result<(), StoreError> {
+    let sql_error = |e: rusqlite::Error| sqlite_error(db, &e);
     let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(sql_error)?;
-    let known = known(&tx).map_err(sql_error)?;
+    let paired = paired(&tx).map_err(sql_error)?;
     let id = match id_of(dir)? {
-        Some(found) if known.id.is_empty() || found == known.id => found,
-        None if known.id.is_empty() => write_id(dir, random_id(), sharing)?,
-        // The directory was removed, and the database is where it was. Leases whose FIFOs are gone live by their ttl.
-        None if known.place == place => write_id(dir, known.id.clone(), sharing)?,
-        _ => return Err(strange(db, dir)),
+        Some(found) if paired.id.is_empty() || found == paired.id => found,
+        None if paired.id.is_empty() => write_id(dir, random_id(), sharing)?,
+        // The directory was removed, and the database is in its place. Leases whose FIFOs are gone last for their ttl.
+        None if paired.place == place => write_id(dir, paired.id.clone(), sharing)?,
+        _ => return Err(wrong_directory(db, dir)),
     };
-    if (known.id.as_str(), known.place.as_str()) != (id.as_str(), place) {
-        note(&tx, &id, place).map_err(sql_error)?;
+    if (paired.id.as_str(), paired.place.as_str()) != (id.as_str(), place) {
+        record_pairing(&tx, &id, place).map_err(sql_error)?;
     }
     tx.commit().map_err(sql_error)
 }
 
-fn strange(db: &Path, dir: &Path) -> StoreError {
+fn wrong_directory(db: &Path, dir: &Path) -> StoreError {
     let text = format!(
         "{} does not belong to {}: the database was copied, moved or restored, or other processes use it by another path. \
          All processes must use the same path. If they do, run `leasehold --store {} doctor --adopt` after its leases have ended",
@@ -73,16 +79,16 @@ fn strange(db: &Path, dir: &Path) -> StoreError {
     StoreError::new(StoreErrorKind::File, text)
 }
 
-fn known(conn: &Connection) -> rusqlite::Result<Known> {
-    let read = |row: &rusqlite::Row<'_>| Ok(Known { id: row.get(0)?, place: row.get(1)? });
+fn paired(conn: &Connection) -> rusqlite::Result<PairedWith> {
+    let read = |row: &rusqlite::Row<'_>| Ok(PairedWith { id: row.get(0)?, place: row.get(1)? });
     conn.query_row("SELECT alive, place FROM meta", [], read)
 }
 
-fn note(conn: &Connection, id: &str, place: &str) -> rusqlite::Result<()> {
+fn record_pairing(conn: &Connection, id: &str, place: &str) -> rusqlite::Result<()> {
     conn.execute("UPDATE meta SET alive = ?1, place = ?2", [id, place]).map(drop)
 }
 
-/// The same for every bind mount of the whole directory.
+/// Identifies where the database is. The result is the same for every bind mount of the whole directory.
 fn place_of(db: &Path) -> Result<String, StoreError> {
     let home = directory(db);
     let inode = fs::metadata(home).map_err(|e| unusable(home, &e))?.ino();
@@ -98,7 +104,7 @@ fn id_of(dir: &Path) -> Result<Option<String>, StoreError> {
     }
 }
 
-/// Whole or not at all, also where this process is killed over it.
+/// Writes the id atomically, even if this process is killed meanwhile.
 fn write_id(dir: &Path, id: String, sharing: Sharing) -> Result<String, StoreError> {
     let (new, file) = (dir.join(format!("{ID_FILE}.new")), dir.join(ID_FILE));
     let written = || -> std::io::Result<()> {
@@ -115,10 +121,10 @@ fn write_id(dir: &Path, id: String, sharing: Sharing) -> Result<String, StoreErr
 
 impl SqliteStore {
     /// Pairs a database with the `.alive` directory beside it, after it was copied, moved or restored without its own.
-    /// To be used when no process uses the database by another path.
+    /// Use it only when no process uses the database by another path.
     ///
     /// # Errors
-    /// [`StoreErrorKind::Busy`] while leases in it last: their holders may be alive where they cannot be seen from here.
+    /// [`StoreErrorKind::Busy`] while leases in it last: their holders may be alive without being visible from here.
     /// Otherwise as [`SqliteStore::open`].
     pub fn adopt(path: &Path) -> Result<(), StoreError> {
         let db = path::prepare(path)?;
@@ -127,11 +133,11 @@ impl SqliteStore {
         }
         let boot = boot::read()?;
         let sharing = Sharing::of(directory(&db)).map_err(|e| unusable(&db, &e))?;
-        let _open = forking::Open::begin()?;
+        let _open = forking::OpenGuard::begin()?;
         let (mut conn, _, _) = schema::open(&db, sharing)?;
         let dir = directory_of(&db);
         make_dir(&dir, sharing).map_err(|e| unusable(&dir, &e))?;
-        let sql_error = |e: rusqlite::Error| refused(&db, &e);
+        let sql_error = |e: rusqlite::Error| sqlite_error(&db, &e);
         let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(sql_error)?;
         let (leases, longest) = lasting(&tx, boot, &dir).map_err(sql_error)?;
         if leases > 0 {
@@ -147,12 +153,12 @@ impl SqliteStore {
             Some(id) => id,
             None => write_id(&dir, random_id(), sharing)?,
         };
-        note(&tx, &id, &place_of(&db)?).map_err(sql_error)?;
+        record_pairing(&tx, &id, &place_of(&db)?).map_err(sql_error)?;
         tx.commit().map_err(sql_error)
     }
 }
 
-/// The leases that may have a living holder, and how long until the last one ends. Renewals move that end.
+/// Counts the leases that may have a living holder, and returns the time until the last one ends without renewals.
 fn lasting(conn: &Connection, boot: i64, dir: &Path) -> rusqlite::Result<(usize, Duration)> {
     const HELD: &str = "SELECT inbox, ends FROM locks WHERE ends > ?1 AND NOT (boot <> ?2 AND written > ?1)";
     let now = now_ms();

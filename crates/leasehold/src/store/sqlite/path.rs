@@ -1,4 +1,4 @@
-//! Where the file is, and whether it may be there.
+//! The path of the database: the default, symlinks, and places where it must not be.
 
 use std::env;
 use std::fs::{self, DirBuilder};
@@ -9,10 +9,10 @@ use rustix::fs::{Access, AtFlags, CWD, StatxAttributes, StatxFlags, access, stat
 
 use crate::store::{StoreError, StoreErrorKind};
 
-/// Shared by everybody who may write there: root's cron, a user and a service.
+/// Shared by all users who may write there: root's cron jobs, people and services.
 const SHARED_DIR: &str = "/var/lib/leasehold";
 
-/// As many as the kernel follows.
+/// Most symlinks that are followed; the kernel has the same limit.
 const SYMLINKS_MAX: usize = 40;
 
 /// Filesystems whose locks or shared memory do not hold between machines, by `statfs` magic.
@@ -34,7 +34,7 @@ const NOT_LOCAL: [(u64, &str); 15] = [
     (0x786F_4256, "vboxsf"),
 ];
 
-/// Some that people have, by name.
+/// Names of common local filesystems, by `statfs` magic.
 const LOCAL: [(u64, &str); 7] = [
     (0xEF53, "ext4"),
     (0x5846_5342, "XFS"),
@@ -45,12 +45,12 @@ const LOCAL: [(u64, &str); 7] = [
     (0xF2F5_2010, "F2FS"),
 ];
 
-/// The file all processes of a user share by default, or all of the machine where
-/// `/var/lib/leasehold` exists and is writable.
+/// The default file: shared by all processes of the machine if `/var/lib/leasehold` exists and is writable, otherwise
+/// by all processes of the user.
 ///
 /// # Errors
-/// [`StoreErrorKind::File`] when neither that nor a home is there. A temporary directory will not do:
-/// everybody may write there, and take any lock.
+/// [`StoreErrorKind::File`] if there is neither that directory nor a home. A temporary directory is not used, because
+/// every user can write there and so take any lock.
 pub fn default_path() -> Result<PathBuf, StoreError> {
     let shared = Path::new(SHARED_DIR);
     if shared.is_dir() && access(shared, Access::WRITE_OK | Access::EXEC_OK).is_ok() {
@@ -63,14 +63,14 @@ pub fn default_path() -> Result<PathBuf, StoreError> {
     Ok(state.join("leasehold/locks.db"))
 }
 
-/// Resolves every symlink in the path, and makes the directory, for its owner alone, where there is none. Refuses a
-/// directory that other machines may share and a file that has another path.
+/// Resolves every symlink in the path, and creates the directory for its owner alone if there is none. Rejects a
+/// directory that other machines may share, and a file that has another path.
 ///
-/// All paths of one file lead to one result, so that its log, its shared memory and its `.alive` directory are the same
-/// for all processes.
+/// All paths of one file lead to one result, so that all processes use the same log, shared memory and `.alive`
+/// directory.
 pub(super) fn prepare(path: &Path) -> Result<PathBuf, StoreError> {
     let path = std::path::absolute(path).map_err(|e| unusable(path, &e))?;
-    // Without a slash at its end, with which a symlink would not be seen as one.
+    // `components` drops a final slash, with which a symlink would not be recognized.
     let path = follow(path.components().collect())?;
     let dir = directory(&path);
     if !dir.exists() {
@@ -86,20 +86,20 @@ pub(super) fn prepare(path: &Path) -> Result<PathBuf, StoreError> {
     Ok(path)
 }
 
-/// Follows a path that is itself a symlink, also where the file it leads to does not exist yet.
+/// Follows a path that is itself a symlink, even if its target does not exist yet.
 fn follow(mut path: PathBuf) -> Result<PathBuf, StoreError> {
     for _ in 0..SYMLINKS_MAX {
         match fs::read_link(&path) {
             Ok(target) => path = directory(&path).join(target),
-            // Not a symlink, or nothing there.
+            // Not a symlink, or no such file.
             Err(_) => return Ok(path),
         }
     }
     Err(unusable(&path, &"too many symlinks lead to it"))
 }
 
-/// Refuses a file that other processes may reach by another path: SQLite's log and the `.alive` directory are found by
-/// the path, so they would not see each other.
+/// Rejects a file that other processes may reach by another path. SQLite's log and the `.alive` directory are found by
+/// the path, so such processes would not see each other.
 pub(super) fn sole_path(path: &Path) -> Result<(), StoreError> {
     let refuse = |text: String| Err(StoreError::new(StoreErrorKind::File, text));
     let Ok(meta) = fs::metadata(path) else { return Ok(()) };
@@ -133,7 +133,7 @@ fn is_mount_point(path: &Path) -> bool {
     {
         return found.stx_attributes.contains(root);
     }
-    // A kernel before 5.8. The fifth field is the mount point, with octal escapes.
+    // For kernels before 5.8. The fifth field is the mount point, with octal escapes.
     let mounts = fs::read("/proc/self/mountinfo").unwrap_or_default();
     let at = |line: &[u8]| line.split(|b| *b == b' ').nth(4).map(unescaped);
     mounts.split(|b| *b == b'\n').any(|line| at(line).is_some_and(|at| at == path.as_os_str().as_encoded_bytes()))
@@ -151,10 +151,10 @@ fn unescaped(field: &[u8]) -> Vec<u8> {
     text
 }
 
-/// The kind of filesystem a directory is on; refuses one that other machines may share.
+/// Returns the kind of filesystem that a directory is on. Rejects one that other machines may share.
 pub(super) fn filesystem(dir: &Path) -> Result<String, StoreError> {
     let found = statfs(dir).map_err(|e| unusable(dir, &e))?;
-    // The kernel's word for it is 32 bits wide; some platforms sign-extend it.
+    // The kernel's magic number has 32 bits; some platforms sign-extend it.
     let magic = found.f_type.cast_unsigned() & 0xFFFF_FFFF;
     if let Some((_, kind)) = NOT_LOCAL.iter().find(|(m, _)| *m == magic) {
         let text = format!(
@@ -167,31 +167,31 @@ pub(super) fn filesystem(dir: &Path) -> Result<String, StoreError> {
     Ok(known.map_or_else(|| format!("a filesystem of type {magic:#x}"), |(_, kind)| (*kind).to_owned()))
 }
 
-/// Why nobody can write there, if the system says so. SQLite only knows that it could not.
+/// The system's reason why a path is not writable, if there is one. SQLite only reports that a write failed.
 pub(super) fn not_writable(path: &Path) -> Option<StoreError> {
     let place = if path.exists() { path } else { directory(path) };
     access(place, Access::WRITE_OK).err().map(|error| unusable(place, &error))
 }
 
-/// Quotes a word where a shell would split or change it.
+/// Quotes a word if a shell would split or change it.
 pub(super) fn shell_word(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:+@%=,".contains(c);
     if word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
 }
 
-/// The directory a file is in.
+/// The directory that contains a file.
 pub(super) fn directory(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// The file's own name with something behind it, as SQLite names its `-wal`.
+/// Appends a suffix to the path, as SQLite does for its `-wal` file.
 pub(super) fn beside(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()
 }
 
-/// The system said no.
+/// The error for a file or directory that the system does not let us use.
 pub(super) fn unusable(path: &Path, error: &dyn std::fmt::Display) -> StoreError {
     StoreError::new(StoreErrorKind::File, format!("{}: {error}", path.display()))
 }

@@ -1,11 +1,11 @@
-//! Rows and what they mean.
+//! Reads and writes rows.
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::facts::{Owner, Token};
 use crate::machine::{Flag, Held, InboxId, Message, Slot, Waiting};
 
-/// What a lock's row is found by: its key in the whole store, as [`KeySpace`](crate::KeySpace) makes it.
+/// The primary key of a lock's row, made by [`KeySpace`](crate::KeySpace).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Key(std::sync::Arc<str>);
 
@@ -21,7 +21,7 @@ impl From<String> for Key {
     }
 }
 
-/// SQLite's integers are signed; ours are times and counters far below that bound.
+/// Converts to SQLite's signed integers. Times and counters are far below the limit.
 pub(super) fn sql(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
@@ -30,7 +30,7 @@ pub(super) fn unsql(number: i64) -> u64 {
     u64::try_from(number).unwrap_or(0)
 }
 
-/// A lock's row as it stands in the file.
+/// A lock's row.
 pub(super) struct LockRow {
     pub(super) slot: Slot,
     pub(super) counter: u64,
@@ -47,10 +47,11 @@ pub(super) fn lock(conn: &Connection, name: &Key, boot: i64, now_ms: u64) -> rus
 
 /// Reads the columns of [`LOCK`] from the first one on.
 ///
-/// Another boot id alone proves nothing: containers of one kernel can each have their own. They share its boot clock, so
-/// a lease of another boot id ends when that clock says so, or at once when the clock is behind the moment at which the
-/// lease was granted or last renewed: then the machine has started since, and every holder and waiter is gone. That moment
-/// has a column of its own: `ends - ttl_ms` is later than it where a lease was renewed for a shorter time than was left.
+/// Another boot id alone proves nothing: each container of one kernel can have its own. They share the kernel's boot
+/// clock, so a lease of another boot id ends by that clock. It is over at once if the clock is behind the moment at
+/// which the lease was granted or last renewed: the machine has restarted since, and every holder and waiter is gone.
+/// That moment has its own column, because `ends - ttl_ms` is later if a lease was renewed for a shorter time than was
+/// left.
 pub(super) fn lock_row(row: &Row<'_>, boot: i64, now_ms: u64) -> rusqlite::Result<LockRow> {
     let ends = unsql(row.get(8)?);
     let ours = row.get::<_, i64>(9)? == boot || unsql(row.get(11)?) <= now_ms;
@@ -71,7 +72,7 @@ pub(super) fn lock_row(row: &Row<'_>, boot: i64, now_ms: u64) -> rusqlite::Resul
     Ok(LockRow { slot, counter: unsql(row.get(3)?), queue_ends_ms })
 }
 
-/// Reads `ticket, token, inbox, ttl_ms, since_ms, owner, polled`.
+/// Reads the columns `ticket, token, inbox, ttl_ms, since_ms, owner, polled`.
 pub(super) fn waiting_row(row: &Row<'_>, now_ms: u64) -> rusqlite::Result<Option<Waiting>> {
     let Some(token) = token(row, 1)? else { return Ok(None) };
     Ok(Some(Waiting {
@@ -81,12 +82,12 @@ pub(super) fn waiting_row(row: &Row<'_>, now_ms: u64) -> rusqlite::Result<Option
         ttl_ms: unsql(row.get(3)?),
         since_ms: unsql(row.get(4)?),
         owner: Owner::from_wire(row.get_ref(5)?.as_str()?),
-        // Asked in an earlier boot: long ago.
+        // A time in the future is from an earlier boot, so the waiter last polled long ago.
         polled_ms: Some(unsql(row.get(6)?)).filter(|polled| *polled <= now_ms).unwrap_or(0),
     }))
 }
 
-/// A token; `None` for text that cannot be one.
+/// Reads a token; `None` if the text is not one.
 pub(super) fn token(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<Token>> {
     Ok(Token::parse(row.get_ref(column)?.as_str()?).ok())
 }
@@ -116,7 +117,7 @@ pub(super) fn flag_number(flag: Flag) -> i64 {
 const POST: &str = "INSERT INTO messages (inbox, id, kind, token, fence, lasts_ms, at, reason) \
                     SELECT ?1, ifnull(max(id), 0) + 1, ?2, ?3, ?4, ?5, ?6, ?7 FROM messages WHERE inbox = ?1";
 
-/// Leaves a message where its process will read it.
+/// Writes a message for another process.
 pub(super) fn post(conn: &Connection, to: &InboxId, message: &Message, at_ms: u64) -> rusqlite::Result<()> {
     let (kind, token, fence, ms, reason) = match message {
         Message::Granted { token, fence, lasts_ms } => (0, token, *fence, *lasts_ms, ""),
@@ -136,7 +137,7 @@ pub(super) fn post(conn: &Connection, to: &InboxId, message: &Message, at_ms: u6
     Ok(())
 }
 
-/// Reads `id, kind, token, fence, lasts_ms, at, reason`: a message, its number and its moment.
+/// Reads the columns `id, kind, token, fence, lasts_ms, at, reason` as the id, the message and its time.
 pub(super) fn message_row(row: &Row<'_>) -> rusqlite::Result<(i64, Option<Message>, u64)> {
     let (id, at_ms) = (row.get(0)?, unsql(row.get(5)?));
     let Some(token) = token(row, 2)? else { return Ok((id, None, at_ms)) };

@@ -1,4 +1,4 @@
-//! Opening the file: its settings, its tables, and what is refused.
+//! Opens the file: its settings, tables and migrations, and errors of SQLite.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,21 +9,21 @@ use std::time::Duration;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
-use super::modes::{self, Sharing};
 use super::path::{beside, not_writable, unusable};
+use super::permissions::{self, Sharing};
 use crate::clock::Moment;
 use crate::store::{StoreError, StoreErrorKind};
 
-/// Our mark in the file's header: `lhld`.
+/// The application id in the file's header: `lhld`.
 const APPLICATION: i64 = 0x6c68_6c64;
-/// The version of the tables. A file with a higher one is left alone.
+/// The version of the tables. A file with a higher version is rejected.
 const VERSION: i64 = 4;
-/// A verb gives up when the file was locked for this long.
-const PATIENCE_MS: u64 = 2_000;
-/// The first wait for a lock, then every other: short and even, so that nobody starves.
+/// An operation fails if the file was locked for this long.
+const BUSY_TIMEOUT_MS: u64 = 2_000;
+/// The first wait for SQLite's lock, and every later one: short and even, so that no process starves.
 const FIRST_WAIT: Duration = Duration::from_micros(50);
 const NEXT_WAIT: Duration = Duration::from_micros(300);
-/// The log is cut back to this when it starts anew after having grown beyond it.
+/// The log is truncated to this size when it restarts after having grown beyond it.
 const LOG_KEEPS_BYTES: u64 = 8 << 20;
 
 const TABLES: &str = "
@@ -58,7 +58,7 @@ const TABLES: &str = "
     CREATE TABLE reserve (id INTEGER PRIMARY KEY, filler BLOB NOT NULL);
 ";
 
-/// Also what version 2 did not have.
+/// The tables that version 3 added.
 const BINDINGS: &str = "
     -- `slots` is the key of the node's slots of which this binding has one. The value stands last: what
     -- is looked at is found without reading it.
@@ -70,7 +70,7 @@ const BINDINGS: &str = "
     CREATE INDEX bindings_ends ON bindings (ends_wall);
 ";
 
-/// Also what version 3 did not have.
+/// The columns that version 4 added.
 const SINCE_VERSION_4: &str = "
     -- The id of the `.alive` directory, and where the database was when they were paired.
     ALTER TABLE meta ADD COLUMN alive TEXT NOT NULL DEFAULT '';
@@ -80,7 +80,7 @@ const SINCE_VERSION_4: &str = "
     UPDATE locks SET written = ends - ttl_ms;
 ";
 
-/// Version 1 knew no namespaces: its rows are those of the default one, found by their plain names.
+/// The migration from version 1, which had no namespaces: its rows have plain names and belong to the default one.
 const FROM_VERSION_1: &str = "
     UPDATE locks SET name = 'leasehold:lock:' || name
         WHERE NOT (name GLOB 'gpu_lock:*' OR name GLOB 'task_lock:*');
@@ -95,61 +95,61 @@ const FROM_VERSION_1: &str = "
     ALTER TABLE events ADD COLUMN ns TEXT NOT NULL DEFAULT 'leasehold';
 ";
 
-/// How long to wait for a lock; shared with the busy handler.
+/// How long to wait for SQLite's lock. The busy handler shares it.
 #[derive(Clone)]
-pub(super) struct Patience(Arc<AtomicU64>);
+pub(super) struct BusyTimeout(Arc<AtomicU64>);
 
-impl Patience {
-    /// Runs something with less patience than usual.
+impl BusyTimeout {
+    /// Runs `run` with a shorter timeout than usual.
     pub(super) fn limited<R>(&self, limit: Duration, run: impl FnOnce() -> R) -> R {
-        self.0.store(u64::try_from(limit.as_millis()).unwrap_or(PATIENCE_MS), Ordering::Relaxed);
+        self.0.store(u64::try_from(limit.as_millis()).unwrap_or(BUSY_TIMEOUT_MS), Ordering::Relaxed);
         let result = run();
-        self.0.store(PATIENCE_MS, Ordering::Relaxed);
+        self.0.store(BUSY_TIMEOUT_MS, Ordering::Relaxed);
         result
     }
 }
 
-/// Opens the file, making it where there is none. Says whether it was made.
-pub(super) fn open(path: &Path, sharing: Sharing) -> Result<(Connection, Patience, bool), StoreError> {
-    modes::create(path, sharing).map_err(|e| unusable(path, &e))?;
+/// Opens the file, and creates it if there is none. Returns whether its tables were created.
+pub(super) fn open(path: &Path, sharing: Sharing) -> Result<(Connection, BusyTimeout, bool), StoreError> {
+    permissions::create(path, sharing).map_err(|e| unusable(path, &e))?;
     for suffix in ["", "-wal", "-shm", ".ckpt"] {
-        modes::tighten(&beside(path, suffix));
+        permissions::tighten(&beside(path, suffix));
     }
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let mut conn = Connection::open_with_flags(path, flags).map_err(|e| refused(path, &e))?;
-    let patience = Patience(Arc::new(AtomicU64::new(PATIENCE_MS)));
-    wait_evenly(&mut conn, &patience).map_err(|e| refused(path, &e))?;
+    let mut conn = Connection::open_with_flags(path, flags).map_err(|e| sqlite_error(path, &e))?;
+    let busy_timeout = BusyTimeout(Arc::new(AtomicU64::new(BUSY_TIMEOUT_MS)));
+    set_busy_handler(&mut conn, &busy_timeout).map_err(|e| sqlite_error(path, &e))?;
     let began = Moment::now();
     loop {
         match set_up(&mut conn) {
             Ok(Ok(new)) => {
-                ["-wal", "-shm"].iter().for_each(|suffix| modes::share(path, &beside(path, suffix)));
-                return Ok((conn, patience, new));
+                ["-wal", "-shm"].iter().for_each(|suffix| permissions::share(path, &beside(path, suffix)));
+                return Ok((conn, busy_timeout, new));
             }
             Ok(Err(error)) => return Err(error),
-            // Turning a new file into one with a log is not covered by the busy handler.
-            Err(error) if is_busy(&error) && began.until(Moment::now()) < Duration::from_millis(PATIENCE_MS) => {
+            // The busy handler does not cover the switch of a new file to WAL mode.
+            Err(error) if is_busy(&error) && began.until(Moment::now()) < Duration::from_millis(BUSY_TIMEOUT_MS) => {
                 thread::sleep(Duration::from_millis(1));
             }
-            Err(error) => return Err(refused(path, &error)),
+            Err(error) => return Err(sqlite_error(path, &error)),
         }
     }
 }
 
 fn set_up(conn: &mut Connection) -> rusqlite::Result<Result<bool, StoreError>> {
     let number = |conn: &Connection, sql: &str| conn.query_row(sql, [], |row| row.get::<_, i64>(0));
-    // All three from one moment: another process may be making the tables right now.
+    // All three in one transaction: another process may be creating the tables right now.
     let look = conn.transaction()?;
     let tables = number(&look, "SELECT count(*) FROM sqlite_master")?;
     let (application, version) = (number(&look, "PRAGMA application_id")?, number(&look, "PRAGMA user_version")?);
     look.commit()?;
-    if let Err(error) = judge(application, version, tables) {
+    if let Err(error) = check_version(application, version, tables) {
         return Ok(Err(error));
     }
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     if tables == 0 {
-        // Small pages: a commit writes whole pages, and a lock is small. Both settings count only
-        // before the first table; the second, said again, would write and sync a page.
+        // Small pages, because a commit writes whole pages and a lock is small. Both settings take effect only before
+        // the first table. Repeating the second would write and sync a page.
         conn.execute_batch("PRAGMA page_size = 1024; PRAGMA auto_vacuum = INCREMENTAL;")?;
     }
     conn.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
@@ -161,7 +161,7 @@ fn set_up(conn: &mut Connection) -> rusqlite::Result<Result<bool, StoreError>> {
         return Ok(Ok(false));
     }
     let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    // Somebody else may have been first.
+    // Another process may have been first.
     let new = number(&tx, "SELECT count(*) FROM sqlite_master")? == 0;
     let version = number(&tx, "PRAGMA user_version")?;
     if new {
@@ -180,7 +180,7 @@ fn set_up(conn: &mut Connection) -> rusqlite::Result<Result<bool, StoreError>> {
     Ok(Ok(new))
 }
 
-fn judge(application: i64, version: i64, tables: i64) -> Result<(), StoreError> {
+fn check_version(application: i64, version: i64, tables: i64) -> Result<(), StoreError> {
     if tables > 0 && application != APPLICATION {
         return Err(StoreError::new(StoreErrorKind::File, "it is a database of another program"));
     }
@@ -191,8 +191,8 @@ fn judge(application: i64, version: i64, tables: i64) -> Result<(), StoreError> 
     Ok(())
 }
 
-fn wait_evenly(conn: &mut Connection, patience: &Patience) -> rusqlite::Result<()> {
-    let limit = patience.clone();
+fn set_busy_handler(conn: &mut Connection, busy_timeout: &BusyTimeout) -> rusqlite::Result<()> {
+    let limit = busy_timeout.clone();
     let mut began = Moment::now();
     conn.busy_handler(Some(move |tries| {
         if tries == 0 {
@@ -208,19 +208,24 @@ fn is_busy(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
 
-/// Whether room was missing: on the disk, or under the bound we keep ourselves.
+/// Whether space was missing, on the disk or within the limit of `disk_reserve`.
 pub(super) fn is_full(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(ErrorCode::DiskFull)
         || error.sqlite_error().is_some_and(|e| e.extended_code == rusqlite::ffi::SQLITE_IOERR_SHMSIZE)
 }
 
-/// Whether the system refused to write, for whatever reason.
+/// Whether a write failed, for any reason.
 pub(super) fn is_failed_write(error: &rusqlite::Error) -> bool {
     error.sqlite_error().is_some_and(|e| e.extended_code == rusqlite::ffi::SQLITE_IOERR_WRITE)
 }
 
-/// What an error of SQLite means to whoever has to act on it.
-pub(super) fn refused(path: &Path, error: &rusqlite::Error) -> StoreError {
+/// Makes an error with a result code of SQLite.
+pub(super) fn failure(code: i32) -> rusqlite::Error {
+    rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None)
+}
+
+/// Translates an error of SQLite by what the caller can do about it.
+pub(super) fn sqlite_error(path: &Path, error: &rusqlite::Error) -> StoreError {
     use ErrorCode as C;
     let kind = match error.sqlite_error_code() {
         _ if is_full(error) => StoreErrorKind::DiskFull,
@@ -289,7 +294,7 @@ mod tests {
             old.execute(HELD, (name, token.reveal(), ends, boot::read().expect("known"))).expect("written");
         }
         drop(old);
-        // Opened twice: it is carried over once.
+        // Opened twice, migrated once.
         let (store, _again) = (SqliteStore::open(&path).expect("opens"), SqliteStore::open(&path).expect("opens"));
         for (name, token) in &held {
             let name = LockName::new(name).expect("a name");

@@ -1,9 +1,9 @@
-//! The verbs of the lock path, on the thread: the fast path first, else the state machine.
+//! The operations on a lock, on the driver thread: the fast path first, then the slow path.
 
 use super::boot::now_ms;
-use super::driver::{Ask, Driver, Fault};
-use super::fast;
-use super::room::Need;
+use super::disk_reserve::Need;
+use super::driver::{AcquireCall, Driver, Fault};
+use super::fast_path;
 use super::row::{self, Key};
 use crate::facts::{HolderId, Token};
 use crate::machine::{
@@ -13,82 +13,84 @@ use crate::store::seen::view;
 use crate::store::*;
 
 impl Driver {
-    pub(super) fn try_acquire(&mut self, ask: &Ask) -> Result<Try, StoreError> {
+    pub(super) fn try_acquire(&mut self, call: &AcquireCall) -> Result<Try, StoreError> {
         self.attempt(Need::More, |driver| {
-            if ask.asking.fenced
-                && let Some(fence) = fast::take(&driver.conn, driver.boot, &ask.name, &ask.asking)?
+            if call.asking.fenced
+                && let Some(fence) = fast_path::take(&driver.conn, driver.boot, &call.name, &call.asking)?
             {
                 driver.committed();
-                return Ok(Try::Granted(ask.grant(fence)));
+                return Ok(Try::Granted(call.grant(fence)));
             }
-            if let Some(holder) = driver.plainly_held(&ask.name, &ask.asking.token)? {
+            if let Some(holder) = driver.held_by_other(&call.name, &call.asking.token)? {
                 return Ok(Try::Held(Some(holder)));
             }
-            let turned = driver
-                .turn(&ask.name, Some(&ask.asking.token), &mut |lock, turn| lock.try_acquire(turn, &ask.asking))?;
-            Ok(match turned.reply? {
-                TryReply::Granted { fence } => Try::Granted(ask.grant(fence)),
-                TryReply::Held => Try::Held(view(&turned.slot, turned.now_ms)),
+            let called = driver.call_machine(&call.name, Some(&call.asking.token), &mut |lock, turn| {
+                lock.try_acquire(turn, &call.asking)
+            })?;
+            Ok(match called.reply? {
+                TryReply::Granted { fence } => Try::Granted(call.grant(fence)),
+                TryReply::Held => Try::Held(view(&called.slot, called.now_ms)),
                 TryReply::Revoked => Try::Revoked,
             })
         })
     }
 
-    pub(super) fn acquire(&mut self, ask: &Ask, mut ticket: Option<u64>) -> Result<Acquire, StoreError> {
+    pub(super) fn acquire(&mut self, call: &AcquireCall, mut ticket: Option<u64>) -> Result<Acquire, StoreError> {
         self.attempt(Need::More, |driver| {
-            if let Some(fence) = fast::take(&driver.conn, driver.boot, &ask.name, &ask.asking)? {
+            if let Some(fence) = fast_path::take(&driver.conn, driver.boot, &call.name, &call.asking)? {
                 driver.committed();
-                driver.waits.remove(&ask.name, &ask.asking.token);
-                return Ok(Acquire::Granted(ask.grant(fence)));
+                driver.waiters.remove(&call.name, &call.asking.token);
+                return Ok(Acquire::Granted(call.grant(fence)));
             }
-            driver.acquire_slowly(ask, &mut ticket)
+            driver.acquire_slow(call, &mut ticket)
         })
     }
 
-    /// Also how a waiter of ours helps itself when the holder died.
-    pub(super) fn acquire_slowly(&mut self, ask: &Ask, ticket: &mut Option<u64>) -> Result<Acquire, Fault> {
-        let token = &ask.asking.token;
+    /// Acquires on the slow path. A waiter of this process also takes over this way when the holder died.
+    pub(super) fn acquire_slow(&mut self, call: &AcquireCall, ticket: &mut Option<u64>) -> Result<Acquire, Fault> {
+        let token = &call.asking.token;
         loop {
             let asked = *ticket;
-            let turned = self.turn(&ask.name, Some(token), &mut |lock, turn| lock.acquire(turn, &ask.asking, asked))?;
-            let answer = match turned.reply? {
+            let called =
+                self.call_machine(&call.name, Some(token), &mut |lock, turn| lock.acquire(turn, &call.asking, asked))?;
+            let answer = match called.reply? {
                 AcquireReply::Again { ticket: mine } => {
                     *ticket = Some(mine);
                     continue;
                 }
-                AcquireReply::Granted { fence } => Acquire::Granted(ask.grant(fence)),
+                AcquireReply::Granted { fence } => Acquire::Granted(call.grant(fence)),
                 AcquireReply::Revoked => Acquire::Revoked,
                 AcquireReply::Queued { ticket, .. } => {
-                    let position = self.position(&ask.name, ticket)?;
-                    if ask.asking.inbox.is_some() {
-                        self.waits.insert(ask, ticket);
+                    let position = self.position(&call.name, ticket)?;
+                    if call.asking.inbox.is_some() {
+                        self.waiters.insert(call, ticket);
                     }
-                    let holder = view(&turned.slot, turned.now_ms);
+                    let holder = view(&called.slot, called.now_ms);
                     return Ok(Acquire::Queued(Place { ticket: Ticket(ticket), position, holder }));
                 }
             };
-            self.waits.remove(&ask.name, token);
+            self.waiters.remove(&call.name, token);
             return Ok(answer);
         }
     }
 
     pub(super) fn ticket(&mut self) -> Result<Ticket, StoreError> {
         self.attempt(Need::More, |driver| {
-            let ticket = fast::ticket(&driver.conn)?.ok_or(FenceUnusable)?;
+            let ticket = fast_path::ticket(&driver.conn)?.ok_or(FenceUnusable)?;
             driver.committed();
             Ok(Ticket(ticket))
         })
     }
 
     pub(super) fn release(&mut self, name: &Key, token: &Token) -> Result<Release, StoreError> {
-        self.waits.remove(name, token);
+        self.waiters.remove(name, token);
         let handed_on = self.attempt(Need::Less, |driver| {
-            if fast::release(&driver.conn, driver.alive.id(), name, token)? {
+            if fast_path::release(&driver.conn, driver.liveness.id(), name, token)? {
                 driver.committed();
                 return Ok(Release::Released);
             }
             loop {
-                match driver.turn(name, None, &mut |lock, turn| lock.release(turn, token))?.reply {
+                match driver.call_machine(name, None, &mut |lock, turn| lock.release(turn, token))?.reply {
                     PassReply::Done => return Ok(Release::Released),
                     PassReply::NotOurs => return Ok(Release::NotOwner),
                     PassReply::Again => {}
@@ -97,7 +99,7 @@ impl Driver {
         });
         match handed_on {
             Err(error) if error.kind() == StoreErrorKind::DiskFull => self.attempt(Need::Nothing, |driver| {
-                let freed = fast::free(&driver.conn, name, token)?;
+                let freed = fast_path::free(&driver.conn, name, token)?;
                 Ok(if freed { Release::Released } else { Release::NotOwner })
             }),
             answer => answer,
@@ -113,14 +115,14 @@ impl Driver {
             return self.attempt(Need::Nothing, |driver| driver.check_lease(name, r));
         }
         self.attempt(Need::Less, |driver| {
-            if fast::renew(&driver.conn, driver.alive.id(), name, r)? {
+            if fast_path::renew(&driver.conn, driver.liveness.id(), name, r)? {
                 driver.committed();
                 return Ok(Renewed::Renewed);
             }
-            let turned = driver.turn(name, None, &mut |lock, turn| {
+            let called = driver.call_machine(name, None, &mut |lock, turn| {
                 lock.renew(turn, &r.token, r.ttl.as_millis(), r.fence, r.rewrite.as_ref(), r.hand_to.as_ref())
             })?;
-            Ok(match turned.reply {
+            Ok(match called.reply {
                 RenewReply::Renewed => Renewed::Renewed,
                 RenewReply::Lost => Renewed::Lost,
                 RenewReply::Revoked => Renewed::Revoked,
@@ -128,13 +130,13 @@ impl Driver {
         })
     }
 
-    /// One read, no transaction.
+    /// Checks a lease with one read and without a transaction.
     fn check_lease(&self, name: &Key, r: &Renewal) -> Result<Renewed, Fault> {
         let now = now_ms();
         let Some(found) = row::lock(&self.conn, name, self.boot, now)? else { return Ok(Renewed::Lost) };
         let mut lock = Lock { slot: found.slot, ..Lock::default() };
         if let Some(inbox) = lock.slot.inbox().cloned()
-            && self.alive.is_gone(&inbox)
+            && self.liveness.is_gone(&inbox)
         {
             lock.holder_died(&inbox);
         }
@@ -146,10 +148,10 @@ impl Driver {
     }
 
     pub(super) fn leave(&mut self, name: &Key, token: &Token) -> Result<Left, StoreError> {
-        self.waits.remove(name, token);
+        self.waiters.remove(name, token);
         self.attempt(Need::Less, |driver| {
             loop {
-                match driver.turn(name, Some(token), &mut |lock, turn| lock.leave(turn, token))?.reply {
+                match driver.call_machine(name, Some(token), &mut |lock, turn| lock.leave(turn, token))?.reply {
                     PassReply::Done => return Ok(Left::WasGranted),
                     PassReply::NotOurs => return Ok(Left::WasWaiting),
                     PassReply::Again => {}
@@ -165,7 +167,7 @@ impl Driver {
                     let before = view(&lock.slot, turn.now_ms);
                     (lock.evict(turn, holder, force), before)
                 };
-                let (reply, before) = driver.turn(name, None, &mut verb)?.reply;
+                let (reply, before) = driver.call_machine(name, None, &mut verb)?.reply;
                 let Some(found) = before else { return Ok(Evicted::Free) };
                 return Ok(match reply {
                     EvictReply::Again => continue,
@@ -180,8 +182,8 @@ impl Driver {
 
     pub(super) fn ask_to_finish(&mut self, name: &Key, holder: HolderId, reason: &str) -> Result<Asked, StoreError> {
         self.attempt(Need::Less, |driver| {
-            let turned = driver.turn(name, None, &mut |lock, turn| lock.ask_to_finish(turn, holder, reason))?;
-            Ok(match (turned.reply, view(&turned.slot, turned.now_ms)) {
+            let called = driver.call_machine(name, None, &mut |lock, turn| lock.ask_to_finish(turn, holder, reason))?;
+            Ok(match (called.reply, view(&called.slot, called.now_ms)) {
                 (AskReply::Free, _) | (_, None) => Asked::Free,
                 (AskReply::Told, Some(found)) => Asked::Told(found),
                 (AskReply::Deaf, Some(found)) => Asked::Deaf(found),
@@ -190,8 +192,8 @@ impl Driver {
         })
     }
 
-    /// A living holder that is not us: no turn of the machine is needed to see that.
-    fn plainly_held(&self, name: &Key, token: &Token) -> Result<Option<Holder>, Fault> {
+    /// Returns a living holder with another token. One read is enough, without the state machine.
+    fn held_by_other(&self, name: &Key, token: &Token) -> Result<Option<Holder>, Fault> {
         let now = now_ms();
         let Some(found) = row::lock(&self.conn, name, self.boot, now)? else { return Ok(None) };
         let held = match &found.slot {

@@ -1,0 +1,110 @@
+//! A call that takes a lock under a token its caller chose. The same call may be sent again, and several at once.
+
+use std::time::Duration;
+
+use super::Context;
+use super::retry::Retry;
+use crate::clock::Moment;
+use crate::facts::{Fence, Ttl};
+use crate::lease::Belief;
+use crate::store::{Holder, Renewed, StoreError, StoreErrorKind};
+
+/// A call that waits in line looks this often whether its token has got the lock in another way: the same call, sent
+/// again, may wait in another line.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// A call in progress.
+#[derive(Debug, Clone)]
+pub(crate) struct TokenCall {
+    retry: Retry,
+    /// The call cannot wait, or not any longer.
+    time_is_over: bool,
+}
+
+/// What the store said of the token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum TokenAnswer {
+    Granted(Option<Fence>),
+    Held(Box<Holder>),
+    Revoked,
+}
+
+/// What to do after an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum AfterLook {
+    Granted(Option<Fence>),
+    Revoked,
+    /// Somebody else holds the lock, and the time is over.
+    Late(Box<Holder>),
+    Failed(StoreError),
+    /// Look again after this. Wait in line meanwhile, unless the store failed: a call that does not know whether it has
+    /// the lock already must not wait for it.
+    Wait {
+        look_after: Duration,
+        seen: Result<Box<Holder>, StoreError>,
+    },
+}
+
+impl TokenCall {
+    pub(crate) fn new(may_wait: bool) -> Self {
+        Self { retry: Retry::new(), time_is_over: !may_wait }
+    }
+
+    /// Whether the call may wait in line now.
+    pub(crate) fn waits_in_line(&self) -> bool {
+        !self.retry.is_failing() && !self.time_is_over
+    }
+
+    /// The wait is over. The call looks one last time.
+    pub(crate) fn waited_in_vain(&mut self) {
+        self.time_is_over = true;
+    }
+
+    /// The store answered a look that began at `asked_at`, or failed to.
+    pub(crate) fn answered(
+        &mut self,
+        cx: &mut Context<'_>,
+        asked_at: Moment,
+        answer: Result<TokenAnswer, StoreError>,
+    ) -> AfterLook {
+        match answer {
+            Ok(TokenAnswer::Granted(fence)) => AfterLook::Granted(fence),
+            Ok(TokenAnswer::Revoked) => AfterLook::Revoked,
+            Ok(TokenAnswer::Held(holder)) if self.time_is_over => AfterLook::Late(holder),
+            Ok(TokenAnswer::Held(holder)) => {
+                self.retry.answered();
+                AfterLook::Wait { look_after: cx.jittered(LOOK_EVERY), seen: Ok(holder) }
+            }
+            Err(error) => match self.retry.failed(cx, asked_at, &error) {
+                Some(look_after) => AfterLook::Wait { look_after, seen: Err(error) },
+                None => AfterLook::Failed(error),
+            },
+        }
+    }
+}
+
+/// What a renewal means that makes a lease its token's for a full ttl.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Confirmed {
+    /// The lease lasts its ttl from some moment of the call.
+    Yes,
+    /// The token holds it no more.
+    Lost,
+    Revoked,
+    Displaced,
+    /// The answer is unknown, or came so late that nobody may begin with it.
+    Unknown(StoreError),
+}
+
+/// Reads the answer to a renewal that was sent at `asked_at`.
+pub(crate) fn confirmed(now: Moment, asked_at: Moment, ttl: Ttl, answer: Option<Renewed>) -> Confirmed {
+    match answer {
+        Some(Renewed::Renewed) if Belief::new(asked_at, ttl.duration()).is_valid(now) => Confirmed::Yes,
+        Some(Renewed::Renewed) => Confirmed::Unknown(StoreErrorKind::NoAnswer.into()),
+        Some(Renewed::Lost) => Confirmed::Lost,
+        Some(Renewed::Revoked) => Confirmed::Revoked,
+        Some(Renewed::Displaced) => Confirmed::Displaced,
+        Some(Renewed::Unknown(error)) => Confirmed::Unknown(error),
+        None => Confirmed::Unknown(StoreErrorKind::Other.into()),
+    }
+}

@@ -1,0 +1,181 @@
+//! The locks that a task runs under. Work runs inside a scope, is cancelled when its lease is lost, and finds the fence
+//! at hand. A task that enters the same name again counts up instead of waiting for itself.
+
+use std::sync::Arc;
+
+use crate::engine::Core;
+use crate::error::Error;
+use crate::event::LossReason;
+use crate::facts::{Fence, LockName};
+use crate::guard::Guard;
+use crate::request::LockRequest;
+
+tokio::task_local! {
+    /// The innermost scope of this task.
+    static CURRENT: Arc<Scope>;
+}
+
+/// What work runs under, and the scope around it.
+struct Scope {
+    fence: Option<Fence>,
+    /// The lock that can be entered again. The last call to leave it gives it back.
+    lock: Option<Entrance>,
+    outer: Option<Arc<Scope>>,
+}
+
+struct Entrance {
+    guard: Arc<Guard>,
+    /// The manager: the same name in another store is another lock.
+    core: Arc<Core>,
+}
+
+/// The fence of the innermost lock that the calling task runs under, for code that writes to a resource which checks
+/// fences, however deep it is called. Set by `#[lock]` and `#[gpu_lock]`, by [`LockRequest::run`] and
+/// [`LockManager::with_lock`](crate::LockManager::with_lock), and by `run` of pool and GPU requests. Of several members of
+/// a pool it is the highest fence.
+///
+/// `None` outside of any lock, in a task that was spawned from inside one, and where the lock is
+/// [`unfenced`](LockRequest::unfenced) or unprotected.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
+/// # let locks = leasehold::LockManager::connect("memory:").await?;
+/// async fn write() -> bool {
+///     leasehold::current_fence().is_some()
+/// }
+/// assert!(locks.with_lock("order:42", async |_| write().await).await?);
+/// assert!(!write().await);
+/// # Ok(()) }
+/// ```
+pub fn current_fence() -> Option<Fence> {
+    CURRENT.try_with(|scope| scope.fence).ok().flatten()
+}
+
+/// Whether a task that holds a lock may enter it again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Entry {
+    Once,
+    Again,
+}
+
+/// What happens to work whose lease is lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OnLoss {
+    Cancel,
+    Continue,
+}
+
+/// Does work under leases that the caller keeps. Cancels it, with [`Error::Lost`], when one of them is lost.
+pub(crate) async fn run<T>(
+    guards: &[&Guard],
+    lost: impl Future<Output = (LockName, LossReason)>,
+    work: impl Future<Output = T>,
+) -> Result<T, Error> {
+    let fence = guards.iter().filter_map(|guard| guard.fence()).max();
+    let scope = Arc::new(Scope { fence, lock: None, outer: Scope::current() });
+    tokio::select! {
+        // Lost first: work must not take another step once the lease is over.
+        biased;
+        (name, why) = lost => Err(Error::Lost { name, why }),
+        done = CURRENT.scope(scope, work) => Ok(done),
+    }
+}
+
+/// A lock that was entered, and is left by [`Entered::leave`] or, in the background, by a drop.
+pub(crate) struct Entered {
+    guard: Arc<Guard>,
+    scope: Arc<Scope>,
+    /// Whether an outer call of this task holds the lock, and is cancelled with it.
+    nested: bool,
+}
+
+impl Entered {
+    /// Acquires the lock, or counts up where this task holds it already.
+    pub(crate) async fn by(request: LockRequest, entry: Entry) -> Result<Self, Error> {
+        let (core, name) = request.of()?;
+        let core = core.clone();
+        let outer = Scope::current();
+        if entry == Entry::Again
+            && let Some(mine) = outer.as_ref().and_then(|scope| scope.find(&core, name))
+        {
+            // The outer call is being cancelled: nothing new begins inside it.
+            if let Some(why) = mine.loss() {
+                return Err(cancelled_with_the_outer_call(name, why).await);
+            }
+            return Ok(Self::new(core, mine, true));
+        }
+        Ok(Self::new(core, Arc::new(request.await?), false))
+    }
+
+    /// Enters by a guard that the caller acquired.
+    pub(crate) fn with(core: Arc<Core>, guard: Guard) -> Self {
+        Self::new(core, Arc::new(guard), false)
+    }
+
+    fn new(core: Arc<Core>, guard: Arc<Guard>, nested: bool) -> Self {
+        let lock = Some(Entrance { guard: guard.clone(), core });
+        let scope = Arc::new(Scope { fence: guard.fence(), lock, outer: Scope::current() });
+        Self { guard, scope, nested }
+    }
+
+    pub(crate) fn guard(&self) -> &Guard {
+        &self.guard
+    }
+
+    /// Does work inside the lock.
+    pub(crate) async fn work<T>(&self, on_loss: OnLoss, work: impl Future<Output = T>) -> Result<T, Error> {
+        let guard = self.guard();
+        let work = CURRENT.scope(self.scope.clone(), work);
+        if on_loss == OnLoss::Continue {
+            let done = work.await;
+            if let Some(why) = guard.loss() {
+                tracing::warn!(name = %guard.name(), %why, "the lease was lost while the work went on");
+            }
+            return Ok(done);
+        }
+        tokio::select! {
+            // Lost first: work must not take another step once the lease is over.
+            biased;
+            why = guard.lost() => Err(match self.nested {
+                true => cancelled_with_the_outer_call(guard.name(), why).await,
+                false => Error::Lost { name: guard.name().clone(), why },
+            }),
+            done = work => Ok(done),
+        }
+    }
+
+    /// Leaves. The last call gives the lock back, and waits until that is done. An error then hides no result: the
+    /// release goes on in the background.
+    pub(crate) async fn leave(self) {
+        let Self { guard, scope, .. } = self;
+        drop(scope);
+        let Some(guard) = Arc::into_inner(guard) else { return };
+        if let Err(error) = guard.release().await {
+            tracing::warn!(%error, "the work is done; its lock is released in the background");
+        }
+    }
+}
+
+/// The error of a nested call whose lease is lost.
+///
+/// Another thread may report the loss after the outer call looked for it and before this one does. The
+/// outer call must be polled first then, because it cancels all work inside the lock: this call yields
+/// once, and returns only where the outer call chose to continue.
+async fn cancelled_with_the_outer_call(name: &LockName, why: LossReason) -> Error {
+    tokio::task::yield_now().await;
+    Error::Lost { name: name.clone(), why }
+}
+
+impl Scope {
+    fn current() -> Option<Arc<Self>> {
+        CURRENT.try_with(Arc::clone).ok()
+    }
+
+    /// The guard by which this task holds a name.
+    fn find(&self, core: &Arc<Core>, name: &LockName) -> Option<Arc<Guard>> {
+        match &self.lock {
+            Some(lock) if Arc::ptr_eq(&lock.core, core) && lock.guard.name() == name => Some(lock.guard.clone()),
+            _ => self.outer.as_ref()?.find(core, name),
+        }
+    }
+}

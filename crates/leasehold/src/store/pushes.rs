@@ -1,0 +1,94 @@
+//! The way from a store to its one receiver in this process.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::mpsc;
+
+use super::Push;
+
+/// Receives a store's messages where the store has read them: on its connection's task or on its thread. It must not
+/// block, and must not call the store.
+pub trait PushReceiver: Send + Sync + 'static {
+    /// Takes one message.
+    fn receive(&self, push: Push);
+
+    /// Whether messages still reach anybody.
+    fn is_open(&self) -> bool;
+}
+
+/// A store's end of the way. Messages are kept until there is a receiver.
+#[derive(Clone)]
+pub(crate) struct PushSender(Arc<Mutex<State>>);
+
+enum State {
+    Kept(Vec<Push>),
+    Attached(Arc<dyn PushReceiver>),
+}
+
+impl PushSender {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(Mutex::new(State::Kept(Vec::new()))))
+    }
+
+    /// Sends one message. Not to be called while a lock is held that the receiver may need.
+    pub(crate) fn send(&self, push: Push) {
+        let receiver = match &mut *self.state() {
+            State::Kept(kept) => return kept.push(push),
+            State::Attached(receiver) => receiver.clone(),
+        };
+        receiver.receive(push);
+    }
+
+    /// Begins to deliver to this receiver. Only the first one counts.
+    pub(crate) fn attach(&self, receiver: Arc<dyn PushReceiver>) {
+        let mut state = self.state();
+        let State::Kept(kept) = &mut *state else { return };
+        // Delivered under the lock, so that nothing sent meanwhile overtakes them.
+        kept.drain(..).for_each(|push| receiver.receive(push));
+        *state = State::Attached(receiver);
+    }
+
+    /// Whether messages reach somebody, or will.
+    pub(crate) fn is_open(&self) -> bool {
+        match &*self.state() {
+            State::Kept(_) => true,
+            State::Attached(receiver) => receiver.is_open(),
+        }
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A receiver that puts messages into a channel.
+pub(super) struct Channel(pub(super) mpsc::UnboundedSender<Push>);
+
+impl PushReceiver for Channel {
+    fn receive(&self, push: Push) {
+        // Nobody reads the channel any more.
+        let _ = self.0.send(push);
+    }
+
+    fn is_open(&self) -> bool {
+        !self.0.is_closed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_kept_until_there_is_a_receiver() {
+        let sender = PushSender::new();
+        sender.send(Push::Resync);
+        assert!(sender.is_open());
+        let (tell, mut told) = mpsc::unbounded_channel();
+        sender.attach(Arc::new(Channel(tell)));
+        sender.send(Push::Disconnected);
+        assert_eq!([told.try_recv(), told.try_recv()], [Ok(Push::Resync), Ok(Push::Disconnected)]);
+        drop(told);
+        assert!(!sender.is_open());
+    }
+}
