@@ -26,7 +26,7 @@ test("a key is asked for, kept for the tab, and says what one may do", async (t)
   assert.equal(await page.getByText("deploy").count(), 0, "nothing is shown before");
   await field.fill(`${operator}x`);
   await page.getByRole("button", { name: "Enter" }).click();
-  await page.getByText("this key is not known, or was revoked").waitFor();
+  await page.getByText("this key is unknown or was revoked").waitFor();
   await field.fill(operator);
   await field.press("Enter");
   await row(page, "deploy").waitFor();
