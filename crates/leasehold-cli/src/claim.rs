@@ -1,6 +1,6 @@
 //! `claim`: a value bound to a request id; and forgetting the result of `once`.
 
-use leasehold::Claimed;
+use leasehold::bindings::Claimed;
 use serde_json::{Value, json};
 
 use crate::cli::{ClaimArgs, OnceArgs};

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
-use leasehold::{HolderId, Keep, LockName, Ttl};
+use leasehold::LockName;
+use leasehold::bindings::Retention;
+use leasehold::inspect::HolderId;
+use leasehold::lease::Ttl;
 
 use crate::demo::Trade;
 use crate::duration;
@@ -182,7 +185,7 @@ pub(crate) struct RunArgs {
 #[derive(Debug, Clone)]
 pub(crate) struct OnceWish {
     pub(crate) id: LockName,
-    pub(crate) keep: Keep,
+    pub(crate) keep: Retention,
     pub(crate) until_ok: bool,
 }
 
@@ -206,7 +209,7 @@ Exit codes: CMD's own, the same for everybody; 75 still under way (-E changes it
 pub(crate) struct OnceArgs {
     /// How long the result is kept (30s, 5m, 1h, 7d); after that the ID is new again
     #[arg(long, value_name = "D", value_parser = duration::parse_keep, default_value = "24h")]
-    pub(crate) keep: Keep,
+    pub(crate) keep: Retention,
     /// Store only the result of a CMD that ends with 0; otherwise the next one runs it again
     #[arg(long)]
     pub(crate) until_ok: bool,
@@ -279,7 +282,7 @@ pub(crate) struct ClaimArgs {
     pub(crate) value: String,
     /// How long it stays bound (1s, 10m, 24h, 7d)
     #[arg(long, value_name = "D", value_parser = duration::parse_keep)]
-    pub(crate) lease: Keep,
+    pub(crate) lease: Retention,
 }
 
 impl RunArgs {

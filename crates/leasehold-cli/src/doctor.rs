@@ -3,8 +3,10 @@
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 
+use leasehold::inspect::{Finding, Level};
 use leasehold::store::sqlite::{SqliteStore, default_path};
-use leasehold::{Error, Finding, Level, LockManager, StoreError, StoreErrorKind};
+use leasehold::store::{StoreError, StoreErrorKind};
+use leasehold::{Error, LockManager};
 
 use crate::exit::{Exit, Failure, store_exit};
 use crate::say;
@@ -23,7 +25,7 @@ pub(crate) async fn doctor(store: &Choice, adopt: bool, json: bool) -> Result<Ex
         }
         // A URL that makes no sense is no store's fault.
         Err(error @ Error::Connect { .. }) if kind(&error) != Some(StoreErrorKind::Refused) => {
-            vec![Finding { level: Level::Bad, check: "reachable", text: error.to_string() }]
+            vec![Finding { level: Level::Bad, check: "reachable", text: format!("{error:#}") }]
         }
         Err(error) => return Err(error.into()),
     };

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold::{Keep, Ttl};
+use leasehold::bindings::Retention;
+use leasehold::lease::Ttl;
 
 const UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)];
 
@@ -38,13 +39,13 @@ pub(crate) fn parse_ttl(text: &str) -> Result<Ttl, String> {
 }
 
 /// Reads for how long something is kept: days (`7d`) as well.
-pub(crate) fn parse_keep(text: &str) -> Result<Keep, String> {
+pub(crate) fn parse_keep(text: &str) -> Result<Retention, String> {
     let days = text.strip_suffix('d').and_then(|days| days.parse::<u32>().ok());
     let keep = match days {
         Some(days) => Duration::from_secs(u64::from(days) * 86_400),
         None => parse(text)?,
     };
-    Keep::new(keep).map_err(|error| error.to_string())
+    Retention::new(keep).map_err(|error| error.to_string())
 }
 
 /// `420ms`, `38s`, `8m 40s`, `2h 05m`, `3d 04h`: two units at most.

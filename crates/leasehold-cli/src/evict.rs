@@ -1,6 +1,7 @@
 //! `evict`: taking a lock away, from the holder that was looked at and from nobody else.
 
-use leasehold::{EvictMode, Evicted, EvictedView, LockInfo, LockManager};
+use leasehold::LockManager;
+use leasehold::inspect::{EvictMode, Evicted, EvictedView, LockInfo};
 
 use crate::ask;
 use crate::cli::EvictArgs;

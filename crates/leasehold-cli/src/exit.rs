@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use leasehold::{Error, Holder, LockInfo, LockName, StoreError, StoreErrorKind};
+use leasehold::inspect::{Holder, LockInfo};
+use leasehold::store::{StoreError, StoreErrorKind};
+use leasehold::{Error, LockName};
 
 use crate::duration::{shown, shown_ms};
 
@@ -97,7 +99,7 @@ impl From<Error> for Failure {
             Error::ResultNotStored { .. } => Exit::Config,
             _ => Exit::Unreachable,
         };
-        Self::new(exit, error.to_string())
+        Self::new(exit, format!("{error:#}"))
     }
 }
 

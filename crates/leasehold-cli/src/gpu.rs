@@ -1,8 +1,9 @@
 //! GPUs: which a command wants (`run --gpu`), and the list of them (`gpus`).
 
+use leasehold::LockManager;
 use leasehold::config::{Config, GpuScope};
 use leasehold::gpu::{Device, Devices, DevicesError, GpuPool, GpuRequest, Source};
-use leasehold::{LockInfo, LockManager, LockView};
+use leasehold::inspect::{LockInfo, LockView};
 use serde::Serialize;
 
 use crate::cli::GpusArgs;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use leasehold::{Journal, JournalEntry, JournalKind};
+use leasehold::inspect::{Journal, JournalEntry, JournalKind};
 use serde_json::{Value, json};
 
 use crate::ask;

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
-use leasehold::{LockInfo, LockManager, LockView};
+use leasehold::LockManager;
+use leasehold::inspect::{LockInfo, LockView};
 
 use crate::cli::{LsArgs, WhyArgs};
 use crate::duration::{self, shown_ms};

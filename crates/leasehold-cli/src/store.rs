@@ -1,7 +1,8 @@
 //! Which store is meant, and opening it.
 
 use leasehold::config::{Config, GpuScope, Setting, Settings, file_of_the_environment};
-use leasehold::{KeySpace, LockManager, Namespace, Options};
+use leasehold::store::{KeySpace, Namespace};
+use leasehold::{LockManager, Options};
 
 use crate::cli::Global;
 use crate::exit::{Exit, Failure};
@@ -55,9 +56,9 @@ impl Choice {
     pub(crate) fn options(&self) -> Result<Options, Failure> {
         let mut options = Options::default();
         if let Some(config) = &self.config {
-            let Options { keys, answer_within, patience, journal, .. } = config.options();
-            (options.keys, options.answer_within) = (keys, answer_within);
-            (options.patience, options.journal) = (patience, journal);
+            let Options { keys, request_timeout, outage_timeout, journal, .. } = config.options();
+            (options.keys, options.request_timeout) = (keys, request_timeout);
+            (options.outage_timeout, options.journal) = (outage_timeout, journal);
         }
         // An empty namespace makes every name raw, so no pattern is needed, nor possible.
         let raw = match self.namespace.as_str() {

@@ -4,7 +4,9 @@ use std::fs;
 use std::io::{self, BufRead};
 use std::path::Path;
 
-use leasehold::{AcquiredView, Error, LockManager, LockName, Owner, ReleasedView, Token};
+use leasehold::inspect::{AcquiredView, ReleasedView};
+use leasehold::lease::Token;
+use leasehold::{Error, LockManager, LockName, Owner};
 
 use crate::cli::{AcquireArgs, ReleaseArgs, RenewArgs, TokenArgs};
 use crate::duration;
@@ -24,14 +26,10 @@ pub(crate) async fn acquire(args: AcquireArgs, store: &Choice, json: bool) -> Re
         Some(wait) => request.wait_up_to(wait),
         None => request.no_wait(),
     };
-    let taken = async {
-        let guard = request.await?;
-        let fence = guard.fence();
-        guard.into_token().await.map(|token| (token, fence))
-    };
-    let (token, fence) = tokio::select! {
+    let taken = async { request.await?.detach().await };
+    let lease = tokio::select! {
         biased;
-        taken = taken => taken?,
+        lease = taken => lease?,
         Ok(signal) = signalled => {
             // Its place in line is given up before it is gone.
             locks.shutdown().await;
@@ -41,14 +39,15 @@ pub(crate) async fn acquire(args: AcquireArgs, store: &Choice, json: bool) -> Re
     };
     let told = if json {
         let mut view = locks.info(&args.name).await?.view();
-        view.fence = fence.map(leasehold::Fence::get);
-        say::json(&AcquiredView::new(view, &token))
+        view.fence = lease.try_fence().map(leasehold::Fence::get);
+        say::json(&AcquiredView::new(view, lease.token()))
     } else {
-        say::data(&format!("{}\n{}\n", token.reveal(), fence.map_or_else(String::new, |fence| fence.to_string())))
+        let fence = lease.try_fence().map_or_else(String::new, |fence| fence.to_string());
+        say::data(&format!("{}\n{fence}\n", lease.token().reveal()))
     };
     if !matches!(told, Ok(true)) {
         // Nobody has the token: nobody else could give the lock back before its ttl is over.
-        let _ = locks.release_token_and_tell(&args.name, &token).await;
+        let _ = lease.release().await;
     }
     locks.shutdown().await;
     match told? {
@@ -64,7 +63,7 @@ pub(crate) async fn acquire(args: AcquireArgs, store: &Choice, json: bool) -> Re
 pub(crate) async fn renew(args: RenewArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
     let token = read_token(&args.token)?;
     let locks = store.connect().await?;
-    let renewed = locks.renew_token(&args.name, &token, args.ttl).await;
+    let renewed = locks.lease(&args.name, &token)?.renew(args.ttl).await;
     if let Err(error) = renewed {
         return Err(not_held(error, &locks, &args.name, &token).await);
     }
@@ -84,7 +83,7 @@ pub(crate) async fn renew(args: RenewArgs, store: &Choice, json: bool) -> Result
 pub(crate) async fn release(args: ReleaseArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
     let token = read_token(&args.token)?;
     let locks = store.connect().await?;
-    if !locks.release_token_and_tell(&args.name, &token).await? {
+    if !locks.lease(&args.name, &token)?.release().await? {
         let gone = Error::Lost { name: args.name.clone(), why: leasehold::LossReason::Gone };
         return Err(not_held(gone, &locks, &args.name, &token).await);
     }

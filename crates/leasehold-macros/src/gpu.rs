@@ -122,7 +122,7 @@ impl Attribute for Options {
                 let __leasehold_locks: &::leasehold::LockManager = &(#locks);
                 ::core::option::Option::Some(::core::clone::Clone::clone(__leasehold_locks))
             }},
-            None => quote! { ::leasehold::installed() },
+            None => quote! { ::leasehold::LockManager::installed() },
         };
         quote! {
             let __leasehold_call = ::leasehold::__private::GpuCall {

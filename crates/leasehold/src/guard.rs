@@ -7,19 +7,17 @@ use tokio_util::sync::CancellationToken;
 use crate::client::renewal::{Record, Verdict};
 use crate::clock::Moment;
 use crate::engine::lease_cell::{LeaseCell, NewLease};
-use crate::engine::{Alive, by_token};
+use crate::engine::{EngineHandle, by_token};
 use crate::error::{Error, Operation};
-use crate::event::LossReason;
 use crate::facts::{Fence, HolderId, LockName, Owner, Token, Ttl};
-use crate::lease::{self, Plan};
+use crate::lease::{self, Lease, Plan};
+use crate::loss::LossReason;
 use crate::store::{Grant, Renewed, StoreErrorKind};
 
-/// Holds a lock. Dropping it gives the lock up, in the background; [`Guard::release`] waits until
-/// that is done.
+/// Holds a lock. Dropping it releases the lock in the background; [`Guard::release`] waits until that is done.
 ///
-/// While it lives the lease is renewed (unless that was switched off). Should the lease be lost all
-/// the same, [`Guard::lost`] tells at once: the work must stop then, because somebody else may hold
-/// the lock soon.
+/// While it lives the lease is renewed, unless that was switched off. If the lease is lost all the same, [`Guard::lost`]
+/// returns at once: the work must stop then, because another holder may have the lock soon.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -31,7 +29,7 @@ use crate::store::{Grant, Renewed, StoreErrorKind};
 /// }
 /// guard.release().await?;
 /// # Ok(()) }
-/// # async fn pay(_: Option<leasehold::Fence>) {}
+/// # async fn pay(_: leasehold::Fence) {}
 /// ```
 #[must_use = "dropping the guard gives the lock up"]
 pub struct Guard {
@@ -39,23 +37,23 @@ pub struct Guard {
 }
 
 struct Tended {
-    alive: Arc<Alive>,
+    engine: Arc<EngineHandle>,
     cell: Arc<LeaseCell>,
 }
 
 impl Guard {
-    pub(crate) fn begin(alive: Arc<Alive>, lease: NewLease, grant: &Grant, record: Record) -> Self {
+    pub(crate) fn begin(engine: Arc<EngineHandle>, lease: NewLease, grant: &Grant, record: Record) -> Self {
         let cell = Arc::new(LeaseCell::new(lease, grant, record));
-        alive.0.leases.insert(&alive.0, &cell);
+        engine.core.leases.insert(&engine.core, &cell);
         // A shutdown that told every holder may have passed while this grant was on its way.
-        if alive.0.closing.is_cancelled() {
-            alive.0.lose(&cell, LossReason::Shutdown);
+        if engine.core.closing.is_cancelled() {
+            engine.core.lose(&cell, LossReason::Shutdown);
         }
-        Self { held: Some(Tended { alive, cell }) }
+        Self { held: Some(Tended { engine, cell }) }
     }
 
-    pub(crate) fn unprotected(alive: Arc<Alive>, cell: Arc<LeaseCell>) -> Self {
-        Self { held: Some(Tended { alive, cell }) }
+    pub(crate) fn unprotected(engine: Arc<EngineHandle>, cell: Arc<LeaseCell>) -> Self {
+        Self { held: Some(Tended { engine, cell }) }
     }
 
     /// Since this process knows that it holds it.
@@ -63,64 +61,73 @@ impl Guard {
         self.cell().granted_at.until(Moment::now())
     }
 
-    /// The lock.
+    /// Returns the lock.
     pub fn name(&self) -> &LockName {
         &self.cell().name
     }
 
-    /// The secret that renews and releases it.
+    /// Returns the secret that renews and releases the lease.
     pub fn token(&self) -> &Token {
         &self.cell().token
     }
 
-    /// This holder's public id.
+    /// Returns the public id of this holder.
     pub fn holder_id(&self) -> HolderId {
         self.cell().token.holder_id()
     }
 
-    /// Who holds it, for people.
+    /// Returns the owner, for people.
     pub fn owner(&self) -> Owner {
         self.cell().state().owner.clone()
     }
 
-    /// The fence of this grant: higher than that of every grant of this name before. `None` when it
-    /// was asked for [`unfenced`](crate::LockRequest::unfenced), or is unprotected.
-    pub fn fence(&self) -> Option<Fence> {
+    /// Returns the fence of this grant: higher than that of every earlier grant of this name.
+    ///
+    /// A guard that was requested [`unfenced`](crate::LockRequest::unfenced), or that is
+    /// [unprotected](Self::is_protected), has none and returns [`Fence::NONE`], which a resource that checks fences
+    /// refuses. It is a value and not a type of its own, because an outage decides at run time whether a guard is
+    /// unprotected. [`try_fence`](Self::try_fence) tells the two apart.
+    pub fn fence(&self) -> Fence {
+        self.try_fence().unwrap_or(Fence::NONE)
+    }
+
+    /// Returns the fence of this grant, or `None` when the guard is unfenced or unprotected.
+    pub fn try_fence(&self) -> Option<Fence> {
         self.cell().fence.filter(|_| self.cell().fenced)
     }
 
-    /// Until when the lease is proven; every renewal moves it.
+    /// Returns until when the lease is proven; every renewal moves it.
     pub fn valid_until(&self) -> Moment {
         self.cell().state().belief.valid_until()
     }
 
-    /// Whether the lease is proven at this moment.
+    /// Returns whether the lease is proven at this moment.
     pub fn is_valid(&self) -> bool {
         !self.cell().protected || self.cell().is_valid(Moment::now())
     }
 
-    /// `false`: the store was unreachable and the policy is to go on without a lock. Somebody else
-    /// may be at work too.
+    /// Returns whether the lock is held. `false`: the store was unreachable and the policy is to go on without a lock, so
+    /// others may be at work too.
     pub fn is_protected(&self) -> bool {
         self.cell().protected
     }
 
-    /// Waits until the lease is lost, and says why.
+    /// Waits until the lease is lost, and returns why.
     ///
     /// # Cancel safety
-    /// Cancel safe: the loss stays told.
+    /// Cancel safe: a later call returns the same loss.
     pub async fn lost(&self) -> LossReason {
         self.cell().wait_for(|state| state.lost).await
     }
 
-    /// Why the lease was lost, if it was.
+    /// Returns why the lease was lost, if it was.
     pub fn loss(&self) -> Option<LossReason> {
         self.cell().state().lost
     }
 
-    /// Is cancelled when the lease is lost: for work that already listens to such a token.
-    pub fn lost_token(&self) -> CancellationToken {
-        self.cell().lost_token()
+    /// Returns a token that is cancelled when the lease is lost, for work that already listens to one.
+    pub fn cancellation(&self) -> CancellationToken {
+        self.cell().cancellation()
     }
 
     /// Waits until somebody asks this holder to come to an end soon, and says why. The lease stays
@@ -143,8 +150,8 @@ impl Guard {
     /// Dropped before the answer, the lease may have been prolonged or not; both are safe.
     pub async fn extend(&self, ttl: Duration) -> Result<(), Error> {
         let ttl = Ttl::new(ttl)?;
-        let Tended { alive, cell } = self.tended();
-        let core = &alive.0;
+        let Tended { engine, cell } = self.tended();
+        let core = &engine.core;
         let lost = |why| Error::Lost { name: cell.name.clone(), why };
         if !cell.protected {
             return Ok(());
@@ -188,13 +195,13 @@ impl Guard {
     /// # Cancel safety
     /// Dropped before the answer, the release goes on in the background.
     pub async fn release(mut self) -> Result<bool, Error> {
-        let Tended { alive, cell } = self.held.take().expect("a guard holds until it is released");
-        alive.0.release(cell).await
+        let Tended { engine, cell } = self.held.take().expect("a guard holds until it is released");
+        engine.core.release(cell).await
     }
 
-    /// Lets go of the guard and keeps the lease, which belongs to no process from then on: it is renewed no
-    /// more, no death of ours ends it, and it ends by its ttl, counted from this call, unless whoever has its
-    /// token renews or releases it. For handing a lock to another process.
+    /// Gives up the guard and keeps the lease, for handing a lock to another process. From then on the lease belongs to
+    /// no process: nothing renews it, the death of this process does not end it, and it ends by its ttl, counted from
+    /// this call, unless its token renews or releases it.
     ///
     /// # Errors
     /// [`Error::Lost`] when the lease is over, [`Error::Store`] when the store did not answer; the lock
@@ -202,31 +209,32 @@ impl Guard {
     ///
     /// # Cancel safety
     /// Dropped before the answer, the lock is released in the background.
-    pub async fn into_token(self) -> Result<Token, Error> {
+    pub async fn detach(self) -> Result<Lease, Error> {
         let token = self.token().clone();
+        let lease = Lease::new(self.tended().engine.clone(), self.name().clone(), token.clone(), self.try_fence());
         self.hand_to(&token).await?;
-        Ok(token)
+        Ok(lease)
     }
 
-    /// The same under another token.
+    /// Makes the lease that of another token; see [`detach`](Self::detach).
     pub(crate) async fn hand_to(mut self, token: &Token) -> Result<(), Error> {
-        let Tended { alive, cell } = self.held.take().expect("a guard holds until it is released");
-        if cell.protected { by_token::hand_on(&alive.0, &cell, token).await } else { Ok(()) }
+        let Tended { engine, cell } = self.held.take().expect("a guard holds until it is released");
+        if cell.protected { by_token::hand_on(&engine.core, &cell, token).await } else { Ok(()) }
     }
 
     /// From now on held on these terms; the store is told with the next pass. For a lease that was taken
     /// on shorter ones.
     pub(crate) fn settle(&self, ttl: Ttl, renew_every: Option<Duration>, max_hold: Option<Duration>) {
-        let Tended { alive, cell } = self.tended();
+        let Tended { engine, cell } = self.tended();
         let now = Moment::now();
         let mut state = cell.state();
         state.change_terms(ttl, Plan { every: renew_every, at_most_until: max_hold.map(|hold| now + hold) });
         state.renew_at = Some(now);
         drop(state);
-        alive.0.leases.touch(cell);
+        engine.core.leases.touch(cell);
     }
 
-    /// How long the lease is still proven.
+    /// Returns for how long the lease is still proven.
     pub fn remaining(&self) -> Duration {
         Moment::now().until(self.valid_until())
     }
@@ -249,8 +257,8 @@ impl Drop for Guard {
     /// Hands the release to the background: `drop` cannot await, and blocking here could stall the
     /// very runtime that has to answer.
     fn drop(&mut self) {
-        if let Some(Tended { alive, cell }) = self.held.take() {
-            alive.0.release_in_background(cell);
+        if let Some(Tended { engine, cell }) = self.held.take() {
+            engine.core.release_in_background(cell);
         }
     }
 }
@@ -260,7 +268,7 @@ impl fmt::Debug for Guard {
         f.debug_struct("Guard")
             .field("name", self.name())
             .field("holder", &self.holder_id())
-            .field("fence", &self.fence())
+            .field("fence", &self.try_fence())
             .field("remaining", &self.remaining())
             .finish_non_exhaustive()
     }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use crate::engine::Core;
 use crate::error::Error;
-use crate::event::LossReason;
 use crate::facts::{Fence, LockName};
 use crate::guard::Guard;
+use crate::loss::LossReason;
 use crate::request::LockRequest;
 
 tokio::task_local! {
@@ -71,7 +71,7 @@ pub(crate) async fn run<T>(
     lost: impl Future<Output = (LockName, LossReason)>,
     work: impl Future<Output = T>,
 ) -> Result<T, Error> {
-    let fence = guards.iter().filter_map(|guard| guard.fence()).max();
+    let fence = guards.iter().filter_map(|guard| guard.try_fence()).max();
     let scope = Arc::new(Scope { fence, lock: None, outer: Scope::current() });
     tokio::select! {
         // Lost first: work must not take another step once the lease is over.
@@ -114,7 +114,7 @@ impl Entered {
 
     fn new(core: Arc<Core>, guard: Arc<Guard>, nested: bool) -> Self {
         let lock = Some(Entrance { guard: guard.clone(), core });
-        let scope = Arc::new(Scope { fence: guard.fence(), lock, outer: Scope::current() });
+        let scope = Arc::new(Scope { fence: guard.try_fence(), lock, outer: Scope::current() });
         Self { guard, scope, nested }
     }
 
@@ -151,7 +151,7 @@ impl Entered {
         drop(scope);
         let Some(guard) = Arc::into_inner(guard) else { return };
         if let Err(error) = guard.release().await {
-            tracing::warn!(%error, "the work is done; its lock is released in the background");
+            tracing::warn!(error = %format_args!("{error:#}"), "the work is done; its lock is released in the background");
         }
     }
 }

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use leasehold::{Holder, LockManager};
+use leasehold::LockManager;
+use leasehold::inspect::Holder;
 use leasehold_server::{Server, Settings};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;

@@ -3,8 +3,9 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
-use leasehold::clock::Moment;
-use leasehold::{Done, LockManager, Owner, ResultSlot, Started};
+use leasehold::lease::Moment;
+use leasehold::once::{Done, ResultSlot, Started};
+use leasehold::{LockManager, Owner};
 use nix::sys::signal::Signal;
 
 use super::deadline::Deadlines;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::clock::Moment;
+use leasehold::lease::Moment;
 
 use super::orders::Times;
 

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use leasehold::clock::Moment;
+use leasehold::lease::Moment;
 
 use super::keeper::{Keeper, until};
 use super::lease::Lease;
@@ -97,7 +97,7 @@ impl Keeper {
             }
             Err(error) => {
                 let left = Moment::now().until(valid_until);
-                let text = format!("{error}; {name} is free in {} at the latest", crate::duration::shown(left));
+                let text = format!("{error:#}; {name} is free in {} at the latest", crate::duration::shown(left));
                 say::failure(&Failure::new(Exit::Unreachable, text));
                 // It is tried again by other means; a lease that is over needs no release.
                 if let Some(locks) = &self.locks {

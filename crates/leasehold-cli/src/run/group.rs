@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use leasehold::clock::Moment;
+use leasehold::lease::Moment;
 
 use crate::signals::Came;
 

@@ -9,7 +9,8 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use leasehold::clock::{Alarm, Moment};
+use leasehold::__private::Alarm;
+use leasehold::lease::Moment;
 use nix::sys::signal::Signal;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, open};

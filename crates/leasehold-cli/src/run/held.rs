@@ -2,7 +2,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leasehold::{Error, Holder, LockManager};
+use leasehold::inspect::Holder;
+use leasehold::{Error, LockManager};
 use serde::Serialize;
 
 use crate::exit::{Exit, Failure};

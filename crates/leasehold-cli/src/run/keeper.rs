@@ -7,8 +7,9 @@ use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use leasehold::clock::Moment;
-use leasehold::{LockManager, LossReason, Owner, ResultSlot, Ttl};
+use leasehold::lease::{Moment, Ttl};
+use leasehold::once::ResultSlot;
+use leasehold::{LockManager, LossReason, Owner};
 use nix::sys::signal::Signal;
 use rustix::process::{Pid, getpgrp, getppid, kill_process};
 use tokio::io::unix::AsyncFd;

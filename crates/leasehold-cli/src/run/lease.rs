@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
-use leasehold::clock::Moment;
 use leasehold::gpu::{Device, Gpus};
+use leasehold::lease::Moment;
 use leasehold::{Error, Guard, LockName, LossReason};
 
 /// At least one guard.
@@ -49,7 +49,7 @@ impl Lease {
     }
 
     pub(super) fn fences(&self) -> String {
-        joined(self.guards.iter().filter_map(|guard| guard.fence().map(|fence| fence.to_string())))
+        joined(self.guards.iter().filter_map(|guard| guard.try_fence().map(|fence| fence.to_string())))
     }
 
     /// Until when all of it is proven.

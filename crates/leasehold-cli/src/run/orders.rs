@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use leasehold::clock::Moment;
+use leasehold::lease::Moment;
 use nix::sys::signal::Signal;
 use rustix::process::Pid;
 

@@ -3,7 +3,7 @@
 
 use std::io::{self, Write};
 
-use leasehold::Done;
+use leasehold::once::Done;
 use serde::{Deserialize, Serialize};
 
 use super::tee::Kept;

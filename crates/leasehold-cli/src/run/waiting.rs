@@ -3,7 +3,8 @@
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
-use leasehold::{LockInfo, LockManager, Owner};
+use leasehold::inspect::LockInfo;
+use leasehold::{LockManager, Owner};
 use rustix::process::getpgrp;
 use rustix::termios::{tcgetpgrp, tcgetwinsize};
 

@@ -5,7 +5,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use leasehold::clock::Moment;
+use leasehold::lease::Moment;
 use nix::sys::signal::Signal;
 use rustix::process::{Pid, getpgid, getpgrp};
 use tokio::io::unix::AsyncFd;

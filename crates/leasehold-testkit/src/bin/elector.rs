@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::{LockManager, Options, Term};
+use leasehold::elect::Term;
+use leasehold::{LockManager, Options};
 use leasehold_testkit::history::{Event, HistoryWriter, Kind};
 use serde::Deserialize;
 use serde_json::json;

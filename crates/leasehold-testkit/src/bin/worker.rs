@@ -5,7 +5,8 @@ use std::io::BufRead;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::{Error, Guard, LockManager, Options, Permit};
+use leasehold::pool::Permit;
+use leasehold::{Error, Guard, LockManager, Options};
 use leasehold_testkit::history::{Event, HistoryWriter, Kind};
 use leasehold_testkit::job::Job;
 use serde_json::{Value, json};
@@ -86,7 +87,7 @@ async fn cycle(
                 continue;
             }
         };
-        let fence = guard.fence().expect("fenced").get();
+        let fence = guard.fence().get();
         history.record(&event(Kind::Granted).fence(fence).valid_until_ns(until(&guard)));
         let end = if job.hold {
             say(&json!({ "task": task, "granted": fence, "holder": guard.holder_id().as_str() }));
@@ -128,7 +129,7 @@ async fn cycle_in_pool(
         };
         let record = |kind, permit: &Permit| {
             let event = Event::now(task, permit.name().as_str(), kind);
-            history.record(&event.fence(permit.fence().expect("fenced").get()).valid_until_ns(until(permit)));
+            history.record(&event.fence(permit.fence().get()).valid_until_ns(until(permit)));
         };
         for permit in permits.iter() {
             history.record(&Event { name: permit.name().to_string(), ..asked.clone() });
@@ -175,7 +176,7 @@ async fn obey(guard: &Guard, job: &Job, task: u64, lines: &mut broadcast::Receiv
                 say(&json!({ "task": task, "renewed": answer.is_ok(), "lost": lost }));
             }
             "write" => {
-                let fence = guard.fence().expect("fenced").get();
+                let fence = guard.fence().get();
                 say(&json!({ "task": task, "wrote": fence, "valid": guard.is_valid() }));
             }
             "abort" => std::process::abort(),
@@ -191,7 +192,7 @@ async fn record_renewals(guard: &Guard, history: &HistoryWriter, job: &Job, task
         tokio::time::sleep(Duration::from_millis(10)).await;
         if guard.valid_until() != known {
             known = guard.valid_until();
-            let fence = guard.fence().expect("fenced").get();
+            let fence = guard.fence().get();
             history.record(&Event::now(task, &job.name, Kind::Renewed).fence(fence).valid_until_ns(until(guard)));
         }
     }

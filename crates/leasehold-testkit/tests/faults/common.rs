@@ -134,13 +134,13 @@ impl Chronicle {
 
     pub(crate) fn granted(&self, task: u64, guard: &Guard) {
         let event = Event::now(task, guard.name().as_str(), Kind::Granted).valid_until_ns(until_ns(guard));
-        self.writer.record(&event.fence(guard.fence().expect("fenced").get()));
+        self.writer.record(&event.fence(guard.fence().get()));
     }
 
     /// The holder stops relying on the lock.
     pub(crate) fn ends(&self, task: u64, guard: &Guard, how: Kind) {
         let event = Event::now(task, guard.name().as_str(), how);
-        self.writer.record(&event.fence(guard.fence().expect("fenced").get()));
+        self.writer.record(&event.fence(guard.fence().get()));
     }
 
     /// A worker is about to die: from now on it holds nothing.

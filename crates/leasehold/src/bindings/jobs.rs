@@ -82,7 +82,8 @@ impl Bindings<JobBinding> {
     /// ```
     /// # use std::time::Duration;
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// use leasehold::{JobBinding, LockManager, Reserved};
+    /// use leasehold::bindings::{JobBinding, Reserved};
+    /// use leasehold::LockManager;
     ///
     /// # let locks = LockManager::connect("memory:").await?;
     /// let jobs = locks.bindings::<JobBinding>();

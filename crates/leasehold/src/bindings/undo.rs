@@ -40,7 +40,7 @@ impl Drop for Undo {
                 match core.within(core.store.remove(&id, &claim)).await {
                     Ok(_) => return,
                     Err(error) if !error.is_passing() => {
-                        tracing::warn!(id = %id.id, %claim, %error, "not removed; it ends with its lease");
+                        tracing::warn!(id = %id.id, %claim, error = %format_args!("{error:#}"), "not removed; it ends with its lease");
                         return;
                     }
                     Err(_) => tokio::time::sleep(pause).await,

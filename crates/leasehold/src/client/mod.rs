@@ -65,11 +65,11 @@ pub(crate) struct Policy {
 impl From<&Options> for Policy {
     fn from(options: &Options) -> Self {
         Self {
-            events: options.events,
+            events: options.notifications,
             poll_interval: options.poll_interval,
             max_poll_interval: options.max_poll_interval,
-            ask_again_within: options.ask_again_within,
-            patience: options.patience,
+            ask_again_within: options.recheck_interval,
+            patience: options.outage_timeout,
         }
     }
 }

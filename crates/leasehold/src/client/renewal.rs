@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use crate::clock::Moment;
-use crate::event::LossReason;
 use crate::facts::{Owner, Ttl};
 use crate::lease::{Belief, Plan, Step, check_every};
+use crate::loss::LossReason;
 use crate::store::{Grant, Renewed};
 
 /// Leases due within this are renewed in the same pass.

@@ -258,6 +258,11 @@ impl Setting for JournalDir {
 pub struct StoreUrl(String);
 
 impl StoreUrl {
+    /// The embedded store in its default place. A build without SQLite refuses it when it is opened.
+    pub(super) fn embedded() -> Self {
+        Self("sqlite:".to_owned())
+    }
+
     /// The URL itself, with whatever secrets it has.
     pub fn reveal(&self) -> &str {
         &self.0
@@ -267,12 +272,12 @@ impl StoreUrl {
 impl Setting for StoreUrl {
     fn parse(text: &str) -> Result<Self, String> {
         // The colon at an end would need quotes in YAML; without it the meaning is just as plain.
-        crate::manager::check_url(text).map_err(|error| error.detail().to_owned())?;
+        crate::store::open::check_url(text).map_err(|error| error.detail().to_owned())?;
         Ok(Self(text.to_owned()))
     }
 
     fn show(&self) -> String {
-        crate::manager::without_secrets(&self.0)
+        crate::store::open::without_secrets(&self.0)
     }
 }
 

@@ -8,16 +8,17 @@ use tokio::sync::oneshot;
 
 use super::lease_cell::{LeaseCell, NewLease};
 use super::waiting::Reply;
-use super::{Alive, Core, lock};
+use super::{Core, EngineHandle, lock};
 use crate::client::Seen;
 use crate::client::renewal::Record;
 use crate::client::trying::{AfterTry, Trying};
 use crate::clock::{Moment, sleep_until, wall_ms};
 use crate::error::{Error, Operation};
-use crate::event::{LossReason, Transition};
+use crate::events::Transition;
 use crate::facts::{LockName, Owner, Token, Ttl};
 use crate::guard::Guard;
 use crate::journal::JournalKind;
+use crate::loss::LossReason;
 use crate::options::OnUnavailable;
 use crate::store::{Claim, StoreError, StoreErrorKind, Ticket};
 
@@ -97,8 +98,8 @@ impl Drop for Undo<'_> {
 }
 
 /// Takes a lock as wished.
-pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish) -> Result<Guard, Error> {
-    let core = &alive.0;
+pub(crate) async fn acquire(engine: &Arc<EngineHandle>, wish: Wish) -> Result<Guard, Error> {
+    let core = &engine.core;
     // Before the look: a shutdown either is seen here, or waits for this call.
     let _call = core.call();
     if core.closing.is_cancelled() {
@@ -106,9 +107,9 @@ pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish) -> Result<Guard, Err
     }
     let began = Moment::now();
     let seen = Mutex::new(Seen::default());
-    let answer_by = wish.wait.answer_by(began, core.options.answer_within);
+    let answer_by = wish.wait.answer_by(began, core.options.request_timeout);
     let outcome = {
-        let mut obtaining = pin!(obtain(alive, &wish, began, &seen));
+        let mut obtaining = pin!(obtain(engine, &wish, began, &seen));
         match answer_by {
             None => obtaining.await,
             Some(by) => tokio::select! {
@@ -122,10 +123,10 @@ pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish) -> Result<Guard, Err
     let error = match outcome {
         Ok((guard, handed_over)) => {
             core.stats.total_locks.add_one();
-            tracing::debug!(name = %wish.name, ?waited, fence = ?guard.fence(), "acquired");
+            tracing::debug!(name = %wish.name, ?waited, fence = ?guard.try_fence(), "acquired");
             core.observe(&Transition::Acquired { name: wish.name.as_str(), waited, handed_over });
             if handed_over {
-                core.figures.handed_over(guard.held_for());
+                core.metrics.handed_over(guard.held_for());
             }
             return Ok(guard);
         }
@@ -140,7 +141,7 @@ pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish) -> Result<Guard, Err
     };
     match error {
         Error::Store { source, .. } if wish.on_unavailable == OnUnavailable::FailOpen && source.is_passing() => {
-            Ok(Box::pin(go_on_unprotected(alive, wish, source)).await)
+            Ok(Box::pin(go_on_unprotected(engine, wish, source)).await)
         }
         Error::NotAcquired { .. } => {
             core.stats.not_acquired.add_one();
@@ -165,12 +166,17 @@ impl Ended {
 }
 
 /// The guard, and whether another holder handed the lock over.
-async fn obtain(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<Seen>) -> Result<(Guard, bool), Ended> {
-    let core = &alive.0;
+async fn obtain(
+    engine: &Arc<EngineHandle>,
+    wish: &Wish,
+    began: Moment,
+    seen: &Mutex<Seen>,
+) -> Result<(Guard, bool), Ended> {
+    let core = &engine.core;
     // A call that can wait does not overtake tasks of its own process that wait already, and does not try in vain for a
     // lock that was just handed on.
     if wish.wait == Wait::Not || !core.waiting.is_contended(&wish.name) {
-        if let Some(guard) = try_once(alive, wish, seen).await? {
+        if let Some(guard) = try_once(engine, wish, seen).await? {
             return Ok((guard, false));
         }
         if wish.wait == Wait::Not {
@@ -178,12 +184,16 @@ async fn obtain(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<See
         }
     }
     // Boxed: a lock that is free should not carry the room for waiting around.
-    Ok((Box::pin(wait(alive, wish, None, began, seen)).await?, true))
+    Ok((Box::pin(wait(engine, wish, None, began, seen)).await?, true))
 }
 
 /// One try; `None` when somebody else holds the lock. Sent again where the store did not answer.
-pub(super) async fn try_once(alive: &Arc<Alive>, wish: &Wish, seen: &Mutex<Seen>) -> Result<Option<Guard>, Ended> {
-    let core = &alive.0;
+pub(super) async fn try_once(
+    engine: &Arc<EngineHandle>,
+    wish: &Wish,
+    seen: &Mutex<Seen>,
+) -> Result<Option<Guard>, Ended> {
+    let core = &engine.core;
     let mut undo = Undo::arm(core, claim(wish));
     let mut trying = Trying::new();
     loop {
@@ -202,7 +212,7 @@ pub(super) async fn try_once(alive: &Arc<Alive>, wish: &Wish, seen: &Mutex<Seen>
             let lease = wish.lease(undo.disarm().token);
             let later = wish.fenced && core.store.writes_fence_later();
             let record = if later { Record::Fence } else { Record::Complete };
-            if let Some(guard) = received(Guard::begin(alive.clone(), lease, &grant, record))? {
+            if let Some(guard) = received(Guard::begin(engine.clone(), lease, &grant, record))? {
                 return Ok(Some(guard));
             }
             undo = Undo::arm(core, claim(wish));
@@ -238,17 +248,17 @@ pub(super) async fn try_once(alive: &Arc<Alive>, wish: &Wish, seen: &Mutex<Seen>
 
 /// Waits for its turn in the room of the name, under a ticket of its own or the room's.
 pub(super) async fn wait(
-    alive: &Arc<Alive>,
+    engine: &Arc<EngineHandle>,
     wish: &Wish,
     ticket: Option<Ticket>,
     began: Moment,
     seen: &Mutex<Seen>,
 ) -> Result<Guard, Ended> {
-    let core = &alive.0;
+    let core = &engine.core;
     let deadline = wish.wait.deadline(began);
     loop {
         let (reply, mut answer) = oneshot::channel();
-        let mut seated = core.waiting.sit(alive, wish, ticket, Reply::One(reply));
+        let mut seated = core.waiting.sit(engine, wish, ticket, Reply::One(reply));
         let answered = tokio::select! {
             biased;
             answered = &mut answer => answered,
@@ -287,15 +297,15 @@ pub(super) fn received(guard: Guard) -> Result<Option<Guard>, Ended> {
 }
 
 /// The store is unreachable and the policy is to go on: never silently.
-async fn go_on_unprotected(alive: &Arc<Alive>, wish: Wish, why: StoreError) -> Guard {
-    let core = &alive.0;
+async fn go_on_unprotected(engine: &Arc<EngineHandle>, wish: Wish, why: StoreError) -> Guard {
+    let core = &engine.core;
     core.stats.unprotected_runs.add_one();
     tracing::warn!(name = %wish.name, store = core.store.describe(), error = %why,
         "going on WITHOUT the lock: the store is unreachable and the policy is fail_open");
     core.observe(&Transition::Unprotected { name: wish.name.as_str() });
     let cell = Arc::new(LeaseCell::unprotected(wish.lease(Token::random())));
     core.write_journal(JournalKind::Unprotected, &cell, &why).await;
-    Guard::unprotected(alive.clone(), cell)
+    Guard::unprotected(engine.clone(), cell)
 }
 
 pub(super) fn not_acquired(core: &Core, wish: &Wish, waited: Duration, seen: Seen) -> Error {

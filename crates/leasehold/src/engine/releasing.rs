@@ -13,7 +13,7 @@ use super::renewal::lock_event;
 use super::waiting::jittered;
 use crate::clock::Moment;
 use crate::error::{Error, Operation};
-use crate::event::{EventKind, ReleaseLayer, Transition};
+use crate::events::{EventKind, ReleaseLayer, Transition, alert_kind};
 use crate::facts::LockName;
 use crate::journal::{JournalEntry, JournalKind};
 use crate::store::{Note, Release, StoreError, StoreErrorKind};
@@ -97,7 +97,7 @@ impl Core {
         let released = if cell.waited {
             self.within(self.store.release(&cell.name, &cell.token)).await
         } else {
-            self.within(self.store.let_go(&cell.name, &cell.token)).await
+            self.within(self.store.release_uncontended(&cell.name, &cell.token)).await
         };
         if released.is_ok() {
             self.answered(Operation::Release, asked_at);
@@ -126,7 +126,7 @@ impl Core {
                 Ok(answer) => {
                     if answer == Release::Released {
                         self.stats.emergency_releases.add_one();
-                        self.alert("gpu_lock_emergency_release", cell, &error.to_string());
+                        self.alert(alert_kind::EMERGENCY_RELEASE, cell, &error.to_string());
                     }
                     self.released(cell, answer, ReleaseLayer::Emergency);
                     return;
@@ -141,7 +141,7 @@ impl Core {
         tracing::error!(name = %cell.name, holder = %cell.token.holder_id(), %error, "a release failed; trying again");
         self.observe(&Transition::StoreFailed { operation: Operation::Release, kind: error.kind() });
         if is_script_error(error) {
-            self.alert("lua_script_error", cell, &error.to_string());
+            self.alert(alert_kind::SCRIPT_ERROR, cell, &error.to_string());
         }
     }
 
@@ -188,7 +188,7 @@ impl Core {
 
     async fn journal_release(&self, cell: &LeaseCell, error: &StoreError) {
         self.stats.journalled_releases.add_one();
-        self.alert("release_journalled", cell, &error.to_string());
+        self.alert(alert_kind::RELEASE_JOURNALLED, cell, &error.to_string());
         let held = cell.granted_at.until(Moment::now());
         self.observe(&Transition::Released { name: cell.name.as_str(), held, layer: ReleaseLayer::Journalled });
         self.write_journal(JournalKind::Unreleased, cell, error).await;
@@ -203,7 +203,7 @@ impl Core {
         entry.store = self.store.describe();
         self.options.keys.namespace().as_str().clone_into(&mut entry.namespace);
         entry.owner = cell.state().owner.to_string();
-        entry.fence = cell.fence.map(crate::Fence::get);
+        entry.fence = cell.fence.map(crate::facts::Fence::get);
         entry.ttl_ms = cell.state().ttl.as_millis();
         entry.why = error.to_string();
         let written = self.runtime.spawn_blocking(move || journal.write(&entry).map_err(|e| (journal, e))).await;
@@ -253,7 +253,7 @@ impl Core {
 
     /// No question to the store goes unanswered for longer than the options allow.
     pub(crate) async fn within<T>(&self, ask: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
-        match tokio::time::timeout(self.options.answer_within, ask).await {
+        match tokio::time::timeout(self.options.request_timeout, ask).await {
             Ok(answer) => answer,
             Err(_) => Err(StoreErrorKind::NoAnswer.into()),
         }

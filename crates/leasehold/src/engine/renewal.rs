@@ -14,8 +14,9 @@ use super::lease_cell::{Due, LeaseCell};
 use super::{Core, lock};
 use crate::client::renewal::{PASS, Sent, Then, Verdict};
 use crate::clock::{Moment, Sleeper, wall_ms};
-use crate::event::{EventKind, LockEvent, LossReason, Transition};
+use crate::events::{EventKind, LockEvent, Transition};
 use crate::facts::Token;
+use crate::loss::LossReason;
 use crate::store::{Note, Renewal, Renewed, StoreError, StoreErrorKind};
 
 /// Renewals in one request.
@@ -317,9 +318,9 @@ fn look(core: &Core, now: Moment) -> Vec<InFlight> {
 async fn renew(core: &Core, pass: Vec<InFlight>) -> (Moment, Vec<InFlight>, Vec<Renewed>) {
     let renewals: Vec<Renewal> = pass.iter().map(|InFlight { cell, sent }| cell.renewal(sent)).collect();
     let asked_at = Moment::now();
-    let answered = tokio::time::timeout(core.options.answer_within, core.store.renew(&renewals)).await;
+    let answered = tokio::time::timeout(core.options.request_timeout, core.store.renew(&renewals)).await;
     if answered.is_ok() {
-        core.answered(crate::Operation::Renew, asked_at);
+        core.answered(crate::error::Operation::Renew, asked_at);
     }
     let answers =
         answered.unwrap_or_else(|_| vec![Renewed::Unknown(StoreError::from(StoreErrorKind::NoAnswer)); renewals.len()]);
@@ -348,7 +349,10 @@ fn take_answer(core: &Core, InFlight { cell, sent }: &InFlight, asked_at: Moment
                 } else {
                     tracing::debug!(name = %cell.name, %error, "a check was not answered");
                 }
-                core.observe(&Transition::StoreFailed { operation: crate::Operation::Renew, kind: error.kind() });
+                core.observe(&Transition::StoreFailed {
+                    operation: crate::error::Operation::Renew,
+                    kind: error.kind(),
+                });
             }
         }
     }
@@ -389,7 +393,7 @@ pub(crate) fn lock_event(cell: &LeaseCell, owner: &str, kind: EventKind, reason:
         name: cell.name.to_string(),
         owner: owner.to_owned(),
         holder_id: cell.token.holder_id().to_string(),
-        fence: cell.fence.map(crate::Fence::get),
+        fence: cell.fence.map(crate::facts::Fence::get),
         at_ms: wall_ms(),
         reason: reason.to_owned(),
     }

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::acquiring::Wish;
 use super::lease_cell::NewLease;
 use super::leaving::GivenUp;
-use super::{Alive, Core, lock};
+use super::{Core, EngineHandle, lock};
 use crate::client::rooms::{Effect, Rooms, Seat, SeatId};
 use crate::client::{Context, Seen, Source};
 use crate::clock::{Moment, sleep_until, wall_ms};
@@ -48,7 +48,7 @@ struct Inner {
 
 /// A task that waits.
 pub(crate) struct Waiter {
-    alive: Arc<Alive>,
+    engine: Arc<EngineHandle>,
     lease: NewLease,
     reply: Reply,
 }
@@ -110,11 +110,11 @@ impl Drop for Seated {
 
 impl Waiting {
     /// Sits down in the room of the name that is wished for.
-    pub(crate) fn sit(&self, alive: &Arc<Alive>, wish: &Wish, ticket: Option<Ticket>, reply: Reply) -> Seated {
-        let waiter = Waiter { alive: alive.clone(), lease: wish.lease(Token::random()), reply };
+    pub(crate) fn sit(&self, engine: &Arc<EngineHandle>, wish: &Wish, ticket: Option<Ticket>, reply: Reply) -> Seated {
+        let waiter = Waiter { engine: engine.clone(), lease: wish.lease(Token::random()), reply };
         let seat =
             Seat { ttl: wish.ttl, owner: wish.owner.clone(), retry_every: wish.retry_every, ticket, task: waiter };
-        let core = alive.0.clone();
+        let core = engine.core.clone();
         let (id, _) = self.change(&core, |rooms, cx| rooms.sit(cx, &wish.name, seat));
         Seated { core, name: wish.name.clone(), id: Some(id) }
     }
@@ -227,7 +227,7 @@ fn carry_out(core: &Core, answer: Effect<Waiter>) {
     match answer {
         Effect::Give { task, token, grant, record } => {
             let lease = NewLease { token, waited: true, ..task.lease };
-            task.reply.send(Ok(Guard::begin(task.alive, lease, &grant, record)));
+            task.reply.send(Ok(Guard::begin(task.engine, lease, &grant, record)));
         }
         Effect::Fail { task, name, error: Some(error) } => {
             task.reply.send(Err(core.store_error(Operation::Acquire, &name, error)));

@@ -35,6 +35,7 @@ pub(crate) enum Slot {
     Free,
     Held(Held),
     /// Written by another kind of client: excluded and respected, never changed.
+    #[cfg_attr(not(any(test, feature = "test-hooks")), expect(dead_code, reason = "only tests write one"))]
     Foreign {
         value: String,
         ends_ms: Option<u64>,

@@ -11,12 +11,12 @@ use futures_util::future::try_join_all;
 pub use permit::{Permit, Permits};
 pub use request::PoolRequest;
 
-use crate::engine::Alive;
+use crate::engine::EngineHandle;
 use crate::engine::pooling::{Member, PoolParts};
 use crate::error::Error;
 use crate::facts::{Invalid, LockName};
+use crate::inspect::LockInfo;
 use crate::manager::LockManager;
-use crate::view::PoolMember;
 
 /// The last part of the name of the lock under which a request for several members collects them.
 const COLLECTOR: &str = "collecting";
@@ -34,7 +34,7 @@ const COLLECTOR: &str = "collecting";
 /// let gpus = locks.pool("gpu_lock", 0..4)?;
 ///
 /// let one = gpus.acquire().owner("tts-worker-3").await?; // waits for whichever is free first
-/// println!("on GPU {}, under fence {}", one.index(), one.fence().expect("always"));
+/// println!("on GPU {}, under fence {}", one.index(), one.fence());
 ///
 /// let three = gpus.any(3).wait_up_to(Duration::from_secs(60)).await?; // all three, or none
 /// assert_eq!(three.indices(), [1, 2, 3]);
@@ -100,7 +100,7 @@ impl Pool {
     /// Asks for any one member: await the request, or first say more about it. By default it waits without
     /// limit, and is renewed while the permit lives. Of several that are free it takes the first.
     pub fn acquire(&self) -> PoolRequest<Permit> {
-        PoolRequest::new(self.alive().clone(), self.parts.clone(), 1)
+        PoolRequest::new(self.engine().clone(), self.parts.clone(), 1)
     }
 
     /// Asks for any `count` members, all of them or none: see [`Pool::acquire`].
@@ -109,7 +109,7 @@ impl Pool {
     /// not keep it waiting for ever. Requests for several are collected one at a time, under the lock
     /// `<pool>:collecting`: two of them never hold a part each.
     pub fn any(&self, count: usize) -> PoolRequest<Permits> {
-        PoolRequest::new(self.alive().clone(), self.parts.clone(), count)
+        PoolRequest::new(self.engine().clone(), self.parts.clone(), count)
     }
 
     /// Who holds each member, and who waits for it. Whoever waits for any of them is in each one's queue.
@@ -138,9 +138,18 @@ impl Pool {
         try_join_all(looks).await
     }
 
-    fn alive(&self) -> &Arc<Alive> {
-        self.locks.alive()
+    fn engine(&self) -> &Arc<EngineHandle> {
+        self.locks.engine()
     }
+}
+
+/// One member of a pool, and who holds it: an answer of [`Pool::status`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolMember {
+    /// Its number in the pool.
+    pub index: u32,
+    /// Its lock.
+    pub lock: LockInfo,
 }
 
 impl fmt::Debug for Pool {

@@ -5,8 +5,8 @@ use futures_util::future::{join_all, select_all};
 
 use crate::engine::pooling::{PoolParts, Taken};
 use crate::error::Error;
-use crate::event::LossReason;
 use crate::guard::Guard;
+use crate::loss::LossReason;
 
 /// Holds one member of a pool: a [`Guard`] on that lock, which knows its number. Dropping it gives the
 /// member up, in the background.

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::mpsc;
@@ -13,7 +12,7 @@ use crate::clock;
 use crate::facts::{KeySpace, Namespace};
 use crate::machine::{
     self, AcquireReply, AskReply, Asking, EvictReply, InboxId, Limits, Lock, Message, PassReply, RenewReply, Rules,
-    Slot, TryReply, Turn,
+    TryReply, Turn,
 };
 
 mod bindings;
@@ -58,25 +57,28 @@ impl MemoryWorld {
     }
 
     /// Ends a lease as if its ttl had run out.
+    #[cfg(any(test, feature = "test-hooks"))]
     #[doc(hidden)]
     pub fn expire(&self, name: &LockName) {
         let key = KeySpace::default().key(name).expect("a name with a key");
         if let Some(lock) = self.lock().locks.get_mut(&key) {
-            lock.slot = Slot::Free;
+            lock.slot = crate::machine::Slot::Free;
         }
     }
 
     /// Sets how long a grant lasts until it is confirmed.
+    #[cfg(any(test, feature = "test-hooks"))]
     #[doc(hidden)]
     pub fn set_provisional_ms(&self, ms: u64) {
         self.lock().provisional_ms = Some(ms);
     }
 
     /// Writes a value at a lock's key as another kind of client would.
+    #[cfg(any(test, feature = "test-hooks"))]
     #[doc(hidden)]
-    pub fn put_foreign(&self, name: &LockName, value: &str, ttl: Duration) {
+    pub fn put_foreign(&self, name: &LockName, value: &str, ttl: std::time::Duration) {
         let ends_ms = Some(now_ms().saturating_add(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)));
-        let slot = Slot::Foreign { value: value.to_owned(), ends_ms };
+        let slot = crate::machine::Slot::Foreign { value: value.to_owned(), ends_ms };
         let key = KeySpace::default().key(name).expect("a name with a key");
         self.lock().locks.entry(key).or_default().slot = slot;
     }
@@ -260,13 +262,18 @@ impl Store for MemoryStore {
         }
     }
 
-    async fn ask_to_finish(&self, name: &LockName, holder: HolderId, reason: &str) -> Result<Asked, StoreError> {
+    async fn ask_to_finish(
+        &self,
+        name: &LockName,
+        holder: HolderId,
+        reason: &str,
+    ) -> Result<FinishRequest, StoreError> {
         let (reply, found) = self.call_machine(name, |lock, turn| lock.ask_to_finish(turn, holder, reason))?;
         Ok(match (reply, found) {
-            (AskReply::Free, _) | (_, None) => Asked::Free,
-            (AskReply::Told, Some(found)) => Asked::Told(found),
-            (AskReply::Deaf, Some(found)) => Asked::Deaf(found),
-            (AskReply::ChangedHands, Some(found)) => Asked::ChangedHands(found),
+            (AskReply::Free, _) | (_, None) => FinishRequest::Free,
+            (AskReply::Told, Some(found)) => FinishRequest::Delivered(found),
+            (AskReply::Deaf, Some(found)) => FinishRequest::Undeliverable(found),
+            (AskReply::ChangedHands, Some(found)) => FinishRequest::ChangedHands(found),
         })
     }
 

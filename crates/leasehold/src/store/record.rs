@@ -118,7 +118,7 @@ fn split(record: &[u8]) -> Option<(&[u8], &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{Keep, LockName, Shelf};
+    use crate::facts::{BindingKind, LockName, Retention};
     use crate::store::BindingId;
 
     #[test]
@@ -142,16 +142,16 @@ mod tests {
     fn a_runner_writes_over_nothing_its_own_and_a_lower_fence() {
         let (ours, other) = (ClaimId::random(), ClaimId::random());
         let step = |over| Step {
-            id: BindingId { shelf: Shelf::Results, id: LockName::new("x").expect("a name") },
+            id: BindingId { kind: BindingKind::Results, id: LockName::new("x").expect("a name") },
             claim: ours.clone(),
             fence: 7,
             over,
-            keep: Keep::new(Keep::MAX).expect("a time"),
+            keep: Retention::new(Retention::MAX).expect("a time"),
             value: b"{\"state\":\"running\",\"payload\":\"p\"}\n".to_vec(),
         };
         let found = |claim: &ClaimId, line: &str| {
             let value = format!("{line}\nresult").into_bytes();
-            Bound { claim: claim.clone(), revision: 3, keep: Keep::MAX, node: None, value }
+            Bound { claim: claim.clone(), revision: 3, keep: Retention::MAX, node: None, value }
         };
         let (anew, next) = (Verdict::Write { revision: 0 }, Verdict::Write { revision: 4 });
         for (claim, line, begins, ends) in [

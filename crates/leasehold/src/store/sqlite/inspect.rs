@@ -9,7 +9,7 @@ use super::boot::now_ms;
 use super::disk_reserve::Need;
 use super::driver::{Driver, Fault};
 use super::row::{self, Key, sql, unsql};
-use crate::event::LockEvent;
+use crate::events::LockEvent;
 use crate::machine::{InboxId, Slot};
 use crate::store::seen::view;
 use crate::store::*;

@@ -169,6 +169,7 @@ impl SqliteStore {
     }
 
     /// Ends a lease as if its ttl had run out.
+    #[cfg(any(test, feature = "test-hooks"))]
     #[doc(hidden)]
     pub fn expire(&self, name: &LockName) {
         let Ok(key) = self.key(name) else { return };
@@ -182,6 +183,7 @@ impl SqliteStore {
     }
 
     /// Sets how long a grant lasts until it is confirmed.
+    #[cfg(any(test, feature = "test-hooks"))]
     #[doc(hidden)]
     pub fn set_provisional_ms(&self, ms: u64) {
         self.configure(move |driver| driver.limits.provisional_ms = ms);
@@ -189,12 +191,14 @@ impl SqliteStore {
 
     /// Sets whether a waiter takes the lock by itself when its holder died or the lease ended. Tests turn that off to
     /// compare answers step by step.
+    #[cfg(any(test, feature = "test-hooks"))]
     #[doc(hidden)]
     pub fn set_looks_around(&self, looks: bool) {
         self.configure(move |driver| driver.checks_holders = looks);
     }
 
     /// Makes the store behave as in a forked child.
+    #[cfg(any(test, feature = "test-hooks"))]
     #[doc(hidden)]
     pub fn pretend_forked(&self, forked: bool) {
         let pid = std::process::id();
@@ -227,6 +231,7 @@ impl SqliteStore {
     }
 
     /// Runs `run` on the driver thread, unless the store is closed or the database displaced. Does not wait.
+    #[cfg(any(test, feature = "test-hooks"))]
     fn configure(&self, run: impl FnOnce(&mut Driver) + Send + 'static) {
         let call = |driver: Result<&mut Driver, StoreError>| drop(driver.map(run));
         let _ = self.send(Command::Call(Box::new(call)));
@@ -306,7 +311,12 @@ impl Store for SqliteStore {
         self.call(move |driver| driver.evict(&key, holder, mode == EvictMode::Force)).await
     }
 
-    async fn ask_to_finish(&self, name: &LockName, holder: HolderId, reason: &str) -> Result<Asked, StoreError> {
+    async fn ask_to_finish(
+        &self,
+        name: &LockName,
+        holder: HolderId,
+        reason: &str,
+    ) -> Result<FinishRequest, StoreError> {
         let (key, reason) = (self.key(name)?, reason.to_owned());
         self.call(move |driver| driver.ask_to_finish(&key, holder, &reason)).await
     }

@@ -5,7 +5,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use crate::facts::{Owner, Token};
 use crate::machine::{Flag, Held, InboxId, Message, Slot, Waiting};
 
-/// The primary key of a lock's row, made by [`KeySpace`](crate::KeySpace).
+/// The primary key of a lock's row, made by [`KeySpace`](crate::store::KeySpace).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Key(std::sync::Arc<str>);
 

@@ -180,14 +180,19 @@ impl Driver {
         })
     }
 
-    pub(super) fn ask_to_finish(&mut self, name: &Key, holder: HolderId, reason: &str) -> Result<Asked, StoreError> {
+    pub(super) fn ask_to_finish(
+        &mut self,
+        name: &Key,
+        holder: HolderId,
+        reason: &str,
+    ) -> Result<FinishRequest, StoreError> {
         self.attempt(Need::Less, |driver| {
             let called = driver.call_machine(name, None, &mut |lock, turn| lock.ask_to_finish(turn, holder, reason))?;
             Ok(match (called.reply, view(&called.slot, called.now_ms)) {
-                (AskReply::Free, _) | (_, None) => Asked::Free,
-                (AskReply::Told, Some(found)) => Asked::Told(found),
-                (AskReply::Deaf, Some(found)) => Asked::Deaf(found),
-                (AskReply::ChangedHands, Some(found)) => Asked::ChangedHands(found),
+                (AskReply::Free, _) | (_, None) => FinishRequest::Free,
+                (AskReply::Told, Some(found)) => FinishRequest::Delivered(found),
+                (AskReply::Deaf, Some(found)) => FinishRequest::Undeliverable(found),
+                (AskReply::ChangedHands, Some(found)) => FinishRequest::ChangedHands(found),
             })
         })
     }

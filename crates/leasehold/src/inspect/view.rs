@@ -6,15 +6,6 @@ use crate::clock::wall_ms;
 use crate::facts::{LockName, Token};
 use crate::store::{EvictMode, Holder, Waiter};
 
-/// One member of a pool.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PoolMember {
-    /// Its number in the pool.
-    pub index: u32,
-    /// The lock that it is.
-    pub lock: LockInfo,
-}
-
 /// What a store knows of one lock: the answer to "why can I not have it?".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LockInfo {
@@ -131,7 +122,7 @@ pub struct EvictedView {
     pub released: bool,
     /// The holder it was taken from; `null` when it was free.
     pub holder_id: Option<String>,
-    /// The same, for people.
+    /// The owner of that holder, for people.
     pub owner: Option<String>,
     /// Its fence.
     pub fence: Option<u64>,
@@ -206,7 +197,7 @@ impl LockInfo {
             held: holder.is_some(),
             owner: holder.map(|h| h.owner.to_string()),
             holder_id: holder.map(|h| h.id.to_string()),
-            fence: holder.and_then(|h| h.fence).map(crate::Fence::get),
+            fence: holder.and_then(|h| h.fence).map(crate::facts::Fence::get),
             since_ms,
             held_ms: since_ms.map(|since| now_ms.saturating_sub(since)),
             ttl_ms: holder.and_then(|h| h.ttl).map(whole_ms),
@@ -240,7 +231,7 @@ mod tests {
         let holder = Holder {
             id: Token::random().holder_id(),
             owner: Owner::named("tts").expect("valid"),
-            fence: Some(crate::Fence::new(7)),
+            fence: Some(crate::facts::Fence::new(7)),
             since_ms,
             ttl: Some(Duration::from_secs(ttl_s)),
             ttl_left: Some(Duration::from_secs(left_s)),

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::error::Operation;
-use crate::event::{LossReason, ReleaseLayer, Transition};
+use crate::events::{ReleaseLayer, Transition};
+use crate::loss::LossReason;
 use crate::store::StoreErrorKind;
 
 /// The upper bounds of all histograms, in microseconds; one bucket more is for what is longer.
@@ -147,7 +148,7 @@ const STORE_ERRORS: [(StoreErrorKind, &str, &str); 22] = {
 
 /// What was counted since it was last told.
 #[derive(Default)]
-pub(crate) struct Figures {
+pub(crate) struct Metrics {
     histograms: [Histogram; HISTOGRAMS.len()],
     losses: [AtomicU64; LOSSES.len()],
     releases: [AtomicU64; RELEASES.len()],
@@ -169,7 +170,7 @@ impl Histogram {
     }
 }
 
-impl Figures {
+impl Metrics {
     /// Counts a transition.
     pub(crate) fn count(&self, transition: &Transition<'_>) {
         let observe = |which: usize, took: Duration| self.histograms[which].observe(took);
@@ -297,22 +298,22 @@ pub fn fleet_counts(counted: &[(String, u64)]) -> Vec<FleetCount> {
 mod tests {
     use super::*;
 
-    fn told(figures: &Figures) -> Vec<(String, u64)> {
-        figures.take_deltas().into_iter().map(|(field, count)| (field.to_owned(), count)).collect()
+    fn told(metrics: &Metrics) -> Vec<(String, u64)> {
+        metrics.take_deltas().into_iter().map(|(field, count)| (field.to_owned(), count)).collect()
     }
 
     #[test]
     fn what_is_counted_comes_back_as_it_was() {
-        let figures = Figures::default();
+        let metrics = Metrics::default();
         let ms = Duration::from_millis;
         for waited in [ms(0), ms(1), ms(2), ms(7_200_000)] {
-            figures.count(&Transition::Acquired { name: "a", waited, handed_over: waited > ms(1) });
+            metrics.count(&Transition::Acquired { name: "a", waited, handed_over: waited > ms(1) });
         }
-        figures.count(&Transition::Lost { name: "a", why: LossReason::Gone });
-        figures.count(&Transition::Released { name: "a", held: ms(30), layer: ReleaseLayer::Emergency });
-        figures.count(&Transition::StoreFailed { operation: Operation::Renew, kind: StoreErrorKind::Script });
-        let counted = told(&figures);
-        assert!(told(&figures).is_empty(), "told once");
+        metrics.count(&Transition::Lost { name: "a", why: LossReason::Gone });
+        metrics.count(&Transition::Released { name: "a", held: ms(30), layer: ReleaseLayer::Emergency });
+        metrics.count(&Transition::StoreFailed { operation: Operation::Renew, kind: StoreErrorKind::Script });
+        let counted = told(&metrics);
+        assert!(told(&metrics).is_empty(), "told once");
         let histograms = fleet_histograms(&counted);
         let of = |name: &str| histograms.iter().find(|histogram| histogram.name == name).expect("known");
         let filled = |name: &str| {
@@ -335,18 +336,18 @@ mod tests {
 
     #[test]
     fn what_could_not_be_told_is_told_the_next_time() {
-        let figures = Figures::default();
-        figures.handed_over(Duration::from_micros(10));
-        let deltas = figures.take_deltas();
-        figures.put_back(&deltas);
-        figures.handed_over(Duration::from_micros(10));
-        assert_eq!(told(&figures), [("handoff_seconds:0.0005".into(), 2), ("handoff_seconds:sum_us".into(), 20)]);
+        let metrics = Metrics::default();
+        metrics.handed_over(Duration::from_micros(10));
+        let deltas = metrics.take_deltas();
+        metrics.put_back(&deltas);
+        metrics.handed_over(Duration::from_micros(10));
+        assert_eq!(told(&metrics), [("handoff_seconds:0.0005".into(), 2), ("handoff_seconds:sum_us".into(), 20)]);
     }
 
     #[test]
     fn no_field_stands_for_two_things_and_their_number_is_bounded() {
-        let figures = Figures::default();
-        let fields: Vec<&str> = figures.fields().map(|(field, _)| field).collect();
+        let metrics = Metrics::default();
+        let fields: Vec<&str> = metrics.fields().map(|(field, _)| field).collect();
         let mut distinct = fields.clone();
         distinct.sort_unstable();
         distinct.dedup();

@@ -6,16 +6,16 @@ use super::Invalid;
 ///
 /// ```
 /// use std::time::Duration;
-/// use leasehold::Keep;
+/// use leasehold::bindings::Retention;
 ///
-/// assert!(Keep::new(Duration::from_secs(30)).is_ok());
-/// assert!(Keep::new(Duration::from_millis(999)).is_err(), "over before anybody could read it");
-/// assert!(Keep::new(Duration::MAX).is_err(), "nothing is kept for ever");
+/// assert!(Retention::new(Duration::from_secs(30)).is_ok());
+/// assert!(Retention::new(Duration::from_millis(999)).is_err(), "over before anybody could read it");
+/// assert!(Retention::new(Duration::MAX).is_err(), "nothing is kept for ever");
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Keep(Duration);
+pub struct Retention(Duration);
 
-impl Keep {
+impl Retention {
     /// The shortest: whoever comes second must have time to read it.
     pub const MIN: Duration = Duration::from_secs(1);
     /// The longest: a year and a month. What must be known for longer belongs in a database.
@@ -24,7 +24,7 @@ impl Keep {
     /// Checks a duration.
     ///
     /// # Errors
-    /// [`Invalid::Keep`] outside [`Keep::MIN`]`..=`[`Keep::MAX`], or with a fraction of a millisecond.
+    /// [`Invalid::Retention`] outside [`Retention::MIN`]`..=`[`Retention::MAX`], or with a fraction of a millisecond.
     pub const fn new(given: Duration) -> Result<Self, Invalid> {
         let problem = if given.as_nanos() < Self::MIN.as_nanos() {
             "is shorter than 1 s"
@@ -35,7 +35,7 @@ impl Keep {
         } else {
             return Ok(Self(given));
         };
-        Err(Invalid::Keep { given, problem })
+        Err(Invalid::Retention { given, problem })
     }
 
     /// The duration.
@@ -50,7 +50,7 @@ impl Keep {
     }
 }
 
-impl TryFrom<Duration> for Keep {
+impl TryFrom<Duration> for Retention {
     type Error = Invalid;
     fn try_from(given: Duration) -> Result<Self, Invalid> {
         Self::new(given)

@@ -1,12 +1,17 @@
-//! What happened to a lock, for those who watch: [`LockEvent`] for the fleet, [`Observer`] for one
-//! process. Neither carries a secret.
+//! What happened to locks: [`LockEvent`] for the whole fleet, [`Transition`] for this process.
+//!
+//! [`LockManager::events`](crate::LockManager::events) subscribes to the events of the fleet. An [`Observer`] in the
+//! [`Options`](crate::Options) receives the transitions of this process, for its metrics. Neither carries a secret.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::Operation;
 use crate::facts::{HolderId, LockName};
+use crate::loss::LossReason;
+use crate::store::StoreErrorKind;
 
 /// Something that happened to a lock anywhere in the fleet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +51,13 @@ pub enum EventKind {
     AskedToFinish,
     /// Something went wrong that a person should know of: see [`LockEvent::alert`].
     Alert,
+}
+
+/// The kinds of [`EventKind::Alert`]. Alert rules and dashboards name them, so they stay as they are, whatever the lock.
+pub(crate) mod alert_kind {
+    pub(crate) const EMERGENCY_RELEASE: &str = "gpu_lock_emergency_release";
+    pub(crate) const SCRIPT_ERROR: &str = "lua_script_error";
+    pub(crate) const RELEASE_JOURNALLED: &str = "release_journalled";
 }
 
 /// The longest event that is read, in bytes of JSON. Ours are far shorter.
@@ -147,14 +159,14 @@ pub enum Transition<'a> {
     /// The store failed to answer.
     StoreFailed {
         /// What was asked.
-        operation: crate::error::Operation,
+        operation: Operation,
         /// What went wrong.
-        kind: crate::store::StoreErrorKind,
+        kind: StoreErrorKind,
     },
     /// The store answered.
     Answered {
         /// What was asked.
-        operation: crate::error::Operation,
+        operation: Operation,
         /// From the question to the answer.
         took: Duration,
     },
@@ -174,38 +186,6 @@ pub enum Transition<'a> {
         /// Which.
         name: &'a str,
     },
-}
-
-/// Why a lease was lost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum LossReason {
-    /// Its time ran out before a renewal was proven.
-    Expired,
-    /// The store says that it is not ours any more.
-    Gone,
-    /// Somebody took it away.
-    Revoked,
-    /// It reached the longest time its holder allowed.
-    MaxHold,
-    /// The manager was shut down.
-    Shutdown,
-    /// The database file was removed or replaced while the lease was held.
-    Displaced,
-}
-
-impl std::fmt::Display for LossReason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Expired => "its lease ran out before a renewal was confirmed",
-            Self::Gone => "the store no longer knows the lease",
-            Self::Revoked => "it was taken away",
-            Self::MaxHold => "it was held for as long as its holder allowed",
-            Self::Shutdown => "the lock manager was shut down",
-            Self::Displaced => "the database file was removed or replaced",
-        })
-    }
 }
 
 /// How a lock came to be released.
@@ -235,7 +215,7 @@ mod tests {
             let fields = format!(r#""name":"{name}","holder_id":"{holder}","owner":"{owner}","reason":"{reason}""#);
             format!(r#"{{"kind":"released",{fields},"fence":1,"at_ms":5}}"#)
         };
-        let holder = crate::Token::random().holder_id().to_string();
+        let holder = crate::facts::Token::random().holder_id().to_string();
         let good = LockEvent::read(json("a", &holder, "tts", "normal").as_bytes()).expect("an event");
         assert_eq!((good.name.as_str(), good.owner.as_str(), good.reason.as_str()), ("a", "tts", "normal"));
         let long = LockEvent::read(json("a", &holder, &"ä".repeat(3_000), &"x".repeat(9_000)).as_bytes()).expect("cut");

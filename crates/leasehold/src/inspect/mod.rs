@@ -1,4 +1,7 @@
-//! What a manager lets people see.
+//! Who holds what, who waits for it, and what the fleet counted.
+//!
+//! [`LockManager::info`], [`overview`](LockManager::overview) and [`long_held`](LockManager::long_held) answer with
+//! [`LockInfo`] and [`Holder`]; the types whose names end in `View` are the same in JSON.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,11 +11,21 @@ use tokio::sync::mpsc;
 
 use crate::clock::{Moment, wall_ms};
 use crate::error::{Error, Operation};
-use crate::event::LockEvent;
-use crate::facts::{Invalid, LockName, Owner, Token, Ttl};
+use crate::events::LockEvent;
+use crate::facts::{LockName, Owner, Token, Ttl};
+use crate::lease::IntoLockName;
 use crate::manager::LockManager;
-use crate::store::{Claim, Cursor, Finding, Grant, Holder, Page, Release, StoreError, StoreErrorKind, Try};
-use crate::view::LockInfo;
+use crate::store::{Claim, Grant, Release, StoreError, StoreErrorKind, Try};
+
+mod view;
+
+pub use crate::facts::HolderId;
+pub use crate::journal::{Journal, JournalEntry, JournalKind};
+pub use crate::metrics::{FleetCount, FleetHistogram, fleet_counts, fleet_histograms};
+pub use crate::stats::Statistics;
+pub use crate::store::finding::{Finding, Level};
+pub use crate::store::holder::{Cursor, EvictMode, Evicted, FinishRequest, Holder, Page, Waiter};
+pub use view::{AcquiredView, EvictOutcome, EvictedView, LockInfo, LockView, ReleasedView, WaiterView};
 
 /// Locks asked for in one page of an overview, and queues looked at at once.
 const LIST_PAGE: usize = 1_000;
@@ -25,7 +38,7 @@ impl LockManager {
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
-    pub async fn is_locked<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<bool, Error> {
+    pub async fn is_locked<N: IntoLockName>(&self, name: N) -> Result<bool, Error> {
         Ok(self.holder(name).await?.is_some())
     }
 
@@ -33,8 +46,8 @@ impl LockManager {
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
-    pub async fn holder<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<Option<Holder>, Error> {
-        let name = name.try_into()?;
+    pub async fn holder<N: IntoLockName>(&self, name: N) -> Result<Option<Holder>, Error> {
+        let name = name.into_lock_name()?;
         self.look(&name, self.core().store.holder(&name)).await
     }
 
@@ -42,7 +55,7 @@ impl LockManager {
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
-    pub async fn ttl_left<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<Option<Duration>, Error> {
+    pub async fn ttl_left<N: IntoLockName>(&self, name: N) -> Result<Option<Duration>, Error> {
         Ok(self.holder(name).await?.and_then(|holder| holder.ttl_left))
     }
 
@@ -50,8 +63,8 @@ impl LockManager {
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
-    pub async fn info<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<LockInfo, Error> {
-        let name = name.try_into()?;
+    pub async fn info<N: IntoLockName>(&self, name: N) -> Result<LockInfo, Error> {
+        let name = name.into_lock_name()?;
         let holder = self.look(&name, self.core().store.holder(&name)).await?;
         let waiters = self.look(&name, self.core().store.queue(&name)).await?;
         Ok(LockInfo { name, holder, waiters })
@@ -204,7 +217,7 @@ impl LockManager {
         let claim = Claim {
             name: LockName::new(name).expect("a name"),
             token,
-            ttl: Ttl::new(core.options.answer_within.clamp(Ttl::MIN, Ttl::MAX)).unwrap_or_default(),
+            ttl: Ttl::new(core.options.request_timeout.clamp(Ttl::MIN, Ttl::MAX)).unwrap_or_default(),
             owner: core.options.owner.clone(),
             fenced: true,
             listens: false,
@@ -249,7 +262,7 @@ fn gpus_of_several_hosts(gpus: &[LockInfo]) -> Option<String> {
 mod tests {
     use super::*;
     use crate::facts::Fence;
-    use crate::store::{Ticket, Waiter};
+    use crate::store::Ticket;
 
     fn gpu(name: &str, holder: &str, waiters: &[&str]) -> LockInfo {
         let owner = |host: &&str| Owner::from_wire(&format!("tts@{host}:1"));
