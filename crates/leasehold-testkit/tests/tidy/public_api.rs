@@ -69,9 +69,10 @@ impl Api {
         let mut api = Self::default();
         let source = root().join("crates/leasehold/src");
         api.module("", &source.join("lib.rs"), &source);
-        let mut all = Vec::new();
-        files(&source, "rs", &mut all);
-        all.iter().for_each(|path| api.methods_in(path, &source));
+        let sources = Sources::read(&source);
+        for (path, text) in &sources.0 {
+            api.methods_in(path, text, &sources);
+        }
         api
     }
 
@@ -130,14 +131,13 @@ impl Api {
     }
 
     /// The public methods in a file. Those of a type that another file defines are counted to the file that defines it.
-    fn methods_in(&mut self, path: &Path, source: &Path) {
-        let text = production(path);
+    fn methods_in(&mut self, path: &Path, text: &str, sources: &Sources) {
         let mut of: Option<(PathBuf, String)> = None;
         let mut hidden = false;
         let mut lines = text.lines();
         while let Some(line) = lines.next() {
             if line.starts_with("impl") || line.starts_with("pub trait ") {
-                of = type_of(line).map(|name| (definition(path, source, &name), name));
+                of = type_of(line).map(|name| (sources.definition(path, &name), name));
             } else if line.starts_with('}') {
                 of = None;
             }
@@ -173,6 +173,29 @@ impl Api {
                 add(name);
             }
         }
+    }
+}
+
+/// All sources of the library, without their tests.
+struct Sources(BTreeMap<PathBuf, String>);
+
+impl Sources {
+    fn read(source: &Path) -> Self {
+        let mut all = Vec::new();
+        files(source, "rs", &mut all);
+        Self(all.into_iter().map(|path| (path.clone(), production(&path))).collect())
+    }
+
+    /// The file that defines the type of an `impl`: its own, or else the first that defines a type of that name. Those in
+    /// `blocking` have the names of the types that they wrap, and are defined where their methods are.
+    fn definition(&self, path: &Path, name: &str) -> PathBuf {
+        if defines(&self.0[path], name) {
+            return path.to_owned();
+        }
+        let elsewhere = |(file, text): &(&PathBuf, &String)| {
+            !file.components().any(|part| part.as_os_str() == "blocking") && defines(text, name)
+        };
+        self.0.iter().find(elsewhere).map_or_else(|| path.to_owned(), |(file, _)| file.clone())
     }
 }
 
@@ -225,18 +248,6 @@ fn defined_in(path: &str, name: &str, file: &Path) -> PathBuf {
     }
     let defines = |file: &&PathBuf| defines(&production(file), name);
     files_of_it.iter().find(defines).cloned().unwrap_or_else(|| panic!("nothing defines {path}"))
-}
-
-/// The file that defines the type of an `impl`: its own, or the only one that defines a type of that name.
-fn definition(path: &Path, source: &Path, name: &str) -> PathBuf {
-    if defines(&production(path), name) {
-        return path.to_owned();
-    }
-    let mut all = Vec::new();
-    files(source, "rs", &mut all);
-    // The siblings of `blocking` have the names of the types that they wrap.
-    all.retain(|file| !file.starts_with(source.join("blocking")) && defines(&production(file), name));
-    all.into_iter().next().unwrap_or_else(|| path.to_owned())
 }
 
 /// Whether a text defines a public item of this name. Inside a macro it is indented.
