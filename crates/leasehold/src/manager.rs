@@ -15,8 +15,8 @@ use crate::request::LockRequest;
 use crate::stats::Statistics;
 use crate::store::{self, EvictMode, Evicted, FinishRequest, Holder, Note, Release, SharedStore};
 
-/// The way to locks in one store. Cheap to clone; all clones share one connection, one renewal
-/// pass and one place in every queue.
+/// Manages the locks of one store. Cheap to clone: all clones share one connection, one renewal pass and one place in
+/// every queue.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -38,26 +38,25 @@ pub struct LockManager {
 impl LockManager {
     /// Opens the store that a URL names, with the default options:
     /// `sqlite:` (the default file) or `sqlite:PATH`, `redis://[user:password@]host[:port][/db]`
-    /// (with the feature `tls` also `rediss://…`, which trusts whom the machine trusts, or with `?ca=FILE` the
-    /// authorities in that file alone), or `memory:`.
+    /// (with the feature `tls` also `rediss://…`, verified against the CA store of the system, or with `?ca=FILE` against
+    /// that file alone), or `memory:`.
     ///
     /// # Errors
-    /// [`Error::Connect`] when the URL makes no sense or the store cannot be used.
+    /// [`Error::Connect`] when the URL is invalid, its store is not built in, or the store cannot be used.
     pub async fn connect(url: &str) -> Result<Self, Error> {
         Self::connect_with(url, Options::default()).await
     }
 
-    /// Opens the store that a URL names.
+    /// Opens the store that a URL names, with these options; see [`connect`](Self::connect).
     ///
     /// # Errors
-    /// [`Error::Connect`] when the URL makes no sense or the store cannot be used.
+    /// [`Error::Connect`] when the URL is invalid, its store is not built in, or the store cannot be used.
     pub async fn connect_with(url: &str, options: Options) -> Result<Self, Error> {
         let store = store::open::open(url, &options).await?;
         Ok(Self::with_store(store, options))
     }
 
-    /// On a store that is open already. Must be called inside a tokio runtime, which runs the
-    /// background tasks.
+    /// Creates a manager on a store that is open already. Call it inside a tokio runtime, which runs the background tasks.
     pub fn with_store(store: SharedStore, options: Options) -> Self {
         Self { engine: Core::start(store, options) }
     }
@@ -73,7 +72,7 @@ impl LockManager {
         LockRequest::new(self.engine.clone(), name.into_lock_name())
     }
 
-    /// Takes the lock if it is free: `None` when somebody else holds it.
+    /// Takes the lock if it is free, and returns `None` when it is held.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer, which is not the same as "held".
@@ -106,8 +105,8 @@ impl LockManager {
         self.lock(name).run(work).await
     }
 
-    /// A pool: the locks `<name>:<member>`, of which any are good, such as `gpu_lock:0` to `gpu_lock:7` for
-    /// `pool("gpu_lock", 0..8)`. From 1 to 64 members, by range or by list.
+    /// Returns the pool of the locks `<name>:<member>`, such as `gpu_lock:0` to `gpu_lock:7` for `pool("gpu_lock", 0..8)`. A
+    /// pool has 1 to 64 members, given by range or by list.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a name that cannot be one, and for no, too many or repeated members.
@@ -118,8 +117,8 @@ impl LockManager {
         Ok(Pool::new(self, name.into_lock_name(), members)?)
     }
 
-    /// Takes a lock away from the holder that was looked at ([`Holder::id`]), and from nobody else.
-    /// The reason goes to whoever follows the events.
+    /// Takes a lock away from the holder that was looked at ([`Holder::id`]), and from no other. The reason is published
+    /// with the event.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
@@ -145,7 +144,7 @@ impl LockManager {
         Ok(outcome)
     }
 
-    /// Asks the holder that was looked at to come to an end soon. It keeps the lock until it does.
+    /// Asks the holder that was looked at to finish soon. It keeps the lock until it releases it.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
@@ -162,7 +161,7 @@ impl LockManager {
         Ok(outcome)
     }
 
-    /// Tells whoever follows what was done to a holder.
+    /// Publishes what was done to a holder.
     fn tell_of(&self, kind: EventKind, name: &LockName, holder: &Holder, reason: &str) {
         self.core().note(Note::Tell(LockEvent {
             kind,
@@ -175,9 +174,9 @@ impl LockManager {
         }));
     }
 
-    /// Gives back a lock that another kind of client wrote as a plain value, such as `locked_by_<task>`: compared with
-    /// the whole value and done in one step, and whoever waits gets it. `false`: the lock is not held by that value (any
-    /// more), and nothing was touched. For services that share a lock with older ones during a migration.
+    /// Releases a lock that another kind of client wrote as a plain value, such as `locked_by_<task>`. The whole value is
+    /// compared, in one step with the release. `false`: that value does not hold the lock (any more), and nothing was
+    /// touched. It is for services that share a lock with older ones during a migration.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
@@ -201,41 +200,40 @@ impl LockManager {
         Ok(true)
     }
 
-    /// What this manager counted.
+    /// Returns what this manager counted.
     pub fn statistics(&self) -> Statistics {
         self.core().stats.snapshot()
     }
 
-    /// The journal of what could not be done, if one is kept.
+    /// Returns the journal of the releases that failed, if one is kept.
     pub fn journal(&self) -> Option<&Journal> {
         self.core().journal.as_ref()
     }
 
-    /// Does now what the journal says is still to be done; it also happens by itself whenever the
-    /// store comes back. Returns how many entries were settled.
+    /// Repeats the releases that are in the journal, and returns how many entries were settled. It also happens by itself
+    /// whenever the store comes back.
     pub async fn replay_journal(&self) -> usize {
         self.core().replay_journal().await
     }
 
-    /// The namespace of its locks.
+    /// Returns the namespace of the locks.
     pub fn namespace(&self) -> &str {
         self.core().options.keys.namespace().as_str()
     }
 
-    /// Which store this is, without its secrets.
+    /// Returns the URL of the store, without its secrets.
     pub fn store(&self) -> String {
         self.core().store.describe()
     }
 
-    /// A descriptor that keeps the leases of this process from being taken for a dead one's. Hand it to
-    /// processes that go on with the work when this one is killed: until they are gone, or the lease's
-    /// ttl is over, nobody else gets the lock. `None` where only the ttl counts (Redis, memory).
+    /// Returns a descriptor that keeps the leases of this process alive after its death, until their ttl is over. Hand it to
+    /// processes that go on with the work when this one is killed: until they are gone, no other holder gets the locks.
+    /// `None` where only the ttl counts (Redis, memory).
     pub fn lifeline(&self) -> Option<OwnedFd> {
         self.core().store.lifeline()
     }
 
-    /// Lets nothing new begin, tells every holder that its lease is over, and waits until all locks
-    /// are given back, at most one ttl.
+    /// Refuses new requests, reports every lease as lost, and waits until all locks are released, for at most one ttl.
     pub async fn shutdown(&self) {
         self.core().drain(self.core().options.ttl.duration()).await;
     }

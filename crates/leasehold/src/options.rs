@@ -171,10 +171,11 @@ impl Options {
 /// What happens to a request when the store cannot be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum OnUnavailable {
-    /// It fails: without a store nobody can promise that no one else is at work.
+    /// It fails: without a store it is unknown whether another process is at work.
     #[default]
     FailClosed,
-    /// It goes on without protection: the guard says so, a warning and a journal entry are written.
+    /// It goes on without protection. The guard reports it ([`Guard::is_protected`](crate::Guard::is_protected)) and has no
+    /// fence; a warning and a journal entry are written.
     FailOpen,
 }
 

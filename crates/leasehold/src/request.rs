@@ -78,7 +78,7 @@ impl LockRequest {
         Ok(Lease::new(engine, name, token.clone(), fence))
     }
 
-    /// The guard, or `None` when somebody else holds the lock (and the time to wait is over).
+    /// Sends the request, and returns `None` when the lock is held and the time to wait is over.
     ///
     /// # Errors
     /// As awaiting the request, but for [`Error::NotAcquired`].
@@ -90,8 +90,8 @@ impl LockRequest {
         }
     }
 
-    /// Runs work under the lock: released afterwards in any case; cancelled, with [`Error::Lost`],
-    /// when the lease is lost.
+    /// Runs work under the lock, and releases the lock afterwards in any case. When the lease is lost, the work is cancelled
+    /// with [`Error::Lost`].
     ///
     /// # Errors
     /// Whatever kept the lock from being acquired, or [`Error::Lost`]. A release that fails does not

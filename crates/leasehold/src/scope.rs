@@ -29,12 +29,14 @@ struct Entrance {
     core: Arc<Core>,
 }
 
-/// The fence of the innermost lock that the calling task runs under, for code that writes to a resource which checks
-/// fences, however deep it is called. Set by `#[lock]` and `#[gpu_lock]`, by [`LockRequest::run`] and
-/// [`LockManager::with_lock`](crate::LockManager::with_lock), and by `run` of pool and GPU requests. Of several members of
-/// a pool it is the highest fence.
+/// Returns the fence of the innermost lock that the calling task runs under, for code that writes to a resource which
+/// checks fences, however deep it is called.
 ///
-/// `None` outside of any lock, in a task that was spawned from inside one, and where the lock is
+/// `#[lock]` and `#[gpu_lock]` set it, [`LockRequest::run`], [`LockManager::with_lock`](crate::LockManager::with_lock), and
+/// `run` of pool and GPU requests. Of several members of a pool it is the highest fence.
+///
+/// It is an `Option`, unlike [`Guard::fence`], because code that is called from many places cannot know that it runs under
+/// a lock: `None` outside of any lock, in a task that was spawned from inside one, and where the lock is
 /// [`unfenced`](LockRequest::unfenced) or unprotected.
 ///
 /// ```

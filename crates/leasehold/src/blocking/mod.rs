@@ -50,8 +50,8 @@ use crate::lease::IntoLockName;
 use crate::options::Options;
 use crate::store::{Cursor, EvictMode, Evicted, Holder, Page};
 
-/// The way to locks in one store, for threads. Cheap to clone; all clones share one connection, one
-/// renewal pass and one place in every queue.
+/// Manages the locks of one store, for threads. Cheap to clone: all clones share one connection, one renewal pass and one
+/// place in every queue.
 #[derive(Clone)]
 pub struct LockManager {
     background: Arc<Background>,
@@ -76,8 +76,8 @@ impl LockManager {
         Ok(Self { background: Arc::new(Background::connect(url, options)?) })
     }
 
-    /// Asks for a lock; say more about it, then [`acquire`](LockRequest::acquire). By default it waits
-    /// without limit, has a fence, and is renewed while the guard lives.
+    /// Asks for a lock: set its terms, then call [`acquire`](LockRequest::acquire). By default it waits without limit, has a
+    /// fence, and is renewed while the guard lives.
     pub fn lock<N: IntoLockName>(&self, name: N) -> LockRequest {
         LockRequest::new(self.background.clone(), self.background.locks().lock(name))
     }

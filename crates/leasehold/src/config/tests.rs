@@ -274,6 +274,7 @@ fn a_value_that_is_overruled_is_checked_all_the_same() {
     assert!(settings.finish().is_err());
 }
 
+#[cfg(feature = "redis")]
 #[test]
 fn secrets_are_not_repeated() {
     for text in [

@@ -325,12 +325,14 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "redis")]
     #[test]
     fn a_store_is_shown_without_its_password() {
         let store = StoreUrl::parse("redis://u:hunter2@h:1").expect("a URL");
         assert!(!format!("{store:?} {}", store.show()).contains("hunter2"));
     }
 
+    #[cfg(feature = "redis")]
     #[test]
     fn an_address_that_cannot_work_says_why_and_repeats_nothing() {
         for (url, why) in [
