@@ -1,4 +1,4 @@
-//! `ls` and `why`: who holds what, since when, and who waits.
+//! `ls` and `why`: locks, their holders and their waiters.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal};
@@ -9,12 +9,12 @@ use leasehold::{LockInfo, LockManager, LockView};
 use crate::cli::{LsArgs, WhyArgs};
 use crate::duration::{self, shown_ms};
 use crate::exit::{Exit, Failure};
-use crate::say;
+use crate::output;
 use crate::store::Choice;
 
-/// How often `--watch` looks: people do not read faster, and a store does not notice.
-const WATCH_EVERY: Duration = Duration::from_secs(1);
-/// Cells of the bar that shows what is left of a lease.
+/// The interval of `--watch`: as fast as people read, and no load for a store.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+/// The width of the bar that shows the remaining time of a lease.
 const BAR_CELLS: u64 = 5;
 
 /// Lists the locks that are held.
@@ -26,17 +26,17 @@ pub(crate) async fn ls(args: LsArgs, store: &Choice, json: bool) -> Result<Exit,
     }
     let views = views(&locks, prefix).await?;
     if json {
-        say::json(&views)?;
+        output::json(&views)?;
     } else if views.is_empty() {
-        say::talk(&nothing_held(&locks, prefix));
+        output::message(&nothing_held(&locks, prefix));
     } else {
-        say::data(&table(&views, io::stdout().is_terminal()))?;
+        output::data(&table(&views, io::stdout().is_terminal()))?;
     }
     locks.shutdown().await;
     Ok(Exit::Done)
 }
 
-/// Until it is interrupted, or nobody reads any more.
+/// Lists again and again, until it is interrupted or the reader closes the pipe.
 async fn watch(locks: &LockManager, prefix: &str, json: bool) -> Result<Exit, Failure> {
     let terminal = io::stdout().is_terminal() && !json;
     loop {
@@ -44,35 +44,35 @@ async fn watch(locks: &LockManager, prefix: &str, json: bool) -> Result<Exit, Fa
             Ok(views) if json => serde_json::to_string(&views).expect("views are JSON") + "\n",
             Ok(views) if views.is_empty() => nothing_held(locks, prefix) + "\n",
             Ok(views) => table(&views, terminal),
-            // Somebody who watches wants to see when the store is back.
-            Err(failure) if terminal => format!("{}\n", say::shown(&failure.line)),
+            // On a terminal the error stays until the store is back.
+            Err(failure) if terminal => format!("{}\n", output::escaped(&failure.line)),
             Err(failure) => return Err(failure),
         };
-        let going_on = if terminal {
-            // Home, the lines that fit, and whatever stood there before is wiped.
+        let reader_is_open = if terminal {
+            // The cursor goes home, the lines that fit are written, and the rest of the screen is cleared.
             let rows = rustix::termios::tcgetwinsize(io::stdout()).map_or(24, |size| usize::from(size.ws_row));
             let lines: String = text.lines().take(rows.max(2) - 1).map(|line| format!("{line}\u{1b}[K\n")).collect();
-            say::data(&format!("\u{1b}[H{lines}\u{1b}[J"))?
+            output::data(&format!("\u{1b}[H{lines}\u{1b}[J"))?
         } else if json {
-            say::data(&text)?
+            output::data(&text)?
         } else {
-            say::data(&(text + "\n"))?
+            output::data(&(text + "\n"))?
         };
-        if !going_on {
+        if !reader_is_open {
             return Ok(Exit::Done);
         }
-        tokio::time::sleep(WATCH_EVERY).await;
+        tokio::time::sleep(WATCH_INTERVAL).await;
     }
 }
 
-/// Says all that is known of one lock.
+/// Prints everything that is known about one lock.
 pub(crate) async fn why(args: WhyArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
     let locks = store.connect().await?;
     let info = locks.info(&args.name).await?;
     if json {
-        say::json(&info.view())?;
+        output::json(&info.view())?;
     } else {
-        say::data(&told(&info, &locks.store()))?;
+        output::data(&details(&info, &locks.store()))?;
     }
     locks.shutdown().await;
     Ok(Exit::Done)
@@ -87,13 +87,13 @@ fn nothing_held(locks: &LockManager, prefix: &str) -> String {
     format!("no lock{which} is held in {}", locks.store())
 }
 
-/// One line per lock, in columns.
+/// Formats one line per lock, in columns.
 fn table(views: &[LockView], bars: bool) -> String {
     let mut rows = vec![["NAME", "HOLDER", "HELD", "LEASE", "SEEN", "WAITING"].map(String::from)];
     for view in views {
         rows.push([
-            say::shown(&view.name).into_owned(),
-            say::shown(&holder(view)).into_owned(),
+            output::escaped(&view.name).into_owned(),
+            output::escaped(&holder(view)).into_owned(),
             view.held_ms.map_or_else(unknown, shown_ms),
             lease(view, bars),
             seen_ago_ms(view).map_or_else(unknown, shown_ms),
@@ -125,7 +125,7 @@ fn lease(view: &LockView, bars: bool) -> String {
     }
 }
 
-/// How long ago the last sign of life was.
+/// Returns how long ago the last sign of life was.
 fn seen_ago_ms(view: &LockView) -> Option<u64> {
     let now_ms = view.since_ms? + view.held_ms?;
     Some(now_ms.saturating_sub(view.last_seen_ms?))
@@ -135,7 +135,7 @@ fn unknown() -> String {
     "–".into()
 }
 
-/// Left-aligned columns; the last one is not filled up.
+/// Aligns columns to the left, without trailing spaces.
 fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; N] = std::array::from_fn(width);
@@ -148,17 +148,17 @@ fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     text
 }
 
-/// The answer of `why`.
-fn told(info: &LockInfo, store: &str) -> String {
+/// Formats the answer of `why`.
+fn details(info: &LockInfo, store: &str) -> String {
     let view = info.view();
     let state = match (view.held, view.revoked) {
         (false, _) => "free",
         (true, false) => "held",
         (true, true) => "held, revoked",
     };
-    let mut text = format!("{:<16}  {state:<24} {}\n", say::shown(&view.name), say::shown(store));
-    let mut line = |what: &str, said: &str| {
-        let _ = writeln!(text, "  {what:<14}  {}", say::shown(said));
+    let mut text = format!("{:<16}  {state:<24} {}\n", output::escaped(&view.name), output::escaped(store));
+    let mut line = |label: &str, text_of_line: &str| {
+        let _ = writeln!(text, "  {label:<14}  {}", output::escaped(text_of_line));
     };
     if let Some(holder) = &info.holder {
         let fence = view.fence.map_or_else(String::new, |fence| format!("   fence {fence}"));
@@ -170,14 +170,14 @@ fn told(info: &LockInfo, store: &str) -> String {
         let left = match (view.ttl_ms, view.ttl_left_ms) {
             (Some(ttl), Some(left)) => format!("lease {}, {} left", shown_ms(ttl), shown_ms(left)),
             (None, Some(left)) => format!("{} left", shown_ms(left)),
-            (_, None) => "no end: it lasts until somebody deletes it".into(),
+            (_, None) => "no end: it lasts until it is deleted".into(),
         };
         let process = match holder.connected {
-            _ if view.foreign => "nobody can tell whether it lives",
+            _ if view.foreign => "it is unknown whether it is alive",
             Some(true) => "connected",
             Some(false) => "not connected",
             None if !holder.listens => "belongs to no process: only its ttl counts",
-            None => "connected or not: nobody can tell",
+            None => "it is unknown whether it is connected",
         };
         match seen_ago_ms(&view) {
             Some(ago) => line("sign of life", &format!("{} ago, {process}   {left}", shown_ms(ago))),
@@ -189,8 +189,8 @@ fn told(info: &LockInfo, store: &str) -> String {
     }
     let width = view.waiters.iter().map(|w| w.owner.chars().count()).max().unwrap_or(0);
     for (n, waiter) in view.waiters.iter().enumerate() {
-        let what = if n == 0 { "waiting" } else { "" };
-        line(what, &format!("{}. {:<width$}   {}", n + 1, waiter.owner, shown_ms(waiter.waiting_ms)));
+        let label = if n == 0 { "waiting" } else { "" };
+        line(label, &format!("{}. {:<width$}   {}", n + 1, waiter.owner, shown_ms(waiter.waiting_ms)));
     }
     text
 }
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_is_legible_and_harmless() {
+    fn a_table_is_aligned_and_escaped() {
         let table = table(&[view(Some(297_000)), view(None)], false);
         assert_eq!(
             table,
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_empties_with_the_lease() {
+    fn the_bar_shows_the_remaining_time() {
         assert_eq!(lease(&view(Some(300_000)), true), "▆▆▆▆▆ 5m 00s");
         assert_eq!(lease(&view(Some(90_000)), true), "▆▆▁▁▁ 1m 30s");
         assert_eq!(lease(&view(Some(1)), true), "▆▁▁▁▁ 1ms");

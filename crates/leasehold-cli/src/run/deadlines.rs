@@ -1,18 +1,18 @@
-//! When a command whose lease is not renewed must be told, and when it must be dead. No clock, no I/O.
+//! When a command whose lease is not renewed is terminated, and when it is killed. No clock, no I/O.
 
 use std::time::Duration;
 
 use leasehold::clock::Moment;
 
-use super::orders::Times;
+use super::guardian_messages::KillSchedule;
 
-/// How long a command gets between SIGTERM and SIGKILL unless the caller says.
-const LONGEST_GRACE: Duration = Duration::from_secs(10);
-/// The bounds of the time between SIGKILL and the lease's end.
+/// The most time between SIGTERM and SIGKILL by default.
+const DEFAULT_GRACE_MAX: Duration = Duration::from_secs(10);
+/// The bounds of the time between SIGKILL and the end of the lease.
 const MARGIN_MIN: Duration = Duration::from_millis(10);
 const MARGIN_MAX: Duration = Duration::from_secs(1);
 
-/// The times of one run.
+/// The grace and the margin of one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Deadlines {
     grace: Duration,
@@ -20,12 +20,12 @@ pub(super) struct Deadlines {
 }
 
 impl Deadlines {
-    /// `None`: that much grace leaves a lease of `ttl` no time to be renewed.
+    /// Returns `None` if that much grace leaves a lease of `ttl` no time to be renewed.
     pub(super) fn new(ttl: Duration, grace: Option<Duration>) -> Option<Self> {
         let grace = match grace {
             Some(grace) if grace > ttl / 2 => return None,
             Some(grace) => grace,
-            None => (ttl / 4).min(LONGEST_GRACE),
+            None => (ttl / 4).min(DEFAULT_GRACE_MAX),
         };
         // A renewal is due after a third of the ttl. The store has two thirds of the time from then until the grace
         // begins to answer it. The last third is for the kill: on a busy machine the guardian wakes up late, looks
@@ -34,31 +34,31 @@ impl Deadlines {
         Some(Self { grace, margin })
     }
 
-    /// A lease proven until then is given up from here on, unless it is renewed before.
+    /// Returns when a lease that is proven until `valid_until` is given up unless it is renewed before.
     pub(super) fn give_up_at(&self, valid_until: Moment) -> Moment {
         valid_until - self.margin - self.grace
     }
 
-    /// The times for a guardian that hears nothing more from its keeper. The keeper itself comes first.
-    pub(super) fn without_word(&self, valid_until: Moment) -> Times {
-        Times {
-            ask_at: self.give_up_at(valid_until) + self.margin / 2,
+    /// Returns the schedule of a guardian that receives no other order. The keeper acts half a margin earlier.
+    pub(super) fn unattended(&self, valid_until: Moment) -> KillSchedule {
+        KillSchedule {
+            terminate_at: self.give_up_at(valid_until) + self.margin / 2,
             kill_at: valid_until - self.margin,
-            over_at: valid_until,
+            lease_ends_at: valid_until,
         }
     }
 
-    /// The times of a lease that is lost now.
-    pub(super) fn lost(&self, now: Moment, valid_until: Moment) -> Times {
-        Times { ask_at: now, kill_at: self.kill_at(now, valid_until), over_at: valid_until }
+    /// Returns the schedule of a lease that is lost now.
+    pub(super) fn lost(&self, now: Moment, valid_until: Moment) -> KillSchedule {
+        KillSchedule { terminate_at: now, kill_at: self.kill_at(now, valid_until), lease_ends_at: valid_until }
     }
 
-    /// A guardian that should have killed at `kill_at` and has not reported by then was stopped.
+    /// Returns when a guardian that was to kill at `kill_at` and has not reported must have been stopped.
     pub(super) fn overdue_at(&self, now: Moment, kill_at: Moment) -> Moment {
         kill_at.max(now) + self.margin / 2
     }
 
-    /// Told now, the command is killed then.
+    /// Returns when a command that is terminated now is killed.
     fn kill_at(&self, now: Moment, valid_until: Moment) -> Moment {
         (now + self.grace).min(valid_until - self.margin)
     }
@@ -82,9 +82,9 @@ mod tests {
         let short = Deadlines { margin: ms(300), ..short };
         assert_eq!(short.give_up_at(at(2_378)), at(1_478));
         assert_eq!(short.kill_at(at(1_478), at(2_378)), at(2_078));
-        // Told late, the grace is what is left.
+        // Terminated late, the command has the grace that is left.
         assert_eq!(short.kill_at(at(1_700), at(2_378)), at(2_078));
-        // Told early, as by a revocation, it is not longer than promised.
+        // Terminated early, as by a revocation, it has no more than the full grace.
         assert_eq!(short.kill_at(at(100), at(2_378)), at(700));
         assert_eq!(short.kill_at(at(5_000), at(2_378)), at(2_078));
     }
@@ -92,8 +92,11 @@ mod tests {
     #[test]
     fn a_silent_keeper_gets_half_a_margin() {
         let short = Deadlines { grace: ms(500), margin: ms(100) };
-        let times = short.without_word(at(1_978));
-        assert_eq!((times.ask_at, times.kill_at, times.over_at), (at(1_428), at(1_878), at(1_978)));
+        let schedule = short.unattended(at(1_978));
+        assert_eq!(
+            (schedule.terminate_at, schedule.kill_at, schedule.lease_ends_at),
+            (at(1_428), at(1_878), at(1_978))
+        );
         assert_eq!(short.overdue_at(at(100), at(1_878)), at(1_928));
         assert_eq!(short.overdue_at(at(1_900), at(1_878)), at(1_950));
     }

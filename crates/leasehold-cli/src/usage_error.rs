@@ -1,11 +1,11 @@
-//! What clap's refusals look like here: one line, with what to do next.
+//! The message about a wrong command line: one line, with the next step.
 
 use std::error::Error as _;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// clap's message and its first tip, in one line.
-pub(crate) fn in_one_line(error: &clap::Error) -> String {
+/// Returns clap's message and its first tip in one line.
+pub(crate) fn one_line_message(error: &clap::Error) -> String {
     let argument = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(argument)) => argument.as_str(),
         _ => "",
@@ -16,7 +16,7 @@ pub(crate) fn in_one_line(error: &clap::Error) -> String {
         (ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand, _) => {
             format!("no command was given; see {} --help", refused_command(&text))
         }
-        // What is meant for CMD stands behind `--`, so anything unknown before it may be CMD itself.
+        // CMD follows `--`, so an unknown word before it may be CMD itself.
         (ErrorKind::UnknownArgument, _) if !argument.starts_with('-') && without_dashes("run") => {
             format!("write -- before the command: leasehold run NAME -- {argument} …")
         }
@@ -25,17 +25,18 @@ pub(crate) fn in_one_line(error: &clap::Error) -> String {
         }
         _ => {
             let usage = |part: &&str| !part.starts_with("Usage:") && !part.starts_with("For more");
-            let said = text.split("\n\n").take_while(usage).map(|part| match part.trim_start().strip_prefix("tip: ") {
-                Some(tips) => one_line(tips.lines().next().unwrap_or(tips)),
-                None => one_line(part),
-            });
-            let said = said.collect::<Vec<_>>().join("; ");
-            format!("{}; see {} --help", said.strip_prefix("error: ").unwrap_or(&said), refused_command(&text))
+            let parts =
+                text.split("\n\n").take_while(usage).map(|part| match part.trim_start().strip_prefix("tip: ") {
+                    Some(tips) => one_line(tips.lines().next().unwrap_or(tips)),
+                    None => one_line(part),
+                });
+            let message = parts.collect::<Vec<_>>().join("; ");
+            format!("{}; see {} --help", message.strip_prefix("error: ").unwrap_or(&message), refused_command(&text))
         }
     }
 }
 
-/// The command whose usage clap shows below its message: `leasehold keys create`.
+/// Returns the command whose usage clap shows below its message, such as `leasehold keys create`.
 fn refused_command(text: &str) -> String {
     let usage = text.lines().find_map(|line| line.strip_prefix("Usage: ")).unwrap_or("leasehold");
     let names = usage.split(' ').take_while(|word| word.starts_with(|c: char| c.is_ascii_lowercase()));

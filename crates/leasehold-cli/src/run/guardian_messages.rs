@@ -1,4 +1,4 @@
-//! What keeper and guardian tell each other.
+//! The messages between the keeper and the guardian.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -7,94 +7,98 @@ use leasehold::clock::Moment;
 use nix::sys::signal::Signal;
 use rustix::process::Pid;
 
-use super::link::{Message, number, signal};
+use super::channel::{Message, signal, signal_number};
 
-/// Processes that a report names: one that leaves some out still says that there are any.
+/// The most processes that a report names; a report that leaves some out is still not empty.
 const NAMED_MAX: usize = 16;
 
-/// When a command whose lease is not renewed is asked to end and killed, and when the lease is over.
+/// When CMD is terminated and killed if its lease is not renewed, and when that lease ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Times {
-    pub(super) ask_at: Moment,
+pub(super) struct KillSchedule {
+    pub(super) terminate_at: Moment,
     pub(super) kill_at: Moment,
-    pub(super) over_at: Moment,
+    pub(super) lease_ends_at: Moment,
 }
 
-/// What the keeper tells the guardian.
+/// A message from the keeper to the guardian.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// Start the command, the last `words` of the guardian's own arguments, in this process group and with these
-    /// signals unblocked. With it come the command's stdin, its stdout and stderr where they are not ours, and the
-    /// lifeline if there is one: [`Fds`] says which. The times are those of [`Order::Lease`], `None` with
-    /// `--on-lost warn`; after `ask_at` nothing is started.
-    Start { times: Option<Times>, group: i32, blocked: u64, words: usize, fds: Fds, env: Vec<(String, String)> },
-    /// The lease was proven anew. Without another word the command ends at these times.
-    Lease(Times),
-    /// Pass a signal on to the command.
+    /// Start CMD, the last `words` of the guardian's own arguments, in this process group and with these signals
+    /// unblocked. The descriptors that [`FdLayout`] lists come with it. The schedule is that of [`Order::Lease`], and
+    /// `None` with `--on-lost warn`; after `terminate_at` nothing is started.
+    Start {
+        schedule: Option<KillSchedule>,
+        group: i32,
+        blocked: u64,
+        words: usize,
+        fds: FdLayout,
+        env: Vec<(String, String)>,
+    },
+    /// The lease was renewed. Without another order CMD ends by this schedule.
+    Lease(KillSchedule),
+    /// Send CMD a signal.
     Signal(Signal),
-    /// Continue the command, if it has stopped as often as this and not once more: an order may cross a report.
+    /// Continue CMD if it has stopped exactly this many times: the order may cross a report of another stop.
     Continue(u32),
-    /// The lease is lost: ask everything to end, and kill it at `kill_at`.
-    End(Times),
+    /// The lease is lost: terminate everything now, and kill it at `kill_at`.
+    Terminate(KillSchedule),
     /// Kill everything now.
     Kill,
-    /// The report that CMD ended, or that everything is dead, has arrived.
-    Bye,
+    /// The keeper has read that CMD ended, or that everything is dead.
+    Acknowledge,
 }
 
-/// The descriptors that come with [`Order::Start`], in this order.
+/// Which descriptors come with [`Order::Start`]: CMD's stdin, then its stdout and stderr if they are not the guardian's
+/// own, then the lifeline if there is one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Fds {
+pub(super) struct FdLayout {
     pub(super) output: bool,
     pub(super) lifeline: bool,
 }
 
-/// What the guardian tells the keeper.
+/// A message from the guardian to the keeper.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Report {
-    /// The command runs since `at`.
+    /// CMD was started at `at`.
     Started { pid: Pid, at: Moment },
-    /// The system refused to start the command: the error's number, 0 where there is none.
+    /// The system refused to start CMD: the error's number, or 0 if it has none.
     NotStarted(i32),
-    /// The lease was over, or nearly, before the command could be started. Nothing was started.
+    /// Nothing was started, because the lease was over, or nearly over.
     TooLate,
-    /// The command was stopped.
+    /// CMD was stopped.
     Stopped,
-    /// The command continues.
+    /// CMD was continued.
     Continued,
-    /// The command ended by itself, with this wait status.
+    /// CMD ended by itself, with this wait status.
     Ended(i32),
-    /// The lease was lost: the command and all it started are dead, apart from processes that may not be killed.
+    /// The lease was lost: CMD and everything it started is dead, except for processes that the guardian may not kill.
     Dead { not_permitted: Vec<i32> },
 }
 
-/// The descriptors of a start, told apart.
-pub(super) struct Taken {
+/// The descriptors of [`Order::Start`].
+pub(super) struct StartFds {
     pub(super) stdin: OwnedFd,
     pub(super) output: Option<(OwnedFd, OwnedFd)>,
     pub(super) lifeline: Option<OwnedFd>,
 }
 
-impl Fds {
-    /// `None`: not what was announced.
-    pub(super) fn sort(self, fds: Vec<OwnedFd>) -> Option<Taken> {
+impl FdLayout {
+    /// Assigns the received descriptors, or returns `None` if one is missing.
+    pub(super) fn assign(self, fds: Vec<OwnedFd>) -> Option<StartFds> {
         let mut fds = fds.into_iter();
         let stdin = fds.next()?;
         let output = if self.output { Some((fds.next()?, fds.next()?)) } else { None };
         let lifeline = if self.lifeline { Some(fds.next()?) } else { None };
-        Some(Taken { stdin, output, lifeline })
+        Some(StartFds { stdin, output, lifeline })
     }
 }
 
 impl Message for Order {
-    /// Names and fences of many GPUs.
-    const BYTES_MAX: usize = 64 * 1024;
-
     fn write(&self) -> Vec<u8> {
         match self {
-            Self::Start { times, group, blocked, words, fds, env } => {
+            Self::Start { schedule, group, blocked, words, fds, env } => {
                 let mut bytes = vec![b'0', fds.output.into(), fds.lifeline.into()];
-                bytes.extend(times.map_or([0; 24], |times| write_times(&times)));
+                bytes.extend(schedule.as_ref().map_or([0; 24], write_schedule));
                 bytes.extend(group.to_le_bytes());
                 bytes.extend(blocked.to_le_bytes());
                 bytes.extend((*words as u64).to_le_bytes());
@@ -103,19 +107,19 @@ impl Message for Order {
                 }
                 bytes
             }
-            Self::Lease(times) => [&b"1"[..], &write_times(times)].concat(),
-            Self::Signal(signal) => vec![b'2', number(*signal)],
+            Self::Lease(schedule) => [&b"1"[..], &write_schedule(schedule)].concat(),
+            Self::Signal(signal) => vec![b'2', signal_number(*signal)],
             Self::Continue(stops) => [&b"3"[..], &stops.to_le_bytes()].concat(),
-            Self::End(times) => [&b"4"[..], &write_times(times)].concat(),
+            Self::Terminate(schedule) => [&b"4"[..], &write_schedule(schedule)].concat(),
             Self::Kill => vec![b'5'],
-            Self::Bye => vec![b'6'],
+            Self::Acknowledge => vec![b'6'],
         }
     }
 
     fn read(bytes: &[u8]) -> Option<Self> {
         match bytes {
             [b'0', output, lifeline, rest @ ..] => {
-                let (times, rest) = rest.split_at_checked(24)?;
+                let (schedule, rest) = rest.split_at_checked(24)?;
                 let (group, rest) = rest.split_at_checked(4)?;
                 let (blocked, rest) = rest.split_at_checked(8)?;
                 let (words, env) = rest.split_at_checked(8)?;
@@ -125,29 +129,27 @@ impl Message for Order {
                     env.push((name, texts.next()?));
                 }
                 Some(Self::Start {
-                    // No lease ends with the boot.
-                    times: if times == [0; 24] { None } else { Some(read_times(times)?) },
+                    // Zero stands for no schedule: no lease ends at the moment of the boot.
+                    schedule: if schedule == [0; 24] { None } else { Some(read_schedule(schedule)?) },
                     group: i32::from_le_bytes(group.try_into().ok()?),
                     blocked: u64::from_le_bytes(blocked.try_into().ok()?),
                     words: usize::try_from(u64::from_le_bytes(words.try_into().ok()?)).ok()?,
-                    fds: Fds { output: *output != 0, lifeline: *lifeline != 0 },
+                    fds: FdLayout { output: *output != 0, lifeline: *lifeline != 0 },
                     env,
                 })
             }
-            [b'1', times @ ..] => read_times(times).map(Self::Lease),
+            [b'1', schedule @ ..] => read_schedule(schedule).map(Self::Lease),
             [b'2', number] => signal(*number).map(Self::Signal),
             [b'3', stops @ ..] => stops.try_into().ok().map(u32::from_le_bytes).map(Self::Continue),
-            [b'4', times @ ..] => read_times(times).map(Self::End),
+            [b'4', schedule @ ..] => read_schedule(schedule).map(Self::Terminate),
             [b'5'] => Some(Self::Kill),
-            [b'6'] => Some(Self::Bye),
+            [b'6'] => Some(Self::Acknowledge),
             _ => None,
         }
     }
 }
 
 impl Message for Report {
-    const BYTES_MAX: usize = 1 + NAMED_MAX * 4;
-
     fn write(&self) -> Vec<u8> {
         match self {
             Self::Started { pid, at } => {
@@ -186,21 +188,26 @@ impl Message for Report {
     }
 }
 
-fn write_times(times: &Times) -> [u8; 24] {
+fn write_schedule(schedule: &KillSchedule) -> [u8; 24] {
     let mut bytes = [0; 24];
-    for (to, moment) in bytes.chunks_exact_mut(8).zip([times.ask_at, times.kill_at, times.over_at]) {
+    for (to, moment) in bytes.chunks_exact_mut(8).zip([schedule.terminate_at, schedule.kill_at, schedule.lease_ends_at])
+    {
         to.copy_from_slice(&write_moment(moment));
     }
     bytes
 }
 
-fn read_times(bytes: &[u8]) -> Option<Times> {
+fn read_schedule(bytes: &[u8]) -> Option<KillSchedule> {
     let (ask, rest) = bytes.split_at_checked(8)?;
     let (kill, over) = rest.split_at_checked(8)?;
-    Some(Times { ask_at: read_moment(ask)?, kill_at: read_moment(kill)?, over_at: read_moment(over)? })
+    Some(KillSchedule {
+        terminate_at: read_moment(ask)?,
+        kill_at: read_moment(kill)?,
+        lease_ends_at: read_moment(over)?,
+    })
 }
 
-/// Nanoseconds since boot: both ends read the same clock.
+/// Writes a moment as nanoseconds since boot: both ends read the same clock.
 fn write_moment(moment: Moment) -> [u8; 8] {
     u64::try_from(moment.since_boot().as_nanos()).unwrap_or(u64::MAX).to_le_bytes()
 }
@@ -213,35 +220,41 @@ fn read_moment(bytes: &[u8]) -> Option<Moment> {
 mod tests {
     use super::*;
 
-    fn travels<M: Message + PartialEq + std::fmt::Debug>(message: &M) {
+    fn round_trip<M: Message + PartialEq + std::fmt::Debug>(message: &M) {
         let bytes = message.write();
-        assert!(bytes.len() <= M::BYTES_MAX);
         assert_eq!(M::read(&bytes).as_ref(), Some(message));
     }
 
     #[test]
     fn every_message_arrives_as_it_was_sent() {
         let at = |ms| Moment::from_boot(Duration::from_millis(ms));
-        let times = Times { ask_at: at(1), kill_at: at(2), over_at: at(3) };
+        let schedule = KillSchedule { terminate_at: at(1), kill_at: at(2), lease_ends_at: at(3) };
         let env = vec![("LEASEHOLD_NAME".to_owned(), "a,ü".to_owned()), ("EMPTY".to_owned(), String::new())];
-        let fds = Fds { output: true, lifeline: false };
-        travels(&Order::Start { times: Some(times), group: 4_711, blocked: u64::MAX, words: 70_000, fds, env });
-        let fds = Fds { output: false, lifeline: true };
-        travels(&Order::Start { times: None, group: 1, blocked: 0, words: 1, fds, env: Vec::new() });
-        for order in [Order::Lease(times), Order::End(times), Order::Signal(Signal::SIGUSR2)] {
-            travels(&order);
+        let fds = FdLayout { output: true, lifeline: false };
+        round_trip(&Order::Start {
+            schedule: Some(schedule),
+            group: 4_711,
+            blocked: u64::MAX,
+            words: 70_000,
+            fds,
+            env,
+        });
+        let fds = FdLayout { output: false, lifeline: true };
+        round_trip(&Order::Start { schedule: None, group: 1, blocked: 0, words: 1, fds, env: Vec::new() });
+        for order in [Order::Lease(schedule), Order::Terminate(schedule), Order::Signal(Signal::SIGUSR2)] {
+            round_trip(&order);
         }
-        for order in [Order::Continue(70_000), Order::Kill, Order::Bye] {
-            travels(&order);
+        for order in [Order::Continue(70_000), Order::Kill, Order::Acknowledge] {
+            round_trip(&order);
         }
         let pid = Pid::from_raw(77).expect("a pid");
         let dead = Report::Dead { not_permitted: vec![1, 70_000] };
         for report in [Report::Started { pid, at: at(9) }, Report::NotStarted(2), Report::Ended(256), dead] {
-            travels(&report);
+            round_trip(&report);
         }
         for report in [Report::Stopped, Report::Continued, Report::TooLate, Report::Dead { not_permitted: Vec::new() }]
         {
-            travels(&report);
+            round_trip(&report);
         }
         assert_eq!(Order::read(b""), None);
         assert_eq!(Report::read(b"0"), None);

@@ -1,4 +1,4 @@
-//! What a person sees who waits: one line, drawn again and again, and gone afterwards.
+//! The status line on the terminal of a run that waits for its lock.
 
 use std::io::{self, IsTerminal};
 use std::time::Duration;
@@ -8,52 +8,52 @@ use rustix::process::getpgrp;
 use rustix::termios::{tcgetpgrp, tcgetwinsize};
 
 use crate::cli::RunArgs;
-use crate::{duration, say};
+use crate::{duration, output};
 
-/// A lock that is free a moment later is not worth a line.
-const FIRST_AFTER: Duration = Duration::from_millis(200);
-const DRAW_EVERY: Duration = Duration::from_millis(100);
-/// Draws between two questions to the store.
-const ASK_EVERY: u32 = 10;
-const WHEEL: [char; 10] = ['⠋', '⠙', '⠹', '⠸', '⠼', '⠴', '⠦', '⠧', '⠇', '⠏'];
+/// The wait before the first line: most locks are free by then.
+const FIRST_DRAW_AFTER: Duration = Duration::from_millis(200);
+const DRAW_INTERVAL: Duration = Duration::from_millis(100);
+/// The number of draws between two queries of the store.
+const DRAWS_PER_QUERY: u32 = 10;
+const SPINNER: [char; 10] = ['⠋', '⠙', '⠹', '⠸', '⠼', '⠴', '⠦', '⠧', '⠇', '⠏'];
 const CLEAR_LINE: &str = "\r\x1b[2K";
 
-/// Shows on a terminal who holds the lock, until it is dropped; elsewhere it is silent. Never ends.
+/// Shows on a terminal who holds the lock, until the future is dropped; elsewhere shows nothing. Never returns.
 pub(super) async fn show(locks: &LockManager, args: &RunArgs, me: &Owner) {
     if !io::stderr().is_terminal() {
         return std::future::pending().await;
     }
-    tokio::time::sleep(FIRST_AFTER).await;
+    tokio::time::sleep(FIRST_DRAW_AFTER).await;
     let mut line = Line { drawn: false };
     let mut info = None;
-    for turn in 0_u32.. {
-        if turn.is_multiple_of(ASK_EVERY) {
-            // Without an answer the last one stays; the waiting itself will say what is wrong.
+    for draw in 0_u32.. {
+        if draw.is_multiple_of(DRAWS_PER_QUERY) {
+            // Without an answer the last one stays; the acquisition reports what is wrong.
             info = match &args.name {
                 Some(name) => locks.info(name).await.ok().or(info),
-                // Of any, nobody in particular is in the way.
+                // With `--gpu any` there is no particular holder to wait for.
                 None => None,
             };
         }
-        let wheel = WHEEL[turn as usize % WHEEL.len()];
-        line.draw(&format!("{wheel} {}", text(&args.wanted(), info.as_ref(), me)));
-        tokio::time::sleep(DRAW_EVERY).await;
+        let frame = SPINNER[draw as usize % SPINNER.len()];
+        line.draw(&format!("{frame} {}", text(&args.wanted(), info.as_ref(), me)));
+        tokio::time::sleep(DRAW_INTERVAL).await;
     }
 }
 
-/// The line on the terminal; takes itself away.
+/// The line on the terminal, cleared when dropped.
 struct Line {
     drawn: bool,
 }
 
 impl Line {
     fn draw(&mut self, text: &str) {
-        // In the background the terminal is somebody else's.
+        // The terminal of a job in the background belongs to another job.
         if tcgetpgrp(io::stderr()).is_ok_and(|group| group == getpgrp()) {
             let width = tcgetwinsize(io::stderr())
                 .map_or(80, |size| if size.ws_col == 0 { 80 } else { usize::from(size.ws_col).max(20) });
             let text: String = text.chars().take(width - 1).collect();
-            self.drawn |= say::draw(format!("{CLEAR_LINE}{text}"));
+            self.drawn |= output::draw_status(format!("{CLEAR_LINE}{text}"));
         }
     }
 }
@@ -61,17 +61,17 @@ impl Line {
 impl Drop for Line {
     fn drop(&mut self) {
         if self.drawn {
-            say::wipe(CLEAR_LINE);
+            output::clear_status(CLEAR_LINE);
         }
     }
 }
 
 fn text(wanted: &str, info: Option<&LockInfo>, me: &Owner) -> String {
-    let mut text = format!("waiting for {}", say::shown(wanted));
+    let mut text = format!("waiting for {}", output::escaped(wanted));
     let Some(info) = info else { return text };
     if let Some(holder) = &info.holder {
-        text += &format!(" · held by {}", say::shown(&holder.owner.to_string()));
-        if let Some(held) = super::held::held_for(holder) {
+        text += &format!(" · held by {}", output::escaped(&holder.owner.to_string()));
+        if let Some(held) = super::not_acquired::held_for(holder) {
             text += &format!(" for {}", duration::shown(held));
         }
     }
@@ -97,8 +97,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_said_as_people_say_them() {
-        let said: Vec<String> = [1, 2, 3, 4, 11, 12, 13, 21, 102, 111].map(ordinal).into();
-        assert_eq!(said, ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th"]);
+    fn queue_positions_are_shown_as_ordinals() {
+        let shown: Vec<String> = [1, 2, 3, 4, 11, 12, 13, 21, 102, 111].map(ordinal).into();
+        assert_eq!(shown, ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th"]);
     }
 }

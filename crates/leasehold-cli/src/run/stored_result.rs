@@ -1,16 +1,15 @@
-//! The result of a command that was run once, as it is stored: a line of JSON, then what it wrote to stdout,
-//! then what it wrote to stderr.
+//! The stored result of a command that was run once: a line of JSON, then its stdout, then its stderr.
 
 use std::io::{self, Write};
 
 use leasehold::Done;
 use serde::{Deserialize, Serialize};
 
-use super::tee::Kept;
+use super::capture::Captured;
 use crate::exit::{Exit, Failure};
-use crate::say;
+use crate::output;
 
-/// How the command ended, and how long each stream was, and is here.
+/// The first line: the exit code, and the length of each stream as stored and in total.
 #[derive(Debug, Serialize, Deserialize)]
 struct Head {
     code: u8,
@@ -20,8 +19,8 @@ struct Head {
     stderr_total: u64,
 }
 
-/// As it is stored.
-pub(super) fn written(code: u8, stdout: &Kept, stderr: &Kept) -> Vec<u8> {
+/// Returns the bytes to store.
+pub(super) fn encode(code: u8, stdout: &Captured, stderr: &Captured) -> Vec<u8> {
     let head = Head {
         code,
         stdout: stdout.bytes.len(),
@@ -36,13 +35,13 @@ pub(super) fn written(code: u8, stdout: &Kept, stderr: &Kept) -> Vec<u8> {
     result
 }
 
-/// Writes what the command wrote where it was run, and says how it ended.
+/// Writes a stored output to stdout and stderr, and returns the exit code.
 pub(super) fn replay(done: &Done) -> Result<u8, Failure> {
-    let Some((head, stdout, stderr)) = read(done.bytes()) else {
+    let Some((head, stdout, stderr)) = decode(done.bytes()) else {
         let text = format!("what {} stored is not the result of a command; another program uses this id", done.by());
         return Err(Failure::new(Exit::Config, text));
     };
-    // A reader that has seen enough (`| head`) is no error, here as with the command itself.
+    // A reader that closes the pipe early (`| head`) is no error, as with the command itself.
     match write(io::stdout().lock(), stdout) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             return Err(Failure::new(Exit::Output, format!("cannot write to stdout: {error}")));
@@ -50,12 +49,13 @@ pub(super) fn replay(done: &Done) -> Result<u8, Failure> {
         _ => {}
     }
     let _ = write(io::stderr().lock(), stderr);
-    for (name, kept, total) in [("stdout", head.stdout, head.stdout_total), ("stderr", head.stderr, head.stderr_total)]
+    for (name, stored, total) in
+        [("stdout", head.stdout, head.stdout_total), ("stderr", head.stderr, head.stderr_total)]
     {
-        if kept as u64 != total {
+        if stored as u64 != total {
             let by = done.by();
-            say::talk(&format!(
-                "leasehold: {name} is not whole: {kept} of the {total} bytes were stored that {by} wrote"
+            output::message(&format!(
+                "leasehold: {name} is not whole: {stored} of the {total} bytes that {by} wrote were stored"
             ));
         }
     }
@@ -67,7 +67,7 @@ fn write(mut to: impl Write, bytes: &[u8]) -> io::Result<()> {
     to.flush()
 }
 
-fn read(result: &[u8]) -> Option<(Head, &[u8], &[u8])> {
+fn decode(result: &[u8]) -> Option<(Head, &[u8], &[u8])> {
     let end = result.iter().position(|byte| *byte == b'\n')?;
     let head: Head = serde_json::from_slice(&result[..end]).ok()?;
     let (stdout, stderr) = result[end + 1..].split_at_checked(head.stdout)?;
@@ -80,10 +80,10 @@ mod tests {
 
     #[test]
     fn a_result_is_read_back_byte_for_byte() {
-        let kept = |bytes: &[u8], total| Kept { bytes: bytes.to_vec(), total };
-        let result = written(3, &kept(b"\n\xff\0", 3), &kept(b"", 9));
-        let (head, stdout, stderr) = read(&result).expect("ours");
+        let captured = |bytes: &[u8], total| Captured { bytes: bytes.to_vec(), total };
+        let result = encode(3, &captured(b"\n\xff\0", 3), &captured(b"", 9));
+        let (head, stdout, stderr) = decode(&result).expect("a result");
         assert_eq!((head.code, stdout, stderr, head.stderr_total), (3, &b"\n\xff\0"[..], &b""[..], 9));
-        assert!(read(&result[..result.len() - 1]).is_none() && read(b"7").is_none() && read(b"7\n").is_none());
+        assert!(decode(&result[..result.len() - 1]).is_none() && decode(b"7").is_none() && decode(b"7\n").is_none());
     }
 }

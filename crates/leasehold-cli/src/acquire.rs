@@ -1,4 +1,4 @@
-//! `acquire`, `renew`, `release`: leases for scripts, named by their token.
+//! `acquire`, `renew` and `release`: leases for scripts, identified by their token.
 
 use std::fs;
 use std::io::{self, BufRead};
@@ -9,58 +9,59 @@ use leasehold::{AcquiredView, Error, LockManager, LockName, Owner, ReleasedView,
 use crate::cli::{AcquireArgs, ReleaseArgs, RenewArgs, TokenArgs};
 use crate::duration;
 use crate::exit::{Exit, Failure};
-use crate::say;
-use crate::signals::{first_to_end, suffer};
+use crate::output;
+use crate::signals::{apply_default_action, first_termination_signal};
 use crate::store::Choice;
 
-/// Takes a lease that belongs to no process, and prints its token and fence.
+/// Acquires a lease that belongs to no process, and prints its token and fence.
 pub(crate) async fn acquire(args: AcquireArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
     let mut options = store.options()?;
     options.owner = owner(args.owner)?;
-    let signalled = first_to_end().map_err(|e| Failure::new(Exit::Unreachable, format!("no signals: {e}")))?;
+    let first_signal =
+        first_termination_signal().map_err(|e| Failure::new(Exit::Unreachable, format!("no signals: {e}")))?;
     let locks = store.connect_with(options).await?;
     let request = locks.lock(&args.name).ttl(args.ttl.duration());
     let request = match args.wait {
         Some(wait) => request.wait_up_to(wait),
         None => request.no_wait(),
     };
-    let taken = async {
+    let acquired = async {
         let guard = request.await?;
         let fence = guard.fence();
         guard.into_token().await.map(|token| (token, fence))
     };
     let (token, fence) = tokio::select! {
         biased;
-        taken = taken => taken?,
-        Ok(signal) = signalled => {
-            // Its place in line is given up before it is gone.
+        acquired = acquired => acquired?,
+        Ok(signal) = first_signal => {
+            // The shutdown gives up the place in the queue.
             locks.shutdown().await;
-            suffer(signal);
+            apply_default_action(signal);
             unreachable!("{signal} has ended this process");
         }
     };
-    let told = if json {
+    let printed = if json {
         let mut view = locks.info(&args.name).await?.view();
         view.fence = fence.map(leasehold::Fence::get);
-        say::json(&AcquiredView::new(view, &token))
+        output::json(&AcquiredView::new(view, &token))
     } else {
-        say::data(&format!("{}\n{}\n", token.reveal(), fence.map_or_else(String::new, |fence| fence.to_string())))
+        output::data(&format!("{}\n{}\n", token.reveal(), fence.map_or_else(String::new, |fence| fence.to_string())))
     };
-    if !matches!(told, Ok(true)) {
-        // Nobody has the token: nobody else could give the lock back before its ttl is over.
+    if !matches!(printed, Ok(true)) {
+        // The token did not reach the caller, who could therefore not release the lock.
         let _ = locks.release_token_and_tell(&args.name, &token).await;
     }
     locks.shutdown().await;
-    match told? {
+    match printed? {
         true => Ok(Exit::Done),
         false => {
-            let text = format!("nobody read the token, so {} was given back", args.name);
+            let text = format!("the token could not be delivered, so {} was released", args.name);
             Err(Failure::new(Exit::Output, text))
         }
     }
 }
 
-/// Prolongs a lease by its token.
+/// Renews a lease by its token.
 pub(crate) async fn renew(args: RenewArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
     let token = read_token(&args.token)?;
     let locks = store.connect().await?;
@@ -71,31 +72,31 @@ pub(crate) async fn renew(args: RenewArgs, store: &Choice, json: bool) -> Result
     let info = locks.info(&args.name).await?;
     let view = info.view();
     if json {
-        say::json(&view)?;
+        output::json(&view)?;
     } else {
         let left = view.ttl_left_ms.map_or_else(|| "no end".into(), duration::shown_ms);
-        say::talk(&format!("{} is yours for another {left}", args.name));
+        output::message(&format!("{} is yours for another {left}", args.name));
     }
     locks.shutdown().await;
     Ok(Exit::Done)
 }
 
-/// Gives a lock back by its token.
+/// Releases a lock by its token.
 pub(crate) async fn release(args: ReleaseArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
     let token = read_token(&args.token)?;
     let locks = store.connect().await?;
     if !locks.release_token_and_tell(&args.name, &token).await? {
-        let gone = Error::Lost { name: args.name.clone(), why: leasehold::LossReason::Gone };
-        return Err(not_held(gone, &locks, &args.name, &token).await);
+        let lost = Error::Lost { name: args.name.clone(), why: leasehold::LossReason::Gone };
+        return Err(not_held(lost, &locks, &args.name, &token).await);
     }
     if json {
-        say::json(&ReleasedView { name: args.name.to_string(), released: true })?;
+        output::json(&ReleasedView { name: args.name.to_string(), released: true })?;
     }
     locks.shutdown().await;
     Ok(Exit::Done)
 }
 
-/// Names the script that will use the token, not this command, which is gone in a moment.
+/// Returns the owner: the script that will use the token, not this process, which is about to end.
 fn owner(given: Option<String>) -> Result<Owner, Failure> {
     let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get().unsigned_abs());
     let name = || fs::read_to_string(format!("/proc/{parent}/comm")).ok().map(|name| name.trim_end().to_owned());
@@ -106,7 +107,7 @@ fn owner(given: Option<String>) -> Result<Owner, Failure> {
     Ok(owner.with_pid(parent))
 }
 
-/// Says who holds the lock instead of the one who was named.
+/// Returns the failure of a token that does not hold the lock, with the actual holder.
 async fn not_held(error: Error, locks: &LockManager, name: &LockName, token: &Token) -> Failure {
     let Error::Lost { why, .. } = &error else { return error.into() };
     let id = token.holder_id();
@@ -119,7 +120,7 @@ async fn not_held(error: Error, locks: &LockManager, name: &LockName, token: &To
     Failure::new(Exit::Lost, line)
 }
 
-/// From `--token`, the file, or `LEASEHOLD_TOKEN`. The text itself is never repeated.
+/// Reads the token from `--token`, the file or `LEASEHOLD_TOKEN`. Errors never contain the text.
 fn read_token(args: &TokenArgs) -> Result<Token, Failure> {
     let (text, from) = match (&args.token, &args.token_file) {
         (Some(token), _) => (token.clone(), "--token"),
