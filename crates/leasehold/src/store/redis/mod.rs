@@ -3,11 +3,11 @@
 //! | file | contents |
 //! |---|---|
 //! | `client/` | the RESP3 client: connection, handshake, reconnects |
-//! | `try_acquire` | a try, mostly without a script |
+//! | `try_acquire`, `try_steps` | a try, mostly without a script, and the decisions between its steps |
 //! | `verbs` | the other operations on a lock, one script each |
 //! | `emergency` | a release on a connection of its own, without scripts |
 //! | `bindings` | bindings and results of `once` |
-//! | `inbox` | messages that are pushed to this process |
+//! | `inbox`, `push_stamp` | messages that are pushed to this process, and the moment that a pushed grant counts from |
 //! | `push_probe` | checks that pushes arrive, and from a primary |
 //! | `publish` | the index of long-held locks, published events, counters |
 //! | `follow` | a subscription to published events |
@@ -41,8 +41,10 @@ mod inspect;
 mod keys;
 mod publish;
 mod push_probe;
+pub(crate) mod push_stamp;
 mod scripts;
 mod try_acquire;
+pub(crate) mod try_steps;
 mod value;
 mod verbs;
 
