@@ -183,12 +183,12 @@ impl Attempt {
         self.unanswered |= lost;
         if let Some(grant) = self.pushed.take() {
             match &answer {
-                // The request was carried out before the grant, so the grant stands.
-                Ok(Acquire::Queued(_)) if is_believable(&grant, now) => {
+                Ok(Acquire::Queued(place)) if is_believable(&grant, now) && is_older(place, &grant) => {
                     return Some(End::Granted { grant, provisional: true });
                 }
                 // Whether the request was carried out is unknown, so the token is given back.
                 Err(_) => return Some(End::TokenUsedUp),
+                // Asking again gets the grant anew, or a place in the queue.
                 Ok(_) => {
                     self.stale = self.stale.max(grant.fence);
                     self.look_by(now);
@@ -303,6 +303,14 @@ fn ask_again_after(place: &Place) -> Duration {
     let left = place.holder.as_ref().map_or(Duration::ZERO, |h| h.ttl_left.unwrap_or(longest));
     let after_end = left.saturating_add(Duration::from_millis(1));
     after_end.saturating_add(PER_POSITION.saturating_mul(back(place.position))).min(longest)
+}
+
+/// Whether a place in the queue is older than a grant by message, so that the grant stands. The message may have overtaken
+/// the answer, or the lock may have been taken away since and the token queued again. Fences rise, so the fence of the
+/// holder shows which.
+fn is_older(place: &Place, grant: &Grant) -> bool {
+    let holder = place.holder.as_ref().and_then(|holder| holder.fence);
+    holder.is_some() && holder < grant.fence
 }
 
 /// Whether enough of the lease is left to begin with it.

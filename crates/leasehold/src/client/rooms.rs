@@ -495,7 +495,7 @@ mod tests {
     use super::*;
     use crate::client::Policy;
     use crate::facts::Fence;
-    use crate::store::{Place, StoreErrorKind};
+    use crate::store::{Holder, Place, StoreErrorKind};
 
     /// A process with waiting rooms, on a clock that the test moves.
     struct Process {
@@ -534,6 +534,11 @@ mod tests {
 
     fn queued(ticket: u64, position: usize) -> Result<Acquire, StoreError> {
         Ok(Acquire::Queued(Place { ticket: Ticket(ticket), position, holder: None }))
+    }
+
+    fn queued_behind(ticket: u64, holder_fence: u64) -> Result<Acquire, StoreError> {
+        let holder = Holder { fence: Some(Fence::new(holder_fence)), ..Holder::foreign(b"", None) };
+        Ok(Acquire::Queued(Place { ticket: Ticket(ticket), position: 0, holder: Some(holder) }))
     }
 
     impl Process {
@@ -622,13 +627,26 @@ mod tests {
         let mut process = Process::new();
         process.sit("task", None);
         assert_eq!(process.pushed(1, grant(8, 900)), [""; 0], "the acquire could still put the token into the queue");
-        assert_eq!(process.answered(1, queued(7, 0)), ["give 1 to task, Provisional"]);
+        assert_eq!(process.answered(1, queued_behind(7, 6)), ["give 1 to task, Provisional"]);
 
         // Without an answer nobody knows whether the acquire was carried out: the token is given up.
         process.sit("task", None);
         process.pushed(2, grant(9, 900));
         let lost = Err(StoreErrorKind::NoAnswer.into());
         assert_eq!(process.answered(2, lost), ["leave 2, unanswered", "ask 3 with None"]);
+    }
+
+    /// The lock was taken away from the token before its acquire was carried out, which put the token into the queue again.
+    #[test]
+    fn a_grant_that_is_over_when_its_token_is_queued_again_is_not_believed() {
+        for answer in [queued_behind(7, 9), queued(7, 0)] {
+            let mut process = Process::new();
+            let seat = process.sit("task", None).0;
+            process.pushed(1, grant(8, 900));
+            assert_eq!(process.answered(1, answer), ["ask 1 with Some(7)"], "only the store knows");
+            assert_eq!(process.answered(1, queued_behind(7, 9)), [""; 0]);
+            assert_eq!(process.get_up(seat), (true, vec!["leave 1".to_owned()]), "the queue forgets the token");
+        }
     }
 
     #[test]
