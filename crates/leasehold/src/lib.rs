@@ -57,6 +57,7 @@ mod once;
 mod options;
 mod pool;
 mod request;
+mod rules;
 mod scope;
 mod stats;
 pub mod store;

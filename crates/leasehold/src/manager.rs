@@ -302,7 +302,7 @@ impl LockManager {
         match answer {
             Ok(Some(Renewed::Renewed)) => {
                 core.note(Note::Enter { name, holder: token.holder_id(), lasts: ttl.duration() });
-                Ok(Belief::new(asked_at, ttl.duration()).valid_until())
+                Ok(Belief::new(asked_at, asked_at, ttl.duration()).valid_until())
             }
             Ok(Some(Renewed::Lost)) => Err(Error::Lost { name, why: LossReason::Gone }),
             Ok(Some(Renewed::Revoked)) => Err(Error::Lost { name, why: LossReason::Revoked }),

@@ -99,7 +99,7 @@ pub(crate) enum Confirmed {
 /// Reads the answer to a renewal that was sent at `asked_at`.
 pub(crate) fn confirmed(now: Moment, asked_at: Moment, ttl: Ttl, answer: Option<Renewed>) -> Confirmed {
     match answer {
-        Some(Renewed::Renewed) if Belief::new(asked_at, ttl.duration()).is_valid(now) => Confirmed::Yes,
+        Some(Renewed::Renewed) if Belief::new(now, asked_at, ttl.duration()).is_valid(now) => Confirmed::Yes,
         Some(Renewed::Renewed) => Confirmed::Unknown(StoreErrorKind::NoAnswer.into()),
         Some(Renewed::Lost) => Confirmed::Lost,
         Some(Renewed::Revoked) => Confirmed::Revoked,

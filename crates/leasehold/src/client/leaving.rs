@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::Context;
 use crate::clock::Moment;
+use crate::rules::Rule;
 use crate::store::Claim;
 
 /// The first pause between two requests; each one is twice the last.
@@ -70,7 +71,7 @@ impl Leaving {
             LeaveReply::Settled => return AfterLeave::Done,
             LeaveReply::Confirmed => {
                 self.confirmed = true;
-                if !self.unanswered || cx.may_resend {
+                if !self.unanswered || cx.may_resend || !Rule::LeaveIsRepeated.applies() {
                     return AfterLeave::Done;
                 }
                 if closing {
@@ -91,6 +92,11 @@ impl Leaving {
         let pause = cx.jittered(self.pause);
         self.pause = (self.pause * 2).min(LONGEST_PAUSE.max(self.pause));
         AfterLeave::Again(pause)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn visit(&mut self, visit: &mut dyn super::visit::Visit) {
+        visit.flag(self.unanswered);
     }
 
     /// Whether a shutdown still has to shorten the pauses.

@@ -30,6 +30,8 @@ pub(crate) mod renewal;
 pub(crate) mod retry;
 pub(crate) mod rooms;
 pub(crate) mod trying;
+#[cfg(test)]
+pub(crate) mod visit;
 
 /// What a decision may know of the world at the moment it is made.
 pub(crate) struct Context<'a> {

@@ -82,11 +82,10 @@ impl Core {
         self.spawn(async move { drop(core.release_once(cell).await) });
     }
 
-    /// The belief ends before the release is sent: nobody may act on a lease that is being given up.
     fn give_up(&self, cell: &LeaseCell) {
         // First of all nobody tends it any more: whoever found it without belief, but tended, would tell of a loss.
         self.leases.remove(cell);
-        cell.state().belief.give_up();
+        cell.state().give_up();
         if cell.handed_over {
             self.waiting.handed_on(&cell.name);
         }

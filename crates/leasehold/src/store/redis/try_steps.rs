@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::facts::Fence;
+use crate::rules::Rule;
 use crate::store::{Grant, Holder, StoreError, Try};
 
 /// A try in progress.
@@ -86,7 +87,7 @@ impl TrySteps {
                 self.was_written = written_fence.is_some();
                 self.fence = written_fence.or(self.fence);
                 // The later send did not restart the countdown of the earlier one.
-                TryStep::Renew(self.fence)
+                if Rule::ResentTryRenewsFirst.applies() { TryStep::Renew(self.fence) } else { self.holds() }
             }
             StepReply::Renewed { asked_at } => {
                 self.asked_at = asked_at;
@@ -104,6 +105,14 @@ impl TrySteps {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn visit(&mut self, visit: &mut dyn crate::client::visit::Visit) {
+        visit.start(&mut self.asked_at);
+        visit.fence(&mut self.fence);
+        visit.flag(self.was_written);
+        visit.flag(self.queue);
+    }
+
     /// Whether the token has to be released because fence repair failed with this error: without a fence nothing is
     /// granted, so nothing may stay held. After a temporary error the caller tries again with the same token.
     pub(crate) fn releases_after(step: &TryStep, error: &StoreError) -> bool {
@@ -116,7 +125,7 @@ impl TrySteps {
             _ if !self.fenced => self.granted(),
             None => TryStep::RepairFence,
             // The holder of a value with a fence may rely on it, so it does not yield.
-            Some(fence) if self.queue && !self.was_written => TryStep::Yield(fence),
+            Some(fence) if self.queue && !self.was_written && Rule::TryYieldsToQueue.applies() => TryStep::Yield(fence),
             Some(_) => self.granted(),
         }
     }

@@ -219,7 +219,7 @@ mod tests {
     use super::super::{fast_path, schema};
     use super::*;
     use crate::facts::{Owner, Token};
-    use crate::machine::{Asking, InboxId};
+    use crate::machine::{Claimant, InboxId};
 
     const BOOT: i64 = 1;
 
@@ -246,7 +246,7 @@ mod tests {
         let mut held = Vec::new();
         for i in 0..60_usize {
             let (name, token) = (Key::from(format!("{i:03}{}", "x".repeat(i * 8))), Token::random());
-            let asking = Asking {
+            let asking = Claimant {
                 token: token.clone(),
                 inbox: Some(me.clone()),
                 ttl_ms: 60_000,

@@ -23,7 +23,7 @@ use super::transaction::roll_back;
 use super::waiters::LocalWaiters;
 use crate::clock::Moment;
 use crate::facts::{KeySpace, Token};
-use crate::machine::{Asking, FenceUnusable, InboxId, Limits};
+use crate::machine::{Claimant, FenceUnusable, InboxId, Limits};
 use crate::store::*;
 
 /// Most commands taken off the channel at once. One transaction serves those that the fast path can.
@@ -63,7 +63,7 @@ pub(super) enum Command {
 #[derive(Clone)]
 pub(super) struct AcquireCall {
     pub(super) name: Key,
-    pub(super) asking: Asking,
+    pub(super) asking: Claimant,
     pub(super) lasts: Duration,
     pub(super) asked_at: Moment,
 }

@@ -85,7 +85,7 @@ impl Driver {
             }
             let mut statement = self.conn.prepare_cached(ROWS)?;
             let rows = statement.query_map([name.as_str()], |row| row::waiting_row(row, now))?;
-            let waiter = |w: crate::machine::Waiting| Waiter {
+            let waiter = |w: crate::machine::QueueEntry| Waiter {
                 ticket: Ticket(w.ticket),
                 owner: w.owner,
                 since_ms: w.since_ms,

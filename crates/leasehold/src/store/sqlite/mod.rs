@@ -53,7 +53,7 @@ use self::row::Key;
 use self::waiters::LocalWaiters;
 use super::*;
 use crate::facts::KeySpace;
-use crate::machine::{Asking, Limits};
+use crate::machine::{Claimant, Limits};
 
 mod bindings;
 mod boot;
@@ -239,7 +239,7 @@ impl SqliteStore {
     fn acquire_call(&self, claim: &Claim) -> Result<AcquireCall, StoreError> {
         Ok(AcquireCall {
             name: self.key(&claim.name)?,
-            asking: Asking {
+            asking: Claimant {
                 token: claim.token.clone(),
                 inbox: claim.listens.then(|| self.liveness.id().clone()),
                 ttl_ms: claim.ttl.as_millis(),
