@@ -204,11 +204,9 @@ impl Driver<'_> {
                 Effect::Give { token, grant, record, .. } => self.begin_lease(token, &grant, record)?,
                 Effect::Fail { .. } => self.client.user = User::Idle,
                 Effect::Leave { claim, unanswered } => {
-                    if self.setup.keeps(EngineRule::UnsentAcquireIsCancelled) {
-                        self.client.unsent.retain(|request| {
-                            request.token != claim.token || !matches!(request.verb, Verb::Acquire { .. })
-                        });
-                    }
+                    self.client.unsent.retain(|request| {
+                        request.token != claim.token || !matches!(request.verb, Verb::Acquire { .. })
+                    });
                     self.leave(claim.token, true, unanswered);
                 }
                 Effect::HurryLeave(token) => self.leave_again(&token),

@@ -11,8 +11,6 @@ pub(super) enum EngineRule {
     PushNotStampedByArrival,
     /// A pushed grant counts from the newest command answered before it, not from the newest one sent.
     PushNotStampedByNewestSent,
-    /// An acquire that waits for a connection is not sent after its attempt was given up.
-    UnsentAcquireIsCancelled,
     /// A try that is dropped or not answered is undone.
     DroppedTryIsUndone,
 }
