@@ -156,7 +156,7 @@ impl Client {
         let waiting = self.is_waiting();
         if !waiting {
             let mut answers = std::mem::take(&mut self.answers);
-            answers.retain(|answer| self.awaits(answer));
+            answers.retain(|answer| self.needs(answer));
             self.answers = answers;
             self.stamp = OLD;
             self.newest_sent = OLD;
@@ -177,7 +177,7 @@ impl Client {
     }
 
     /// Whether an answer makes a difference besides the moment it proves for pushes.
-    fn awaits(&self, answer: &Answer) -> bool {
+    fn needs(&self, answer: &Answer) -> bool {
         let token = &answer.token;
         match &answer.says {
             Says::TrySet { .. } | Says::TryRead(_) | Says::TryRenewed(_) | Says::Yielded(_) => {
