@@ -286,6 +286,10 @@ impl Lock {
         if held.flag == Flag::Revoked {
             return Ok(YieldReply::Revoked);
         }
+        // Another call with this token has confirmed the lease meanwhile, and its caller relies on it.
+        if held.fence != 0 && held.fence != fence {
+            return Ok(YieldReply::Ours);
+        }
         let outcome = self.hand_off(turn, None, Some(fence));
         if matches!(outcome, HandOff::Gave) {
             return Ok(YieldReply::NotOurs);
