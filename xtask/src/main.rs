@@ -2,7 +2,9 @@
 
 mod board;
 mod fuzz;
+mod planted;
 mod python;
+mod simulate;
 mod start;
 mod steps;
 mod tools;
@@ -77,6 +79,12 @@ const ENTRIES: &[Entry] = &[
         arguments: "",
         summary: "walk every reachable state of the lock's state machine",
         run: explore,
+    },
+    Entry {
+        name: "simulate",
+        arguments: "[--seeds N] [--seed S] [--planted] [--quick]",
+        summary: "run processes, a network and a server in virtual time, with faults (20,000 seeds unless said otherwise)",
+        run: simulate::simulate,
     },
     Entry {
         name: "deny",

@@ -58,6 +58,8 @@ mod options;
 mod pool;
 mod request;
 mod scope;
+#[cfg(test)]
+mod simulation;
 mod stats;
 pub mod store;
 mod view;

@@ -32,6 +32,8 @@ pub use error::{StoreError, StoreErrorKind};
 pub use finding::{Finding, Level};
 pub use pushes::PushReceiver;
 pub(crate) use pushes::PushSender;
+#[cfg(test)]
+pub(crate) use seen::view;
 
 /// One attempt to hold one lock: the same from its first request to its last, so that every verb
 /// can be sent twice without harm.

@@ -43,6 +43,8 @@ mod publish;
 mod push_probe;
 pub(crate) mod push_stamp;
 mod scripts;
+#[cfg(test)]
+pub(crate) mod simulated;
 mod try_acquire;
 pub(crate) mod try_steps;
 mod value;
