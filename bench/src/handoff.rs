@@ -2,7 +2,7 @@
 //! of the server can take: one hop of a SPUBLISH ping-pong.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use leasehold::{LockManager, Options};
 use leasehold_testkit::RedisServer;
@@ -55,7 +55,11 @@ struct Line {
     grants: tokio::sync::Mutex<mpsc::UnboundedReceiver<(leasehold::Guard, Instant)>>,
     again: Vec<mpsc::UnboundedSender<()>>,
     looker: LockManager,
+    connection: MultiplexedConnection,
 }
+
+/// The queue of the lock `line`.
+const QUEUE: &str = "lh1:queue:leasehold:lock:line";
 
 impl Line {
     async fn new(server: &RedisServer, waiters: usize) -> Self {
@@ -69,7 +73,8 @@ impl Line {
             let grant = grant.clone();
             tokio::spawn(async move {
                 while asks.recv().await.is_some() {
-                    let guard = manager.lock("line").owner(i.to_string()).await.expect("its turn");
+                    // The server of this scenario ends before its waiters do.
+                    let Ok(guard) = manager.lock("line").owner(i.to_string()).await else { return };
                     let _ = grant.send((guard, Instant::now()));
                 }
             });
@@ -79,15 +84,22 @@ impl Line {
         for ask in &again {
             ask.send(()).expect("it listens");
         }
-        let line = Self { grants: tokio::sync::Mutex::new(grants), again, looker };
-        line.everybody_waits(1).await;
+        let client = redis::Client::open(server.url()).expect("a URL");
+        let connection = client.get_multiplexed_async_connection().await.expect("a connection");
+        let line = Self { grants: tokio::sync::Mutex::new(grants), again, looker, connection };
+        line.all_wait(1).await;
         line
     }
 
-    /// Until all but the holder stand in line.
-    async fn everybody_waits(&self, holders: usize) {
-        while self.looker.info("line").await.expect("answered").waiters.len() < self.again.len() - holders {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+    /// Waits until all but the holders are in the queue. A task that is still joining it would compete with the hand-off
+    /// for the processor. No pause: server and processor must be as awake as in the ping-pong.
+    async fn all_wait(&self, holders: usize) {
+        let mut connection = self.connection.clone();
+        loop {
+            let waiting: usize = redis::cmd("ZCARD").arg(QUEUE).query_async(&mut connection).await.expect("answered");
+            if waiting >= self.again.len() - holders {
+                return;
+            }
         }
     }
 
@@ -112,9 +124,7 @@ impl Line {
             times.push((entered - released).as_secs_f64());
             assert!(releasing.await.expect("no panic").expect("answered"));
             self.again[who].send(()).expect("it listens");
-            if self.again.len() < 10 {
-                self.everybody_waits(1).await;
-            }
+            self.all_wait(1).await;
             guard = next;
         }
         let who: usize =

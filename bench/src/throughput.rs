@@ -72,7 +72,7 @@ impl Contender {
 }
 
 async fn bare_pair(mut connection: MultiplexedConnection, name: &str, sha: &str) {
-    let token = leasehold::Token::random();
+    let token = leasehold::lease::Token::random();
     let set: Option<String> = redis::cmd("SET")
         .arg(name)
         .arg(token.reveal())

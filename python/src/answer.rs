@@ -1,6 +1,6 @@
 //! What Python gets when a call is answered.
 
-use leasehold::ResultSlot;
+use leasehold::once::ResultSlot;
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 

@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use leasehold::bindings::Retention;
 use leasehold::config::{Setting, StoreUrl};
+use leasehold::inspect::{EvictMode, Evicted, EvictedView, HolderId, LockInfo, LockView};
+use leasehold::lease::{Terms, Token, Ttl};
 use leasehold::store::sqlite::Forking;
-use leasehold::{
-    EvictMode, Evicted, EvictedView, Fence, HolderId, Keep, KeySpace, LockInfo, LockManager, LockName, LockRequest,
-    LockView, Namespace, OnUnavailable, Once, Options, Owner, Permits, PoolRequest, Token, Ttl,
-};
+use leasehold::store::{KeySpace, Namespace};
+use leasehold::{Fence, LockManager, LockName, OnUnavailable, Options, Owner};
 use pyo3::prelude::*;
 use tokio::sync::OnceCell;
 
@@ -24,7 +25,7 @@ use crate::guard::Guard;
 
 /// What a client was told, from which each process makes its own options: the owner names the process.
 #[derive(Clone)]
-struct Terms {
+struct Place {
     url: String,
     /// As configured; the rest is what was said beside that.
     configured: Options,
@@ -36,7 +37,7 @@ struct Terms {
     patience: Option<Duration>,
 }
 
-impl Terms {
+impl Place {
     /// The store, without its secrets.
     fn shown(&self) -> String {
         StoreUrl::parse(&self.url).map_or_else(|_| String::from("a store"), |url| url.show())
@@ -50,8 +51,8 @@ impl Terms {
         if let Some(ttl) = self.ttl {
             options.ttl = Ttl::new(ttl)?;
         }
-        options.answer_within = self.answer_within.unwrap_or(options.answer_within);
-        options.patience = self.patience.unwrap_or(options.patience);
+        options.request_timeout = self.answer_within.unwrap_or(options.request_timeout);
+        options.outage_timeout = self.patience.unwrap_or(options.outage_timeout);
         Ok(options)
     }
 }
@@ -59,14 +60,14 @@ impl Terms {
 /// The connection of one process. A child that finds its parent's makes one of its own.
 pub(crate) struct Connection {
     process: Process,
-    terms: Terms,
+    place: Place,
     /// There until it is dropped; empty until it is used.
     locks: Option<OnceCell<LockManager>>,
 }
 
 impl Connection {
-    fn new(terms: Terms) -> Arc<Self> {
-        let new = Arc::new(Self { process: Process::this(), terms, locks: Some(OnceCell::new()) });
+    fn new(place: Place) -> Arc<Self> {
+        let new = Arc::new(Self { process: Process::this(), place, locks: Some(OnceCell::new()) });
         let mut all = lock(&CONNECTIONS);
         all.retain(|connection| connection.strong_count() > 0);
         all.push(Arc::downgrade(&new));
@@ -83,9 +84,9 @@ impl Connection {
             return Ok(locks.clone());
         }
         let connect = async || {
-            let mut options = self.terms.options()?;
-            options.connect_later = !now;
-            Ok(LockManager::connect_with(&self.terms.url, options).await?)
+            let mut options = self.place.options()?;
+            options.lazy_connect = !now;
+            Ok(LockManager::connect_with(&self.place.url, options).await?)
         };
         self.cell().get_or_try_init(connect).await.cloned()
     }
@@ -159,7 +160,7 @@ pub(crate) fn close_all(py: Python<'_>, guards: Vec<Py<Guard>>, within: f64) -> 
 /// The way to locks in one store.
 #[pyclass(frozen, weakref, module = "leasehold._native")]
 pub(crate) struct Client {
-    terms: Terms,
+    place: Place,
     /// `None` once it was closed. Only taken under the interpreter's lock.
     connection: Mutex<Option<Arc<Connection>>>,
 }
@@ -168,11 +169,11 @@ impl Client {
     /// The connection of this process.
     pub(crate) fn connection(&self) -> Result<Arc<Connection>, Failure> {
         let mut connection = lock(&self.connection);
-        let Some(current) = &*connection else { return Err(Failure::Closed { store: self.terms.shown() }) };
+        let Some(current) = &*connection else { return Err(Failure::Closed { store: self.place.shown() }) };
         if current.process.is_this() {
             return Ok(current.clone());
         }
-        let new = Connection::new(self.terms.clone());
+        let new = Connection::new(self.place.clone());
         // The parent's is left as it is.
         std::mem::forget(connection.replace(new.clone()));
         Ok(new)
@@ -214,9 +215,9 @@ impl Client {
         answer_within: Option<f64>,
         patience: Option<f64>,
     ) -> PyResult<Self> {
-        let read = || -> Result<Terms, Failure> {
+        let read = || -> Result<Place, Failure> {
             let config = &config.read;
-            Ok(Terms {
+            Ok(Place {
                 url: url.unwrap_or_else(|| config.store.reveal().to_owned()),
                 configured: if gpu { config.gpu_options() } else { config.options() },
                 keys: namespace.map_or_else(|| Ok(config.keys.clone()), |namespace| keys(namespace, &config.keys))?,
@@ -227,9 +228,9 @@ impl Client {
                 patience: patience.map(|s| span("patience", s)).transpose()?,
             })
         };
-        let terms = read().and_then(|terms| terms.options().map(|_| terms)).map_err(|failure| failure.raise(py))?;
-        let connection = Mutex::new(Some(Connection::new(terms.clone())));
-        Ok(Self { terms, connection })
+        let place = read().and_then(|place| place.options().map(|_| place)).map_err(|failure| failure.raise(py))?;
+        let connection = Mutex::new(Some(Connection::new(place.clone())));
+        Ok(Self { place, connection })
     }
 
     /// A call that makes the connection, where it is not there yet.
@@ -261,10 +262,10 @@ impl Client {
         owner: Option<String>,
         on_unavailable: Option<&str>,
     ) -> PyResult<Call> {
-        let wish = Wish::new(ttl, wait, renew, max_hold, owner).map_err(|failure| failure.raise(py))?;
+        let terms = terms(ttl, wait, renew, max_hold, owner).map_err(|failure| failure.raise(py))?;
         let policy = on_unavailable.map(policy).transpose().map_err(|failure| failure.raise(py))?;
         self.call(py, async move |locks| {
-            let mut request = wish.say(locks.lock(name));
+            let mut request = locks.lock(name).terms(&terms);
             if !fenced {
                 request = request.unfenced();
             }
@@ -288,14 +289,14 @@ impl Client {
         fenced: bool,
         owner: Option<String>,
     ) -> PyResult<Call> {
-        let wish = Wish::new(ttl, wait, false, None, owner).map_err(|failure| failure.raise(py))?;
+        let terms = terms(ttl, wait, false, None, owner).map_err(|failure| failure.raise(py))?;
         let token = Token::parse(token).map_err(|invalid| Failure::from(invalid).raise(py))?;
         self.call(py, async move |locks| {
-            let mut request = wish.say(locks.lock(name));
+            let mut request = locks.lock(name).terms(&terms);
             if !fenced {
                 request = request.unfenced();
             }
-            Ok(Answer::Number(request.under_token(&token).await?.map(Fence::get)))
+            Ok(Answer::Number(request.under_token(&token).await?.try_fence().map(Fence::get)))
         })
     }
 
@@ -305,7 +306,7 @@ impl Client {
         let token = Token::parse(token).map_err(|invalid| Failure::from(invalid).raise(py))?;
         self.call(py, async move |locks| {
             let ttl = ttl.map(Ttl::new).transpose()?;
-            locks.renew_token(name, &token, ttl).await?;
+            locks.lease(name, &token)?.renew(ttl).await?;
             Ok(Answer::Nothing)
         })
     }
@@ -313,7 +314,7 @@ impl Client {
     /// A call that releases a lock by its token: whether it was that token's.
     fn release_token(&self, py: Python<'_>, name: String, token: &str) -> PyResult<Call> {
         let token = Token::parse(token).map_err(|invalid| Failure::from(invalid).raise(py))?;
-        self.release(py, async move |locks| Ok(Answer::Bool(locks.release_token_and_tell(name, &token).await?)))
+        self.release(py, async move |locks| Ok(Answer::Bool(locks.lease(name, &token)?.release().await?)))
     }
 
     /// A call that gives back what another kind of client wrote as a plain value: whether it was that value's.
@@ -376,7 +377,7 @@ impl Client {
         let holder = HolderId::parse(holder_id).map_err(|invalid| Failure::from(invalid).raise(py))?;
         self.call(py, async move |locks| {
             let asked = locks.ask_to_finish(name, holder, &reason).await?;
-            Ok(Answer::Bool(matches!(asked, leasehold::Asked::Told(_))))
+            Ok(Answer::Bool(matches!(asked, leasehold::inspect::FinishRequest::Delivered(_))))
         })
     }
 
@@ -405,78 +406,28 @@ impl Client {
     }
 }
 
-/// What every request can say, of locks and of pools.
-pub(crate) struct Wish {
-    ttl: Option<Duration>,
-    wait: Option<Duration>,
+/// The terms of a request, as Python gives them.
+pub(crate) fn terms(
+    ttl: Option<f64>,
+    wait: Option<f64>,
     renew: bool,
-    max_hold: Option<Duration>,
+    max_hold: Option<f64>,
     owner: Option<String>,
-}
-
-impl Wish {
-    pub(crate) fn new(
-        ttl: Option<f64>,
-        wait: Option<f64>,
-        renew: bool,
-        max_hold: Option<f64>,
-        owner: Option<String>,
-    ) -> Result<Self, Failure> {
-        Ok(Self {
-            ttl: ttl.map(|ttl| lease("ttl", ttl)).transpose()?,
-            wait: wait.map(|wait| span("wait", wait)).transpose()?,
-            renew,
-            max_hold: max_hold.map(|hold| span("max_hold", hold)).transpose()?,
-            owner,
-        })
+) -> Result<Terms, Failure> {
+    let mut terms = Terms::new().renew(renew);
+    if let Some(ttl) = ttl {
+        terms = terms.ttl(lease("ttl", ttl)?);
     }
-
-    pub(crate) fn say_of_pool(self, mut request: PoolRequest<Permits>) -> PoolRequest<Permits> {
-        request = request.renew(self.renew);
-        if let Some(ttl) = self.ttl {
-            request = request.ttl(ttl);
-        }
-        if let Some(wait) = self.wait {
-            request = request.wait_up_to(wait);
-        }
-        if let Some(hold) = self.max_hold {
-            request = request.max_hold(hold);
-        }
-        if let Some(owner) = self.owner {
-            request = request.owner(owner);
-        }
-        request
+    if let Some(wait) = wait {
+        terms = terms.wait_up_to(span("wait", wait)?);
     }
-
-    pub(crate) fn say_of_once(self, mut once: Once) -> Once {
-        if let Some(ttl) = self.ttl {
-            once = once.ttl(ttl);
-        }
-        if let Some(wait) = self.wait {
-            once = once.wait_up_to(wait);
-        }
-        if let Some(owner) = self.owner {
-            once = once.owner(owner);
-        }
-        once
+    if let Some(hold) = max_hold {
+        terms = terms.max_hold(span("max_hold", hold)?);
     }
-
-    fn say(self, mut request: LockRequest) -> LockRequest {
-        request = request.renew(self.renew);
-        if let Some(ttl) = self.ttl {
-            request = request.ttl(ttl);
-        }
-        if let Some(wait) = self.wait {
-            request = request.wait_up_to(wait);
-        }
-        if let Some(hold) = self.max_hold {
-            request = request.max_hold(hold);
-        }
-        if let Some(owner) = self.owner {
-            request = request.owner(owner);
-        }
-        request
+    if let Some(owner) = owner {
+        terms = terms.owner(owner);
     }
+    Ok(terms)
 }
 
 /// Seconds as Python counts them.
@@ -496,7 +447,7 @@ pub(crate) fn lease(what: &str, seconds: f64) -> Result<Duration, Failure> {
 
 /// The same of how long something is kept.
 pub(crate) fn kept(what: &str, seconds: f64) -> Result<Duration, Failure> {
-    whole_millis(what, seconds, Keep::MIN..=Keep::MAX)
+    whole_millis(what, seconds, Retention::MIN..=Retention::MAX)
 }
 
 /// As stores count.

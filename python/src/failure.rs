@@ -1,6 +1,9 @@
 //! Why a call was not answered as asked, and the exception that says so.
 
-use leasehold::{Error, Invalid, LockInfo, StoreErrorKind};
+use leasehold::Error;
+use leasehold::inspect::LockInfo;
+use leasehold::lease::Invalid;
+use leasehold::store::StoreErrorKind;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
@@ -54,7 +57,7 @@ impl Failure {
         let class = |name| errors.getattr(name);
         let made = match self {
             Self::Lock(error) => {
-                let message = error.to_string();
+                let message = format!("{error:#}");
                 match error {
                     Error::NotAcquired { name, waited, holder, store } => {
                         let info = LockInfo { name: name.clone(), holder: holder.map(|h| *h), waiters: Vec::new() };

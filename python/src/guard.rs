@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use leasehold::{Fence, LockName, LossReason, Token};
+use leasehold::lease::Token;
+use leasehold::{Fence, LockName, LossReason};
 use pyo3::prelude::*;
 use tokio_util::sync::CancellationToken;
 
@@ -85,7 +86,7 @@ impl Guard {
             process: held.process,
             name: guard.name().clone(),
             token: guard.token().clone(),
-            fence: guard.fence(),
+            fence: guard.try_fence(),
             protected: guard.is_protected(),
             held: Mutex::new(Some(held)),
             last_loss: OnceLock::new(),
@@ -207,7 +208,7 @@ impl Guard {
         let timeout = timeout.map(|seconds| span("timeout", seconds)).transpose().map_err(|f| f.raise(py))?;
         let known = self.loss().map(str::to_owned);
         // Not the guard itself: waiting for its loss must not keep a lock that everybody else has let go.
-        let waiting = self.look(|guard| (guard.lost_token(), Arc::downgrade(guard)));
+        let waiting = self.look(|guard| (guard.cancellation(), Arc::downgrade(guard)));
         let given_back = self.given_back().clone();
         Call::new(async move {
             let (None, Some((lost, guard))) = (&known, waiting) else { return Ok(Answer::Text(known)) };
@@ -255,7 +256,7 @@ impl Guard {
         let held = self.take();
         Call::new(async move {
             let Some(held) = held else { return Ok(Answer::Bool(false)) };
-            held.alone().await.into_token().await?;
+            held.alone().await.detach().await?;
             Ok(Answer::Bool(true))
         })
     }

@@ -2,13 +2,14 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use leasehold::{Claimed, ResultSlot, Started};
+use leasehold::bindings::Claimed;
+use leasehold::once::{ResultSlot, Started};
 use pyo3::prelude::*;
 use serde_json::{Value, json};
 
 use crate::answer::Answer;
 use crate::call::{Call, Outcome};
-use crate::client::{Client, Wish, kept};
+use crate::client::{Client, kept, terms};
 use crate::engine::Process;
 use crate::failure::Failure;
 use crate::guard::{Guard, Held};
@@ -28,9 +29,9 @@ pub(crate) fn once(
     owner: Option<String>,
 ) -> PyResult<Call> {
     let keep = keep.map(|keep| kept("keep", keep)).transpose().map_err(|failure| failure.raise(py))?;
-    let wish = Wish::new(ttl, wait, true, None, owner).map_err(|failure| failure.raise(py))?;
+    let terms = terms(ttl, wait, true, None, owner).map_err(|failure| failure.raise(py))?;
     client.call(py, async move |locks| {
-        let mut once = wish.say_of_once(locks.once(id));
+        let mut once = locks.once(id).terms(&terms);
         if let Some(keep) = keep {
             once = once.keep(keep);
         }

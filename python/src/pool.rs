@@ -1,11 +1,11 @@
 //! Any of several locks.
 
-use leasehold::LockView;
+use leasehold::inspect::LockView;
 use pyo3::prelude::*;
 
 use crate::answer::Answer;
 use crate::call::Call;
-use crate::client::{Client, Wish};
+use crate::client::{Client, terms};
 
 /// A call that takes any `count` members of a pool: their numbers and guards.
 #[pyfunction]
@@ -23,10 +23,10 @@ pub(crate) fn acquire_any(
     max_hold: Option<f64>,
     owner: Option<String>,
 ) -> PyResult<Call> {
-    let wish = Wish::new(ttl, wait, renew, max_hold, owner).map_err(|failure| failure.raise(py))?;
+    let terms = terms(ttl, wait, renew, max_hold, owner).map_err(|failure| failure.raise(py))?;
     client.call(py, async move |locks| {
         let pool = locks.pool(name, members)?;
-        let permits = wish.say_of_pool(pool.any(count)).await?;
+        let permits = pool.any(count).terms(&terms).await?;
         let permits = permits.into_iter().map(|permit| (permit.index(), permit.into_guard().into()));
         Ok(Answer::Permits(permits.collect()))
     })

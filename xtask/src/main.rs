@@ -2,7 +2,9 @@
 
 mod board;
 mod fuzz;
+mod planted;
 mod python;
+mod simulate;
 mod start;
 mod steps;
 mod tools;
@@ -28,6 +30,12 @@ const ENTRIES: &[Entry] = &[
         arguments: "[--quick]",
         summary: "install what is missing, then format, lint, docs and tests, on Redis, on Valkey and in a browser",
         run: test,
+    },
+    Entry {
+        name: "api",
+        arguments: "",
+        summary: "record the names of the library's public API, which a test compares",
+        run: api,
     },
     Entry {
         name: "board",
@@ -77,6 +85,12 @@ const ENTRIES: &[Entry] = &[
         arguments: "",
         summary: "walk every reachable state of the lock's state machine",
         run: explore,
+    },
+    Entry {
+        name: "simulate",
+        arguments: "[--seeds N] [--seed S] [--planted] [--quick]",
+        summary: "run processes, a network and a server in virtual time, with faults (20,000 seeds unless said otherwise)",
+        run: simulate::simulate,
     },
     Entry {
         name: "deny",
@@ -129,6 +143,14 @@ fn list() -> String {
     text
 }
 
+/// The test that compares the names writes them.
+fn api(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    none(arguments)?;
+    let mut test = workspace.cargo(&["test", "--package", "leasehold-testkit", "--test", "tidy", "public_api"]);
+    test.env("LEASEHOLD_API_WRITE", "1");
+    steps::run_one(workspace, test)
+}
+
 fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let quick = flag(arguments, "--quick")?;
     let tools = Tools::new(workspace);
@@ -149,6 +171,13 @@ fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     docs.env("RUSTDOCFLAGS", "-D warnings");
     let lint = ["clippy", "--workspace", "--all-features", "--all-targets", "--", "-D", "warnings"];
     let lint = workspace.cargo(&lint);
+    // The library without some of its stores: by itself, because other crates of the workspace use all of them.
+    let with_stores = |stores: &str| {
+        let library = ["clippy", "--package", "leasehold", "--no-default-features", "--features", stores];
+        let mut lint = workspace.cargo(&library);
+        lint.args(["--", "-D", "warnings"]);
+        lint
+    };
     let mut tests = workspace.cargo(&["test", "--workspace", "--all-features"]);
     // The same programs as above: a package by itself would be built anew, with fewer features.
     let mut tests_on_valkey = workspace.cargo(&["test", "--workspace", "--all-features"]);
@@ -168,6 +197,9 @@ fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let mut plan = vec![
         Step::run("format", workspace.cargo(&["fmt", "--all", "--check"])),
         Step::run("lint", lint),
+        Step::run("lint, memory store alone", with_stores("")),
+        Step::run("lint, Redis alone", with_stores("redis")),
+        Step::run("lint, SQLite alone", with_stores("sqlite")),
         if quick { Step::skip("docs", by_request()) } else { Step::run("docs", docs) },
         Step::run("tests", tests),
         match valkey {

@@ -1,5 +1,4 @@
-//! What a configuration file, the environment and flags say together: `config check`, `config show`, and what `serve`
-//! goes by.
+//! The configuration from file, environment and flags: `config check`, `config show`, and the settings of `serve`.
 
 use leasehold::config::{Config, ConfigError, Origin, Problem, Settings, Shown};
 use leasehold_server::ServerConfig;
@@ -7,25 +6,25 @@ use serde_json::{Value, json};
 
 use crate::cli::{ConfigCommand, Global};
 use crate::exit::{Exit, Failure};
-use crate::say;
+use crate::output;
 
-/// Everything that is in force.
-pub(crate) struct InForce {
+/// The effective configuration.
+pub(crate) struct EffectiveConfig {
     pub(crate) config: Config,
     pub(crate) server: ServerConfig,
-    /// Each value, and where it came from.
+    /// Each value and its origin.
     pub(crate) shown: Vec<Shown>,
 }
 
-impl InForce {
-    /// Reads every part of the configuration: all mistakes are told at once.
+impl EffectiveConfig {
+    /// Reads every part of the configuration, and reports all mistakes at once.
     pub(crate) fn read(mut layers: Settings) -> Result<Self, ConfigError> {
         let (config, server) = (Config::read(&mut layers), ServerConfig::read(&mut layers));
         Ok(Self { config, server, shown: layers.finish()? })
     }
 }
 
-/// The file that is named by `--config` or the environment, and the environment.
+/// Returns the layers of this process: the file named by `--config` or the environment, and the environment.
 pub(crate) fn layers(global: &Global) -> Settings {
     Settings::of_this_process(global.config.as_deref())
 }
@@ -33,8 +32,8 @@ pub(crate) fn layers(global: &Global) -> Settings {
 /// `config check` and `config show`.
 pub(crate) fn config(command: ConfigCommand, global: &Global) -> Result<Exit, Failure> {
     match command {
-        // The file alone: what is wrong with it does not hang on who looks.
-        ConfigCommand::Check { file } => check(InForce::read(Settings::new().file(&file)).err(), global.json),
+        // The file alone, so that the answer does not depend on the caller's environment.
+        ConfigCommand::Check { file } => check(EffectiveConfig::read(Settings::new().file(&file)).err(), global.json),
         ConfigCommand::Show { file } => {
             let mut layers = Settings::of_this_process(file.as_deref().or(global.config.as_deref()));
             for (key, flag) in [("store", &global.store), ("namespace", &global.namespace)] {
@@ -42,7 +41,7 @@ pub(crate) fn config(command: ConfigCommand, global: &Global) -> Result<Exit, Fa
                     layers = layers.set(key, value.as_str());
                 }
             }
-            show(&InForce::read(layers)?.shown, global.json)
+            show(&EffectiveConfig::read(layers)?.shown, global.json)
         }
     }
 }
@@ -55,13 +54,13 @@ fn check(error: Option<ConfigError>, json: bool) -> Result<Exit, Failure> {
             object["text"] = json!(problem.text());
             object
         };
-        say::json(&problems.iter().map(problem).collect::<Vec<_>>())?;
+        output::json(&problems.iter().map(problem).collect::<Vec<_>>())?;
     } else {
-        let line = |problem: &Problem| format!("{}: {}\n", problem.origin(), say::shown(problem.text()));
-        say::data(&problems.iter().map(line).collect::<String>())?;
+        let line = |problem: &Problem| format!("{}: {}\n", problem.origin(), output::escaped(problem.text()));
+        output::data(&problems.iter().map(line).collect::<String>())?;
     }
     if problems.is_empty() {
-        say::talk("nothing is wrong with it");
+        output::message("nothing is wrong with it");
         return Ok(Exit::Done);
     }
     Ok(Exit::Config)
@@ -78,17 +77,17 @@ fn show(shown: &[Shown], json: bool) -> Result<Exit, Failure> {
             object["variable"] = json!(leasehold::config::variable(&shown.key));
             object
         };
-        say::json(&shown.iter().map(object).collect::<Vec<_>>())?;
+        output::json(&shown.iter().map(object).collect::<Vec<_>>())?;
         return Ok(Exit::Done);
     }
     let wide = |length: fn(&Shown) -> usize| shown.iter().map(|shown| length(shown)).max().unwrap_or_default();
     let (key, value) = (wide(|shown| shown.key.len()), wide(|shown| shown.value.chars().count()).min(40));
-    let line = |s: &&Shown| format!("{:<key$}  {:<value$}  {}\n", s.key, say::shown(&s.value), s.origin);
-    say::data(&shown.iter().map(line).collect::<String>())?;
+    let line = |s: &&Shown| format!("{:<key$}  {:<value$}  {}\n", s.key, output::escaped(&s.value), s.origin);
+    output::data(&shown.iter().map(line).collect::<String>())?;
     Ok(Exit::Done)
 }
 
-/// Where something stands, for programs.
+/// Describes an origin in JSON.
 fn origin(origin: &Origin) -> Value {
     match origin {
         Origin::File { file, line, column } => {
@@ -102,12 +101,12 @@ fn origin(origin: &Origin) -> Value {
 }
 
 impl From<ConfigError> for Failure {
-    /// Every mistake in a line. A command line that makes no sense is the caller's mistake, a file is not.
+    /// Lists every mistake on a line. A wrong flag is an error of usage, a wrong file one of configuration.
     fn from(error: ConfigError) -> Self {
         let by_flag = |problem: &Problem| *problem.origin() == Origin::Explicit;
         let exit = if error.problems().iter().all(by_flag) { Exit::Usage } else { Exit::Config };
         let mut lines = error.problems().iter().map(|problem| match problem.origin() {
-            // Each such key has a flag of its name, but for one.
+            // Each such key has a flag of the same name, with one exception.
             Origin::Explicit => {
                 format!("--{}", problem.text().trim_start_matches("server.").replacen("hosts", "allow-host", 1))
             }

@@ -1,16 +1,18 @@
-//! `doctor`: can this store keep a promise?
+//! `doctor`: checks whether a store can guarantee its locks.
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 
+use leasehold::inspect::{Finding, Level};
 use leasehold::store::sqlite::{SqliteStore, default_path};
-use leasehold::{Error, Finding, Level, LockManager, StoreError, StoreErrorKind};
+use leasehold::store::{StoreError, StoreErrorKind};
+use leasehold::{Error, LockManager};
 
 use crate::exit::{Exit, Failure, store_exit};
-use crate::say;
+use crate::output;
 use crate::store::Choice;
 
-/// Prints a line per check; ends with 1 when one is bad. With `adopt` it first pairs a database with its directory.
+/// Prints a line per check, and ends with 1 if one is bad. With `adopt` it first pairs a database with its directory.
 pub(crate) async fn doctor(store: &Choice, adopt: bool, json: bool) -> Result<Exit, Failure> {
     if adopt {
         pair(store.url())?;
@@ -21,23 +23,24 @@ pub(crate) async fn doctor(store: &Choice, adopt: bool, json: bool) -> Result<Ex
             locks.shutdown().await;
             findings
         }
-        // A URL that makes no sense is no store's fault.
+        // A wrong URL is not a finding about a store.
         Err(error @ Error::Connect { .. }) if kind(&error) != Some(StoreErrorKind::Refused) => {
-            vec![Finding { level: Level::Bad, check: "reachable", text: error.to_string() }]
+            vec![Finding { level: Level::Bad, check: "reachable", text: format!("{error:#}") }]
         }
         Err(error) => return Err(error.into()),
     };
     if json {
-        say::json(&findings)?;
+        output::json(&findings)?;
     } else {
         let colour = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
-        let line = |f: &Finding| format!("{}  {:<12}  {}\n", painted(f.level, colour), f.check, say::shown(&f.text));
-        say::data(&findings.iter().map(line).collect::<String>())?;
+        let line =
+            |f: &Finding| format!("{}  {:<12}  {}\n", painted(f.level, colour), f.check, output::escaped(&f.text));
+        output::data(&findings.iter().map(line).collect::<String>())?;
     }
     Ok(if findings.iter().any(|f| f.level == Level::Bad) { Exit::No } else { Exit::Done })
 }
 
-/// Makes the `.alive` directory beside a SQLite database its own.
+/// Pairs a SQLite database with the `.alive` directory beside it.
 fn pair(url: &str) -> Result<(), Failure> {
     let Some(rest) = url.strip_prefix("sqlite:").or_else(|| (url == "sqlite").then_some("")) else {
         return Err(Failure::new(Exit::Usage, "--adopt is for SQLite databases only"));
@@ -57,7 +60,7 @@ fn kind(error: &Error) -> Option<StoreErrorKind> {
     }
 }
 
-/// The word, and a colour that only repeats it.
+/// Formats a level, in a colour that only repeats the word.
 fn painted(level: Level, colour: bool) -> String {
     let code = match level {
         Level::Ok => 32,

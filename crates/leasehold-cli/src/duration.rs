@@ -1,12 +1,13 @@
-//! Durations as people write and read them.
+//! Durations and times as people write and read them.
 
 use std::time::Duration;
 
-use leasehold::{Keep, Ttl};
+use leasehold::bindings::Retention;
+use leasehold::lease::Ttl;
 
 const UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)];
 
-/// Reads `500ms`, `30s`, `5m`, `1h`, `1h30m`. A bare number is refused: nobody can know its unit.
+/// Parses `500ms`, `30s`, `5m`, `1h`, `1h30m`. A number without a unit is rejected as ambiguous.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     let digits = |text: &str| text.bytes().take_while(u8::is_ascii_digit).count();
     if !text.is_empty() && digits(text) == text.len() {
@@ -21,7 +22,7 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
         let letters = tail.bytes().take_while(u8::is_ascii_lowercase).count();
         let (unit, tail) = tail.split_at(letters);
         let (_, unit_ms) = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(unreadable)?;
-        // From large to small, each at most once: `5m1h` is a slip of somebody.
+        // From large to small, each at most once: `5m1h` is probably a mistake.
         if number.is_empty() || *unit_ms >= above {
             return Err(unreadable());
         }
@@ -32,22 +33,22 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     if above == u64::MAX { Err(unreadable()) } else { Ok(Duration::from_millis(total_ms)) }
 }
 
-/// Reads the duration of a lease.
+/// Parses the duration of a lease.
 pub(crate) fn parse_ttl(text: &str) -> Result<Ttl, String> {
     Ttl::new(parse(text)?).map_err(|error| error.to_string())
 }
 
-/// Reads for how long something is kept: days (`7d`) as well.
-pub(crate) fn parse_keep(text: &str) -> Result<Keep, String> {
+/// Parses a retention, which may be in days (`7d`) as well.
+pub(crate) fn parse_keep(text: &str) -> Result<Retention, String> {
     let days = text.strip_suffix('d').and_then(|days| days.parse::<u32>().ok());
     let keep = match days {
         Some(days) => Duration::from_secs(u64::from(days) * 86_400),
         None => parse(text)?,
     };
-    Keep::new(keep).map_err(|error| error.to_string())
+    Retention::new(keep).map_err(|error| error.to_string())
 }
 
-/// `420ms`, `38s`, `8m 40s`, `2h 05m`, `3d 04h`: two units at most.
+/// Formats a duration with at most two units: `420ms`, `38s`, `8m 40s`, `2h 05m`, `3d 04h`.
 pub(crate) fn shown(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match seconds {
@@ -59,13 +60,13 @@ pub(crate) fn shown(duration: Duration) -> String {
     }
 }
 
-/// The same for milliseconds.
+/// Formats milliseconds like [`shown`].
 pub(crate) fn shown_ms(ms: u64) -> String {
     shown(Duration::from_millis(ms))
 }
 
-/// A moment of the wall clock: the time of day, with the date unless it is less than a day before
-/// `now_ms`. In UTC: holder and reader may be in different places.
+/// Formats a time of the wall clock in UTC, because holder and reader may be in different time zones. The date is left out
+/// within a day of `now_ms`.
 pub(crate) fn clock(at_ms: u64, now_ms: u64) -> String {
     let (days, seconds) = (at_ms / 86_400_000, at_ms / 1_000 % 86_400);
     let time = format!("{:02}:{:02}:{:02} UTC", seconds / 3_600, seconds / 60 % 60, seconds % 60);
@@ -88,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_people_write() {
+    fn parses_durations() {
         let ms = |text: &str| parse(text).map(|d| d.as_millis());
         assert_eq!(ms("500ms"), Ok(500));
         assert_eq!(ms("30s"), Ok(30_000));
@@ -100,12 +101,12 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_number_is_asked_for_its_unit() {
+    fn a_number_without_a_unit_is_rejected_with_examples() {
         assert_eq!(parse("30"), Err("30 what? write 30s, 30ms, 30m or 30h".into()));
     }
 
     #[test]
-    fn refuses_the_rest() {
+    fn rejects_everything_else() {
         for bad in ["", " ", "s", "-5s", "5 s", "5S", "5m1h", "5s5s", "1.5s", "5min", "99999999999999999999s", "5s\n"] {
             assert!(parse(bad).is_err(), "{bad:?}");
         }
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn shows_two_units_at_most() {
+    fn formats_at_most_two_units() {
         let shown = |ms| shown(Duration::from_millis(ms));
         assert_eq!(shown(0), "0ms");
         assert_eq!(shown(999), "999ms");
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn shows_moments() {
+    fn formats_times() {
         assert_eq!(clock(1_794_866_592_000, 1_794_866_600_000), "22:03:12 UTC");
         assert_eq!(clock(0, u64::MAX), "1970-01-01 00:00:00 UTC");
         assert_eq!(clock(951_782_400_000, 0), "2000-02-29 00:00:00 UTC");

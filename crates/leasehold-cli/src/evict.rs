@@ -1,23 +1,24 @@
-//! `evict`: taking a lock away, from the holder that was looked at and from nobody else.
+//! `evict`: takes a lock away from the holder that was looked up, and from no other.
 
-use leasehold::{EvictMode, Evicted, EvictedView, LockInfo, LockManager};
+use leasehold::LockManager;
+use leasehold::inspect::{EvictMode, Evicted, EvictedView, LockInfo};
 
-use crate::ask;
 use crate::cli::EvictArgs;
+use crate::confirm;
 use crate::duration;
 use crate::exit::{Exit, Failure};
-use crate::say;
+use crate::output;
 use crate::store::Choice;
 
-/// Revokes, or frees by force.
+/// Revokes a lock, or frees it by force.
 pub(crate) async fn evict(args: EvictArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
-    // Before anything is asked of the store: a script learns at once that it has to say --yes.
-    if !args.yes && !ask::can_ask() {
+    // Before the first request: a script learns at once that it needs --yes.
+    if !args.yes && !confirm::is_interactive() {
         return Err(Failure::new(Exit::Usage, "there is no terminal to ask on: say --yes to evict without asking"));
     }
     let locks = store.connect().await?;
     let exit = evict_from(&args, &locks, json).await;
-    // Tells those who follow the events.
+    // The shutdown publishes the event.
     locks.shutdown().await;
     exit
 }
@@ -38,7 +39,7 @@ async fn evict_from(args: &EvictArgs, locks: &LockManager, json: bool) -> Result
         );
         return Err(Failure::new(Exit::Lost, line));
     }
-    if !args.yes && !ask::ask(&consequence(args, &info))? {
+    if !args.yes && !confirm::confirm(&consequence(args, &info))? {
         return Err(Failure::new(Exit::No, format!("{name} was left to {}", holder.owner)));
     }
     let mode = if args.force { EvictMode::Force } else { EvictMode::Revoke };
@@ -55,17 +56,18 @@ async fn evict_from(args: &EvictArgs, locks: &LockManager, json: bool) -> Result
         }
         Evicted::Done(old) => {
             if json {
-                say::json(&EvictedView::done(name, mode, old))?;
+                output::json(&EvictedView::done(name, mode, old))?;
                 return Ok(Exit::Done);
             }
             let (id, owner) = (old.id, old.owner);
             if args.force {
-                say::talk(&format!("{name} was taken from {owner} (id {id}) by force"));
+                output::message(&format!("{name} was taken from {owner} (id {id}) by force"));
             } else {
-                let told = if old.listens { "is told to stop" } else { "belongs to no process, so nobody is told" };
+                let notified =
+                    if old.listens { "is told to stop" } else { "belongs to no process that could be told to stop" };
                 let end = latest_end(&info);
-                say::talk(&format!(
-                    "{name} was revoked: {owner} (id {id}) {told}; it passes on when it is released{end}"
+                output::message(&format!(
+                    "{name} was revoked: {owner} (id {id}) {notified}; it passes on when it is released{end}"
                 ));
             }
             Ok(Exit::Done)
@@ -75,18 +77,18 @@ async fn evict_from(args: &EvictArgs, locks: &LockManager, json: bool) -> Result
 
 fn free(args: &EvictArgs, json: bool) -> Result<Exit, Failure> {
     if json {
-        say::json(&EvictedView::free(&args.name))?;
+        output::json(&EvictedView::free(&args.name))?;
     } else {
-        say::talk(&format!("{} is free already", args.name));
+        output::message(&format!("{} is free already", args.name));
     }
     Ok(Exit::Done)
 }
 
-/// What will happen, with names.
+/// Returns the question, which names the holder and the next one.
 fn consequence(args: &EvictArgs, info: &LockInfo) -> String {
     let view = info.view();
     let owner = view.owner.as_deref().unwrap_or("its holder");
-    let next = view.waiters.first().map_or("whoever asks next", |w| &w.owner);
+    let next = view.waiters.first().map_or("the next request", |w| &w.owner);
     if args.force {
         let seen = view.last_seen_ms.zip(view.since_ms.zip(view.held_ms));
         let seen = seen.map(|(seen, (since, held))| duration::shown_ms((since + held).saturating_sub(seen)));
@@ -96,11 +98,11 @@ fn consequence(args: &EvictArgs, info: &LockInfo) -> String {
             args.name
         );
     }
-    let told = match info.holder.as_ref().is_some_and(|h| h.listens) {
+    let notified = match info.holder.as_ref().is_some_and(|h| h.listens) {
         true => "is told to stop",
         false => "belongs to no process, so only its renewals are refused",
     };
-    format!("Revoke: {owner} {told}; {next} gets {} when it is released{}. Revoke it?", args.name, latest_end(info))
+    format!("Revoke: {owner} {notified}; {next} gets {} when it is released{}. Revoke it?", args.name, latest_end(info))
 }
 
 fn latest_end(info: &LockInfo) -> String {

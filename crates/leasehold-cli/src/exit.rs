@@ -3,27 +3,29 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use leasehold::{Error, Holder, LockInfo, LockName, StoreError, StoreErrorKind};
+use leasehold::inspect::{Holder, LockInfo};
+use leasehold::store::{StoreError, StoreErrorKind};
+use leasehold::{Error, LockName};
 
 use crate::duration::{shown, shown_ms};
 
-/// How the command ends. The codes are those of `sysexits.h` and of env(1), so that scripts can tell
-/// "somebody else is at it" from "nobody knows".
+/// How the command ends. The codes are those of `sysexits.h` and of env(1), so that scripts can distinguish "held" from
+/// "unknown".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// 0: done.
+    /// 0: success.
     Done,
-    /// 1: `doctor` found something bad, or a question was answered with no.
+    /// 1: `doctor` found something bad, or the user answered no.
     No,
-    /// 64: the command line makes no sense.
+    /// 64: the command line is wrong.
     Usage,
-    /// 69: the store cannot be reached or does not answer; later it may.
+    /// 69: the store cannot be reached or does not answer; a retry may succeed.
     Unreachable,
     /// 74: the output could not be written.
     Output,
-    /// 75: somebody else holds the lock.
+    /// 75: the lock has another holder.
     NotAcquired,
-    /// 76: the lease was lost, or is not (any more) held by the one who was named.
+    /// 76: the lease was lost, or is not held by the named token or holder.
     Lost,
     /// 78: a setting or the store itself has to be changed before this can work.
     Config,
@@ -36,7 +38,7 @@ pub(crate) enum Exit {
 }
 
 impl Exit {
-    /// The number.
+    /// Returns the exit code.
     pub(crate) fn code(self) -> u8 {
         match self {
             Self::Done => 0,
@@ -60,15 +62,14 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why a command ends otherwise than asked: one line for people, more lines where they help, and the
-/// exit code.
+/// Why a command failed: one line for people, more lines where they help, and the exit code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// How the command ends.
+    /// The exit code.
     pub(crate) exit: Exit,
-    /// What happened, to which lock, and what to do next. Escaped when it is printed.
+    /// What happened, to which lock, and what to do next. It is escaped when printed.
     pub(crate) line: String,
-    /// What else helps, a line each.
+    /// Further lines.
     pub(crate) details: Vec<String>,
 }
 
@@ -77,7 +78,7 @@ impl Failure {
         Self { exit, line: line.into(), details: Vec::new() }
     }
 
-    /// With one more line.
+    /// Adds a line to the details.
     pub(crate) fn detail(mut self, line: impl Into<String>) -> Self {
         self.details.push(line.into());
         self
@@ -97,17 +98,17 @@ impl From<Error> for Failure {
             Error::ResultNotStored { .. } => Exit::Config,
             _ => Exit::Unreachable,
         };
-        Self::new(exit, error.to_string())
+        Self::new(exit, format!("{error:#}"))
     }
 }
 
-/// Somebody else holds it: who, for how long, until when, and where to look next.
+/// Returns the failure of a lock that is held: by which holder, for how long, until when, and where to look next.
 fn not_acquired(name: &LockName, waited: Duration, holder: Option<Holder>, store: &str) -> Failure {
     let view = LockInfo { name: name.clone(), holder, waiters: Vec::new() }.view();
     let mut line = match (&view.owner, view.foreign) {
         (Some(owner), true) => format!("{name} is held by another kind of client ({owner})"),
         (Some(owner), false) => format!("{name} is held by {owner}"),
-        (None, _) => format!("{name} is held by somebody else"),
+        (None, _) => format!("{name} is held"),
     };
     if let Some(held_ms) = view.held_ms {
         line += &format!(" for {}", shown_ms(held_ms));
@@ -121,7 +122,7 @@ fn not_acquired(name: &LockName, waited: Duration, holder: Option<Holder>, store
     Failure::new(Exit::NotAcquired, line).detail(format!("store: {store} · see who waits: leasehold why {name}"))
 }
 
-/// Whether somebody has to change something, or whether it may work later as it is.
+/// Returns the exit code of a store error: whether something has to be changed, or a retry may succeed.
 pub(crate) fn store_exit(error: &StoreError) -> Exit {
     use StoreErrorKind as K;
     match error.kind() {

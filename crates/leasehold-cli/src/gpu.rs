@@ -1,27 +1,28 @@
-//! GPUs: which a command wants (`run --gpu`), and the list of them (`gpus`).
+//! GPUs: the selection of `run --gpu`, and the list of `gpus`.
 
+use leasehold::LockManager;
 use leasehold::config::{Config, GpuScope};
 use leasehold::gpu::{Device, Devices, DevicesError, GpuPool, GpuRequest, Source};
-use leasehold::{LockInfo, LockManager, LockView};
+use leasehold::inspect::{LockInfo, LockView};
 use serde::Serialize;
 
 use crate::cli::GpusArgs;
 use crate::duration;
 use crate::exit::{Exit, Failure};
-use crate::say;
+use crate::output;
 use crate::store::Choice;
 
-/// Which GPUs a command wants.
+/// The GPUs that a command requests.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Wanted {
-    /// Any so many.
+pub(crate) enum GpuSelection {
+    /// Any GPUs, this many.
     Any(usize),
-    /// These.
+    /// The GPUs with these numbers.
     Only(Vec<u32>),
 }
 
-impl Wanted {
-    /// `any`, `any:2`, `0` or `0,3`.
+impl GpuSelection {
+    /// Parses `any`, `any:2`, `0` or `0,3`.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let wrong = || format!("`{text}` names no GPU: write any, any:2, 0 or 0,1");
         if text == "any" {
@@ -39,7 +40,7 @@ impl Wanted {
         Ok(Self::Only(ids))
     }
 
-    /// The request for them, on a machine with so many GPUs (if somebody says so).
+    /// Returns the request for the GPUs. `gpus` is the number of GPUs of this machine, if the user gave it.
     pub(crate) fn request(
         &self,
         locks: &LockManager,
@@ -63,7 +64,7 @@ impl Wanted {
         }
     }
 
-    /// As people read it.
+    /// Describes the selection for people.
     pub(crate) fn shown(&self) -> String {
         match self {
             Self::Any(1) => "any GPU".into(),
@@ -81,11 +82,11 @@ fn no_devices(error: &DevicesError) -> Failure {
         DevicesError::Count { .. } => Exit::Usage,
         _ => Exit::Config,
     };
-    Failure::new(exit, told(error))
+    Failure::new(exit, error_text(error))
 }
 
-/// The error, and what can be done about it here.
-fn told(error: &DevicesError) -> String {
+/// Formats the error with the options that help.
+fn error_text(error: &DevicesError) -> String {
     match error {
         DevicesError::NoDriver(_) | DevicesError::Hidden => format!("{error}, or say how many there are with --gpus N"),
         _ => error.to_string(),
@@ -100,18 +101,18 @@ struct GpuView {
     lock: LockView,
 }
 
-/// All of them in JSON.
+/// The output of `gpus` in JSON.
 #[derive(Serialize)]
 struct GpusView {
-    /// How the devices are known; `null`: nobody knows them, and these are the locks that are held.
+    /// How the devices were found; `null` if they were not, and the list has the GPU locks that are held.
     source: Option<Source>,
-    /// Why the devices are not known.
+    /// Why the devices were not found.
     problem: Option<String>,
     gpus: Vec<GpuView>,
 }
 
-/// Prints every GPU of this machine with who holds it and who waits; without a way to know them, the
-/// GPU locks that are held.
+/// Prints every GPU of this machine with its holder and waiters or, if the devices cannot be found, the GPU locks that are
+/// held.
 pub(crate) async fn gpus(args: GpusArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
     let scope = store.gpu_scope()?;
     let found = match Devices::discover(args.gpus) {
@@ -135,24 +136,24 @@ pub(crate) async fn gpus(args: GpusArgs, store: &Choice, json: bool) -> Result<E
         let gpus = rows.into_iter().map(|(device, info)| GpuView { device, lock: info.view() }).collect();
         let (source, problem) = match found {
             Ok(found) => (Some(found.source), None),
-            Err(error) => (None, Some(told(&error))),
+            Err(error) => (None, Some(error_text(&error))),
         };
-        say::json(&GpusView { source, problem, gpus })?;
+        output::json(&GpusView { source, problem, gpus })?;
         return Ok(Exit::Done);
     }
     if let Err(error) = found {
-        say::talk(&format!("leasehold: {}", told(&error)));
+        output::message(&format!("leasehold: {}", error_text(&error)));
         let which = if rows.is_empty() { "no GPU lock is held" } else { "these GPU locks are held" };
-        say::talk(&format!("  {which} in {shown}"));
+        output::message(&format!("  {which} in {shown}"));
         if rows.is_empty() {
             return Ok(Exit::Done);
         }
     }
-    say::data(&table(&rows))?;
+    output::data(&table(&rows))?;
     Ok(Exit::Done)
 }
 
-/// What the store knows of GPUs.
+/// Returns the GPU locks that are held.
 async fn held(locks: &LockManager, scope: GpuScope) -> Result<Vec<(Device, LockInfo)>, Failure> {
     let prefix = format!("{}:", scope.pool());
     let infos = locks.overview(&prefix).await?;
@@ -194,7 +195,7 @@ fn table(rows: &[(Device, LockInfo)]) -> String {
 }
 
 fn shown(text: Option<&str>, otherwise: &str) -> String {
-    text.map_or_else(|| otherwise.to_owned(), |text| say::shown(text).into_owned())
+    text.map_or_else(|| otherwise.to_owned(), |text| output::escaped(text).into_owned())
 }
 
 fn gib(bytes: u64) -> String {
@@ -206,13 +207,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wishes_are_read_as_people_write_them() {
-        assert_eq!(Wanted::parse("any"), Ok(Wanted::Any(1)));
-        assert_eq!(Wanted::parse("any:3"), Ok(Wanted::Any(3)));
-        assert_eq!(Wanted::parse("0"), Ok(Wanted::Only(vec![0])));
-        assert_eq!(Wanted::parse("3,1"), Ok(Wanted::Only(vec![1, 3])));
+    fn selections_are_parsed() {
+        assert_eq!(GpuSelection::parse("any"), Ok(GpuSelection::Any(1)));
+        assert_eq!(GpuSelection::parse("any:3"), Ok(GpuSelection::Any(3)));
+        assert_eq!(GpuSelection::parse("0"), Ok(GpuSelection::Only(vec![0])));
+        assert_eq!(GpuSelection::parse("3,1"), Ok(GpuSelection::Only(vec![1, 3])));
         for wrong in ["", "any:0", "any:x", "all", "0,", "-1", "0,0", "GPU-1"] {
-            assert!(Wanted::parse(wrong).is_err(), "{wrong}");
+            assert!(GpuSelection::parse(wrong).is_err(), "{wrong}");
         }
     }
 }

@@ -1,18 +1,18 @@
-//! `journal`: what could not be done and was written down.
+//! `journal`: the releases that failed, and the work that ran without protection.
 
 use std::path::PathBuf;
 
-use leasehold::{Journal, JournalEntry, JournalKind};
+use leasehold::inspect::{Journal, JournalEntry, JournalKind};
 use serde_json::{Value, json};
 
-use crate::ask;
 use crate::cli::{JournalArgs, JournalCommand};
+use crate::confirm;
 use crate::duration;
 use crate::exit::{Exit, Failure};
-use crate::say;
+use crate::output;
 use crate::store::Choice;
 
-/// Lists, shows and settles entries; replaying needs the store.
+/// Lists, shows, replays and settles entries. Only a replay connects to the store.
 pub(crate) async fn journal(args: JournalArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
     let dir = args.dir.or(store.options()?.journal).ok_or_else(|| {
         Failure::new(Exit::Config, "there is no journal: set HOME or XDG_STATE_HOME, or name one with --dir")
@@ -29,19 +29,19 @@ pub(crate) async fn journal(args: JournalArgs, store: &Choice, json: bool) -> Re
 fn list(journal: &Journal, json: bool) -> Result<Exit, Failure> {
     let entries = entries(journal)?;
     if json {
-        say::json(&entries.iter().map(object).collect::<Vec<_>>())?;
+        output::json(&entries.iter().map(object).collect::<Vec<_>>())?;
     } else if entries.is_empty() {
-        say::talk(&format!("the journal {} is empty", journal.dir().display()));
+        output::message(&format!("the journal {} is empty", journal.dir().display()));
     } else {
         let line = |e: &JournalEntry| format!("{}  {:<11}  {}  {}  {}\n", e.id, word(e.kind), e.name, e.owner, e.store);
-        say::data(&entries.iter().map(|e| safe_line(&line(e))).collect::<String>())?;
+        output::data(&entries.iter().map(|e| safe_line(&line(e))).collect::<String>())?;
     }
     Ok(Exit::Done)
 }
 
 fn show(entry: &JournalEntry, json: bool) -> Result<Exit, Failure> {
     if json {
-        say::json(&object(entry))?;
+        output::json(&object(entry))?;
         return Ok(Exit::Done);
     }
     let what = match entry.kind {
@@ -60,14 +60,14 @@ fn show(entry: &JournalEntry, json: bool) -> Result<Exit, Failure> {
         ("store", entry.store.clone()),
         ("namespace", entry.namespace.clone()),
     ];
-    say::data(&lines.iter().map(|(name, said)| safe_line(&format!("{name:<10}  {said}\n"))).collect::<String>())?;
+    output::data(&lines.iter().map(|(name, value)| safe_line(&format!("{name:<10}  {value}\n"))).collect::<String>())?;
     Ok(Exit::Done)
 }
 
 async fn replay(dir: PathBuf, store: &Choice, json: bool) -> Result<Exit, Failure> {
     let journal = Journal::new(&dir);
     if entries(&journal)?.is_empty() && !json {
-        say::talk(&format!("the journal {} is empty", dir.display()));
+        output::message(&format!("the journal {} is empty", dir.display()));
         return Ok(Exit::Done);
     }
     let mut options = store.options()?;
@@ -75,22 +75,22 @@ async fn replay(dir: PathBuf, store: &Choice, json: bool) -> Result<Exit, Failur
     options.journal = Some(dir);
     let locks = store.connect_with(options).await?;
     let here = locks.store();
-    // Connecting starts a replay of its own where entries wait, so what is left says more than a count.
+    // Connecting starts a replay of its own, so the entries that are left say more than the count of this replay.
     let before = entries(&journal)?;
     locks.replay_journal().await;
     let after = entries(&journal)?;
     locks.shutdown().await;
     let open = |e: &&JournalEntry| e.kind == JournalKind::Unreleased;
-    let ours = |e: &&JournalEntry| open(e) && e.store == here && e.namespace == namespace;
-    let left = after.iter().filter(ours).count();
-    let settled = before.iter().filter(ours).count().saturating_sub(left);
-    let elsewhere: Vec<&JournalEntry> = after.iter().filter(open).filter(|e| !ours(e)).collect();
+    let replayable = |e: &&JournalEntry| open(e) && e.store == here && e.namespace == namespace;
+    let left = after.iter().filter(replayable).count();
+    let settled = before.iter().filter(replayable).count().saturating_sub(left);
+    let elsewhere: Vec<&JournalEntry> = after.iter().filter(open).filter(|e| !replayable(e)).collect();
     if json {
-        say::json(&json!({ "settled": settled, "left": left, "elsewhere": elsewhere.len() }))?;
+        output::json(&json!({ "settled": settled, "left": left, "elsewhere": elsewhere.len() }))?;
     } else {
-        say::talk(&format!("{settled} settled, {left} left in {here}"));
+        output::message(&format!("{settled} settled, {left} left in {here}"));
         for entry in &elsewhere {
-            say::talk(&format!(
+            output::message(&format!(
                 "{} is of {} (namespace {}): replay it with --store",
                 entry.id, entry.store, entry.namespace
             ));
@@ -107,21 +107,21 @@ async fn replay(dir: PathBuf, store: &Choice, json: bool) -> Result<Exit, Failur
 
 fn settle(journal: &Journal, id: &str, yes: bool, json: bool) -> Result<Exit, Failure> {
     let entry = find(journal, id)?;
-    if !yes && !ask::can_ask() {
+    if !yes && !confirm::is_interactive() {
         return Err(Failure::new(Exit::Usage, "there is no terminal to ask on: say --yes to settle without asking"));
     }
     let question =
         format!("Take {id} ({} of {}) out of the journal without doing anything?", word(entry.kind), entry.name);
-    if !yes && !ask::ask(&question)? {
+    if !yes && !confirm::confirm(&question)? {
         return Err(Failure::new(Exit::No, format!("{id} was left in the journal")));
     }
     if !journal.settle(id).map_err(|error| unreadable(journal, &error))? {
         return Err(no_entry(journal, id));
     }
     if json {
-        say::json(&object(&entry))?;
+        output::json(&object(&entry))?;
     } else {
-        say::talk(&format!("{id} is settled"));
+        output::message(&format!("{id} is settled"));
     }
     Ok(Exit::Done)
 }
@@ -150,7 +150,7 @@ fn word(kind: JournalKind) -> &'static str {
     }
 }
 
-/// An entry for programs, without the token it carries on disk.
+/// Describes an entry in JSON, without its token.
 fn object(entry: &JournalEntry) -> Value {
     let mut object = serde_json::to_value(entry).expect("an entry is JSON");
     if let Some(fields) = object.as_object_mut() {
@@ -160,5 +160,5 @@ fn object(entry: &JournalEntry) -> Value {
 }
 
 fn safe_line(line: &str) -> String {
-    format!("{}\n", say::shown(line.trim_end_matches('\n')))
+    format!("{}\n", output::escaped(line.trim_end_matches('\n')))
 }

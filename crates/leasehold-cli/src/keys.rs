@@ -1,4 +1,4 @@
-//! `keys`: who may use `serve`.
+//! `keys`: the API keys of `serve`.
 
 use std::path::PathBuf;
 
@@ -7,61 +7,61 @@ use leasehold_server::{KeyEntry, KeyError, KeyFile};
 use serde_json::json;
 
 use crate::cli::{Global, KeysArgs, KeysCommand};
-use crate::config::{self, InForce};
+use crate::config::{self, EffectiveConfig};
 use crate::duration;
 use crate::exit::{Exit, Failure};
-use crate::say;
+use crate::output;
 
-/// Makes, lists and revokes keys.
+/// Creates, lists and revokes keys.
 pub(crate) fn keys(args: KeysArgs, global: &Global) -> Result<Exit, Failure> {
     let json = global.json;
     let named = match args.file {
         Some(file) => Some(file),
-        None => InForce::read(config::layers(global))?.server.keys,
+        None => EffectiveConfig::read(config::layers(global))?.server.keys,
     };
     let Some((file, _)) = file(named) else {
         return Err(Failure::new(
             Exit::Config,
-            "there is no place for keys: set HOME or XDG_STATE_HOME, or say --keys FILE",
+            "there is no place for keys: set HOME or XDG_STATE_HOME, or give --keys FILE",
         ));
     };
     match args.command {
         KeysCommand::Create { name, role } => {
-            let (entry, key) = file.create(&name, role.into()).map_err(refused)?;
-            let told = if json {
+            let (entry, key) = file.create(&name, role.into()).map_err(key_failure)?;
+            let printed = if json {
                 let mut object = object(&entry);
                 object["key"] = json!(key);
-                say::json(&object)?
+                output::json(&object)?
             } else {
-                say::talk(&format!("{} of {}: this is the only time it is shown", entry.role, entry.name));
-                say::data(&format!("{key}\n"))?
+                output::message(&format!("{} of {}: this is the only time it is shown", entry.role, entry.name));
+                output::data(&format!("{key}\n"))?
             };
-            if !told {
-                // Nobody has it, so nobody needs it.
-                file.revoke(&entry.id).map_err(refused)?;
-                return Err(Failure::new(Exit::Output, "nobody read the key, so it was revoked"));
+            if !printed {
+                // The key did not reach the caller.
+                file.revoke(&entry.id).map_err(key_failure)?;
+                return Err(Failure::new(Exit::Output, "the key could not be delivered, so it was revoked"));
             }
         }
         KeysCommand::List => {
-            let entries = file.entries().map_err(refused)?.unwrap_or_default();
+            let entries = file.entries().map_err(key_failure)?.unwrap_or_default();
             if json {
-                say::json(&entries.iter().map(object).collect::<Vec<_>>())?;
+                output::json(&entries.iter().map(object).collect::<Vec<_>>())?;
             } else if entries.is_empty() {
-                say::talk(&format!("there are no keys in {}", file.path().display()));
+                output::message(&format!("there are no keys in {}", file.path().display()));
             } else {
                 let line = |e: &KeyEntry| {
                     let made = duration::clock(e.created_ms, 0);
-                    format!("{}  {:<8}  {made}  {}\n", e.id, e.role, say::shown(&e.name))
+                    format!("{}  {:<8}  {made}  {}\n", e.id, e.role, output::escaped(&e.name))
                 };
-                say::data(&entries.iter().map(line).collect::<String>())?;
+                output::data(&entries.iter().map(line).collect::<String>())?;
             }
         }
-        KeysCommand::Revoke { id } => match file.revoke(&id).map_err(refused)? {
+        KeysCommand::Revoke { id } => match file.revoke(&id).map_err(key_failure)? {
             Some(entry) if json => {
-                say::json(&object(&entry))?;
+                output::json(&object(&entry))?;
             }
             Some(entry) => {
-                say::talk(&format!("{} of {} is revoked; servers know within a second", entry.id, entry.name));
+                output::message(&format!("{} of {} is revoked; servers know within a second", entry.id, entry.name));
             }
             None => {
                 let text = format!("{} has no key {id}; see leasehold keys list", file.path().display());
@@ -72,7 +72,7 @@ pub(crate) fn keys(args: KeysArgs, global: &Global) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// The file of the keys, and whether somebody named it; else it is beside the default store.
+/// Returns the key file, and whether the user named it. Without a name it is beside the default store.
 pub(crate) fn file(named: Option<PathBuf>) -> Option<(KeyFile, bool)> {
     match named {
         Some(path) => Some((KeyFile::new(path), true)),
@@ -80,17 +80,17 @@ pub(crate) fn file(named: Option<PathBuf>) -> Option<(KeyFile, bool)> {
     }
 }
 
-/// A file in the directory of the default store; `None` where that has no place.
+/// Returns the path of a file in the directory of the default store, or `None` if there is no such directory.
 pub(crate) fn beside_the_store(name: &str) -> Option<PathBuf> {
     sqlite::default_path().ok().map(|store| store.with_file_name(name))
 }
 
-pub(crate) fn refused(error: KeyError) -> Failure {
+pub(crate) fn key_failure(error: KeyError) -> Failure {
     let exit = if matches!(error, KeyError::Name) { Exit::Usage } else { Exit::Config };
     Failure::new(exit, error.to_string())
 }
 
-/// A key for programs, without its hash.
+/// Describes a key in JSON, without its hash.
 fn object(entry: &KeyEntry) -> serde_json::Value {
     json!({ "id": entry.id, "name": entry.name, "role": entry.role, "created_ms": entry.created_ms })
 }

@@ -2,48 +2,48 @@
 //!
 //! | file | what it is about |
 //! |---|---|
-//! | `cli`, `refusal` | every command and option, and what is said of those that make no sense |
-//! | `exit` | exit codes, and the failure that carries one with its line |
-//! | `store` | which store is meant, and opening it |
-//! | `say` | stdout is data, stderr is talk; nothing from strangers drives the terminal |
+//! | `cli`, `usage_error` | commands and options, and the message about a wrong command line |
+//! | `exit` | exit codes, and the failure that carries one with its message |
+//! | `store` | the choice of the store, and the connection to it |
+//! | `output` | data on stdout, messages on stderr, escaped for the terminal |
 //! | `duration` | durations as people write and read them |
-//! | `signals` | which are passed on or waited for, and dying of one |
+//! | `signals` | signals that are forwarded or waited for, and ending by one |
 //! | `run` | `leasehold run` and `once` |
-//! | `take`, `claim` | `acquire`, `renew`, `release`; `claim` |
-//! | `evict` | taking a lock away |
-//! | `look` | `ls` and `why` |
-//! | `gpu` | `gpus`, and which GPUs `run --gpu` wants |
-//! | `journal`, `doctor` | what could not be done; can this store keep a promise |
-//! | `serve`, `keys` | the locks over HTTP, and who may use that |
-//! | `config` | what a file, the environment and flags say together; `config check` and `config show` |
-//! | `demo` | a server, a dozen workers, and what goes wrong with them |
+//! | `acquire`, `claim` | `acquire`, `renew`, `release`; `claim` and `once --forget` |
+//! | `evict` | `evict` |
+//! | `inspect` | `ls` and `why` |
+//! | `gpu` | `gpus`, and the GPUs of `run --gpu` |
+//! | `journal`, `doctor` | `journal`; `doctor` |
+//! | `serve`, `keys` | the HTTP server, and its API keys |
+//! | `config` | the effective configuration; `config check` and `config show` |
+//! | `demo` | `demo`: a server, a dozen workers, and failures |
 //! | `pages` | completions and manual pages |
-//! | `ask` | asking a person first |
+//! | `confirm` | confirmation of an action |
 
-// `leasehold run` starts before every cron job: nothing slow, no runtime and no thread may come
-// before the command is known.
+// `leasehold run` starts before every cron job: it must do nothing slow and create no runtime and no thread before the
+// command is known.
 
-mod ask;
+mod acquire;
 mod claim;
 mod cli;
 mod config;
+mod confirm;
 mod demo;
 mod doctor;
 mod duration;
 mod evict;
 mod exit;
 mod gpu;
+mod inspect;
 mod journal;
 mod keys;
-mod look;
+mod output;
 mod pages;
-mod refusal;
 mod run;
-mod say;
 mod serve;
 mod signals;
 mod store;
-mod take;
+mod usage_error;
 
 use std::process::ExitCode;
 
@@ -52,13 +52,13 @@ use exit::{Exit, Failure};
 use store::Choice;
 
 fn main() -> ExitCode {
-    let read = || cli::parse().and_then(|cli| cli.map_or(Ok(Exit::Done), dispatch));
-    let done = run::at_a_glance().unwrap_or_else(read);
-    let exit = done.unwrap_or_else(|failure| {
-        say::failure(&failure);
+    let parsed = || cli::parse().and_then(|cli| cli.map_or(Ok(Exit::Done), dispatch));
+    let result = run::dispatch_early().unwrap_or_else(parsed);
+    let exit = result.unwrap_or_else(|failure| {
+        output::failure(&failure);
         failure.exit
     });
-    say::flush();
+    output::flush();
     exit.into()
 }
 
@@ -74,21 +74,21 @@ fn dispatch(cli: cli::Cli) -> Result<Exit, Failure> {
         Command::Config(args) => config::config(args.command, &cli.global),
         Command::Serve(args) => serve::serve(args, &cli.global),
         Command::Demo(args) => demo::demo(&args, json),
-        command => block_on(talk_to_a_store(command, &store()?, json)),
+        command => block_on(run_with_store(command, &store()?, json)),
     }
 }
 
-async fn talk_to_a_store(command: Command, store: &Choice, json: bool) -> Result<Exit, Failure> {
+async fn run_with_store(command: Command, store: &Choice, json: bool) -> Result<Exit, Failure> {
     match command {
         Command::Once(args) => claim::forget(&args, store, json).await,
         Command::Claim(args) => claim::claim(args, store, json).await,
-        Command::Acquire(args) => take::acquire(args, store, json).await,
-        Command::Renew(args) => take::renew(args, store, json).await,
-        Command::Release(args) => take::release(args, store, json).await,
+        Command::Acquire(args) => acquire::acquire(args, store, json).await,
+        Command::Renew(args) => acquire::renew(args, store, json).await,
+        Command::Release(args) => acquire::release(args, store, json).await,
         Command::Evict(args) => evict::evict(args, store, json).await,
         Command::Gpus(args) => gpu::gpus(args, store, json).await,
-        Command::Ls(args) => look::ls(args, store, json).await,
-        Command::Why(args) => look::why(args, store, json).await,
+        Command::Ls(args) => inspect::ls(args, store, json).await,
+        Command::Why(args) => inspect::why(args, store, json).await,
         Command::Journal(args) => journal::journal(args, store, json).await,
         Command::Doctor(args) => doctor::doctor(store, args.adopt, json).await,
         Command::DemoWorker(args) => demo::work(args, store).await,
@@ -98,11 +98,11 @@ async fn talk_to_a_store(command: Command, store: &Choice, json: bool) -> Result
         | Command::Keys(_)
         | Command::Config(_)
         | Command::Completions { .. }
-        | Command::Man { .. } => unreachable!("they are done before"),
+        | Command::Man { .. } => unreachable!("these commands are dispatched before"),
     }
 }
 
-/// One thread is enough for a command that asks one thing.
+/// Runs a command on the current thread, which is enough for a few requests.
 fn block_on(work: impl Future<Output = Result<Exit, Failure>>) -> Result<Exit, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(Exit::Unreachable, format!("no runtime: {error}")))?;

@@ -1,4 +1,4 @@
-//! `completions` and `man`: made from the definitions, so they are never behind.
+//! `completions` and `man`: generated from the definitions of the commands.
 
 use std::fs;
 use std::path::Path;
@@ -7,22 +7,22 @@ use clap::{Command, CommandFactory};
 
 use crate::cli::Cli;
 use crate::exit::{Exit, Failure};
-use crate::say;
+use crate::output;
 
-/// Prints the completions of a shell.
+/// Prints the completion script of a shell.
 pub(crate) fn completions(shell: clap_complete::Shell) -> Result<Exit, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "leasehold", &mut script);
-    say::data(&String::from_utf8_lossy(&script))?;
+    output::data(&String::from_utf8_lossy(&script))?;
     Ok(Exit::Done)
 }
 
-/// Prints the manual page, or writes one per command.
+/// Prints the manual page, or writes one per command into a directory.
 pub(crate) fn man(out: Option<&Path>) -> Result<Exit, Failure> {
     let mut command = Cli::command();
     command.build();
     let Some(dir) = out else {
-        say::data(&page(command)?)?;
+        output::data(&page(command)?)?;
         return Ok(Exit::Done);
     };
     let mut pages = vec![command.clone()];
@@ -38,7 +38,7 @@ pub(crate) fn man(out: Option<&Path>) -> Result<Exit, Failure> {
 
 fn page(command: Command) -> Result<String, Failure> {
     let mut page = Vec::new();
-    let drawn = clap_mangen::Man::new(command).render(&mut page);
-    drawn.map_err(|error| Failure::new(Exit::Output, format!("the manual page: {error}")))?;
+    let rendered = clap_mangen::Man::new(command).render(&mut page);
+    rendered.map_err(|error| Failure::new(Exit::Output, format!("the manual page: {error}")))?;
     Ok(String::from_utf8_lossy(&page).into_owned())
 }

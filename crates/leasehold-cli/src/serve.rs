@@ -1,5 +1,5 @@
-//! `serve`: the locks over HTTP. Everything the server is stands in its own crate; here it is only told
-//! what to do, and its failures become exit codes.
+//! `serve`: the locks over HTTP. The server is a crate of its own; this module configures it, and turns its errors into
+//! exit codes.
 
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
@@ -15,16 +15,16 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::cli::{Global, ServeArgs};
-use crate::config::{self, InForce};
+use crate::config::{self, EffectiveConfig};
 use crate::exit::{Exit, Failure};
 use crate::keys;
-use crate::say;
+use crate::output;
 use crate::store::{Choice, from_env};
 
-/// Descriptors that a server can make use of.
+/// The limit of open descriptors that a server asks for.
 const DESCRIPTORS: u64 = 8_192;
 
-/// Serves until a signal comes.
+/// Serves until SIGTERM or SIGINT.
 pub(crate) fn serve(args: ServeArgs, global: &Global) -> Result<Exit, Failure> {
     let ServeArgs { listen, hosts, keys, audit, tls_cert, tls_key } = args;
     let path = |path: PathBuf| path.display().to_string();
@@ -36,11 +36,12 @@ pub(crate) fn serve(args: ServeArgs, global: &Global) -> Result<Exit, Failure> {
         ("server.tls.cert", tls_cert.map(path)),
         ("server.tls.key", tls_key.map(path)),
     ];
-    let said = |layers: Layers, (key, value): (&str, Option<String>)| match value {
+    let set = |layers: Layers, (key, value): (&str, Option<String>)| match value {
         Some(value) => layers.set(key, value),
         None => layers,
     };
-    let InForce { config, server, shown } = InForce::read(flags.into_iter().fold(config::layers(global), said))?;
+    let EffectiveConfig { config, server, shown } =
+        EffectiveConfig::read(flags.into_iter().fold(config::layers(global), set))?;
     let by_flag = shown.iter().any(|shown| shown.key == "server.listen" && shown.origin == Origin::Explicit);
     let mut settings = Settings::default();
     settings.hosts = server.hosts;
@@ -55,7 +56,7 @@ pub(crate) fn serve(args: ServeArgs, global: &Global) -> Result<Exit, Failure> {
     let (listen, json) = (server.listen.as_str().to_owned(), global.json);
     log_to_stderr()?;
     raise_descriptor_limit();
-    // More than one thread: somebody who asks for a long list keeps nobody else waiting.
+    // More than one thread: a request for a long list does not delay other requests.
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(Exit::Unreachable, format!("no runtime: {error}")))?;
     runtime.block_on(async {
@@ -66,29 +67,29 @@ pub(crate) fn serve(args: ServeArgs, global: &Global) -> Result<Exit, Failure> {
         };
         let locks = store.connect().await?;
         let server = Server::new(locks.clone(), settings);
-        server.may_listen_on(address).map_err(refused)?;
-        let listener = TcpListener::bind(address).await.map_err(|error| not_bound(&listen, &error))?;
-        let address = listener.local_addr().map_err(|error| not_bound(&listen, &error))?;
-        let shutdown = signalled()?;
+        server.may_listen_on(address).map_err(serve_failure)?;
+        let listener = TcpListener::bind(address).await.map_err(|error| bind_failure(&listen, &error))?;
+        let address = listener.local_addr().map_err(|error| bind_failure(&listen, &error))?;
+        let shutdown = shutdown_signal()?;
         if json {
-            say::json(&json!({ "url": format!("{scheme}://{address}"), "store": locks.store() }))?;
+            output::json(&json!({ "url": format!("{scheme}://{address}"), "store": locks.store() }))?;
         } else {
-            say::talk(&format!("serving {} at {scheme}://{address} · Ctrl-C ends it", locks.store()));
+            output::message(&format!("serving {} at {scheme}://{address} · Ctrl-C ends it", locks.store()));
         }
         let served = server.run(listener, shutdown).await;
         locks.shutdown().await;
-        served.map_err(refused)?;
+        served.map_err(serve_failure)?;
         Ok(Exit::Done)
     })
 }
 
-/// The keys that are in force: those somebody named, or the default file if it exists.
+/// Returns the key file: the one that the user named, or the default one if it exists.
 fn key_file(named: Option<PathBuf>) -> Result<Option<KeyFile>, Failure> {
     let Some((file, named)) = keys::file(named) else { return Ok(None) };
-    match file.entries().map_err(keys::refused)? {
+    match file.entries().map_err(keys::key_failure)? {
         Some(entries) if !entries.is_empty() => Ok(Some(file)),
         None if !named => Ok(None),
-        // Revoking the last key must not open the door to everybody.
+        // Without keys the server would need no authentication: revoking the last key must not cause that.
         _ => {
             let line = format!("there are no keys in {}: make one with leasehold keys create", file.path().display());
             Err(Failure::new(Exit::Config, line))
@@ -96,8 +97,8 @@ fn key_file(named: Option<PathBuf>) -> Result<Option<KeyFile>, Failure> {
     }
 }
 
-/// Raises the soft limit towards the hard one: shells and service managers start programs with 1,024, and every
-/// connection needs a descriptor.
+/// Raises the soft limit of descriptors: shells and service managers start programs with 1,024, and every connection needs
+/// one.
 fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let wanted = limit.maximum.map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS));
@@ -109,8 +110,8 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// Done at the first SIGTERM or SIGINT.
-pub(crate) fn signalled() -> Result<impl Future<Output = ()>, Failure> {
+/// Returns a future that completes at the first SIGTERM or SIGINT.
+pub(crate) fn shutdown_signal() -> Result<impl Future<Output = ()>, Failure> {
     let on = |kind| {
         signal(kind).map_err(|error| Failure::new(Exit::Unreachable, format!("signals cannot be caught: {error}")))
     };
@@ -123,14 +124,14 @@ pub(crate) fn signalled() -> Result<impl Future<Output = ()>, Failure> {
     })
 }
 
-pub(crate) fn refused(error: ServeError) -> Failure {
+pub(crate) fn serve_failure(error: ServeError) -> Failure {
     match error {
         ServeError::Listener(_) => Failure::new(Exit::Unreachable, error.to_string()),
         _ => Failure::new(Exit::Config, error.to_string()),
     }
 }
 
-fn not_bound(listen: &str, error: &io::Error) -> Failure {
+fn bind_failure(listen: &str, error: &io::Error) -> Failure {
     match error.kind() {
         ErrorKind::AddrInUse => Failure::new(
             Exit::Unreachable,
@@ -144,14 +145,14 @@ fn not_bound(listen: &str, error: &io::Error) -> Failure {
     }
 }
 
-/// What the server has to say, a line each; `RUST_LOG` says how much (`info` unless set).
+/// Logs to stderr at the level of `RUST_LOG` (default: `info`).
 fn log_to_stderr() -> Result<(), Failure> {
     let filter = match from_env("RUST_LOG")? {
         None => Targets::new().with_default(LevelFilter::INFO),
         Some(text) => text.parse().map_err(|error| Failure::new(Exit::Config, format!("RUST_LOG: {error}")))?,
     };
     let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(false);
-    // Nobody logs before this in the process.
+    // Nothing is logged before this.
     let _ = tracing_subscriber::registry().with(lines).with(filter).try_init();
     Ok(())
 }

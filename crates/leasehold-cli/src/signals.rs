@@ -1,4 +1,4 @@
-//! Which signals are passed on, and keeping them off this process meanwhile.
+//! The signals that `run` forwards, and how they are blocked and read.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -8,9 +8,9 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use tokio::sync::oneshot;
 
-/// Whatever somebody may send to a job on purpose. Not among them: those that cannot be caught, those
-/// that say that this very program is broken, and SIGCHLD and SIGPIPE, which are each process's own.
-const PASSED: [Signal; 13] = [
+/// The signals that are sent to a job on purpose, and are forwarded. Left out are those that cannot be caught, those that
+/// report a fault of the receiving program, and SIGCHLD and SIGPIPE, which concern one process only.
+const FORWARDED: [Signal; 13] = [
     Signal::SIGHUP,
     Signal::SIGINT,
     Signal::SIGQUIT,
@@ -26,12 +26,12 @@ const PASSED: [Signal; 13] = [
     Signal::SIGCONT,
 ];
 
-/// What the kernel writes as the sender of what a terminal sends: to the whole foreground group.
+/// The `si_code` of signals that a terminal sends, always to the whole foreground group.
 const SI_KERNEL: i32 = 0x80;
 
-/// A signal that came in.
+/// A signal that this process received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Came {
+pub(crate) struct ReceivedSignal {
     pub(crate) signal: Signal,
     /// `si_code`: how it was sent.
     pub(crate) code: i32,
@@ -39,35 +39,35 @@ pub(crate) struct Came {
     pub(crate) sender: u32,
 }
 
-impl Came {
-    /// Whether a terminal sent it, always to a whole process group.
-    pub(crate) fn by_terminal(&self) -> bool {
+impl ReceivedSignal {
+    /// Returns whether a terminal sent the signal.
+    pub(crate) fn sent_by_terminal(&self) -> bool {
         self.code == SI_KERNEL
     }
 
-    /// SIGCONT, as told by a front that has been continued.
+    /// Returns the SIGCONT that a front reports after it was continued.
     pub(crate) fn continued() -> Self {
         Self { signal: Signal::SIGCONT, code: 0, sender: 0 }
     }
 }
 
-/// Signals that are blocked here and were not before: the command must start without that.
+/// The signals that this process has blocked itself: they must not be blocked in CMD.
 #[derive(Clone, Copy)]
-pub(crate) struct Blocked(SigSet);
+pub(crate) struct BlockedSignals(SigSet);
 
-impl Blocked {
-    /// Blocks what is passed on. Children start with it blocked.
-    pub(crate) fn now() -> Result<Self, Errno> {
-        Self::block(&PASSED)
+impl BlockedSignals {
+    /// Blocks the signals that are forwarded. Child processes inherit that.
+    pub(crate) fn forwarded() -> Result<Self, Errno> {
+        Self::block(&FORWARDED)
     }
 
-    /// Blocks SIGCHLD, for [`Inbox::of_children`].
-    pub(crate) fn children() -> Result<Self, Errno> {
+    /// Blocks SIGCHLD, for [`SignalReader::child_exit`].
+    pub(crate) fn child_exit() -> Result<Self, Errno> {
         Self::block(&[Signal::SIGCHLD])
     }
 
-    /// The signals of both sets.
-    pub(crate) fn and(self, other: Self) -> Self {
+    /// Returns the signals of both sets.
+    pub(crate) fn union(self, other: Self) -> Self {
         Self(self.0.iter().chain(other.0.iter()).collect())
     }
 
@@ -76,87 +76,88 @@ impl Blocked {
         Ok(Self(set(signals.iter().copied().filter(|signal| !before.contains(*signal)))))
     }
 
-    /// As bits, by signal number: what a parent tells its child.
+    /// Returns the set as bits by signal number, for a message to another process.
     pub(crate) fn bits(self) -> u64 {
-        PASSED.into_iter().filter(|signal| self.0.contains(*signal)).map(|signal| 1 << (signal as u32)).sum()
+        FORWARDED.into_iter().filter(|signal| self.0.contains(*signal)).map(|signal| 1 << (signal as u32)).sum()
     }
 
     pub(crate) fn from_bits(bits: u64) -> Self {
-        Self(set(PASSED.into_iter().filter(|signal| bits & 1 << (*signal as u32) != 0)))
+        Self(set(FORWARDED.into_iter().filter(|signal| bits & 1 << (*signal as u32) != 0)))
     }
 
-    /// The mask of this thread as if nothing had been blocked.
-    pub(crate) fn lifted(self) -> Result<SigSet, Errno> {
+    /// Returns the signal mask of this thread without the blocked signals.
+    pub(crate) fn unblocked_mask(self) -> Result<SigSet, Errno> {
         let mut mask = SigSet::thread_get_mask()?;
         self.0.iter().for_each(|signal| mask.remove(signal));
         Ok(mask)
     }
 }
 
-/// Where blocked signals come in.
-pub(crate) struct Inbox(SignalFd);
+/// Reads blocked signals.
+pub(crate) struct SignalReader(SignalFd);
 
-impl Inbox {
-    pub(crate) fn open() -> Result<Self, Errno> {
-        SignalFd::with_flags(&set(PASSED), SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map(Self)
+impl SignalReader {
+    /// Reads the signals that are forwarded.
+    pub(crate) fn forwarded() -> Result<Self, Errno> {
+        SignalFd::with_flags(&set(FORWARDED), SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map(Self)
     }
 
-    /// Where SIGCHLD comes in, once it is blocked.
-    pub(crate) fn of_children() -> Result<Self, Errno> {
+    /// Reads SIGCHLD, which has to be blocked.
+    pub(crate) fn child_exit() -> Result<Self, Errno> {
         SignalFd::with_flags(&set([Signal::SIGCHLD]), SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map(Self)
     }
 
-    /// Takes everything out unread.
+    /// Discards all pending signals.
     pub(crate) fn drain(&self) {
         while let Ok(Some(_)) = self.0.read_signal() {}
     }
 
-    /// The next one, if there is one.
-    pub(crate) fn next(&self) -> Option<Came> {
+    /// Returns the next pending signal that is not ignored.
+    pub(crate) fn next(&self) -> Option<ReceivedSignal> {
         while let Ok(Some(info)) = self.0.read_signal() {
             if let Ok(signal) = Signal::try_from(info.ssi_signo.cast_signed())
                 && !is_ignored(signal)
             {
-                return Some(Came { signal, code: info.ssi_code, sender: info.ssi_pid });
+                return Some(ReceivedSignal { signal, code: info.ssi_code, sender: info.ssi_pid });
             }
         }
         None
     }
 }
 
-impl AsRawFd for Inbox {
+impl AsRawFd for SignalReader {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_fd().as_raw_fd()
     }
 }
 
-impl AsFd for Inbox {
+impl AsFd for SignalReader {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-/// Tells of the first signal that ends this process, which is then to be suffered; a second one does not wait for that.
-/// To be called before there is any other thread.
-pub(crate) fn first_to_end() -> io::Result<oneshot::Receiver<Signal>> {
+/// Returns a channel that receives the first termination signal; the caller cleans up and then ends by that signal. A
+/// second one ends the process at once. Must be called before any other thread exists.
+pub(crate) fn first_termination_signal() -> io::Result<oneshot::Receiver<Signal>> {
     let all = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
     let awaited = set(all.into_iter().filter(|signal| !is_ignored(*signal)));
     awaited.thread_block()?;
-    let (tell, told) = oneshot::channel();
+    let (send_first, first) = oneshot::channel();
     std::thread::Builder::new().name("signals".into()).spawn(move || {
         if let Ok(signal) = awaited.wait() {
-            let _ = tell.send(signal);
+            let _ = send_first.send(signal);
         }
         let _ = awaited.thread_unblock();
         loop {
             std::thread::park();
         }
     })?;
-    Ok(told)
+    Ok(first)
 }
 
-/// Does to this process what the signal does by default: stops it, or ends it.
-pub(crate) fn suffer(signal: Signal) {
+/// Stops or ends this process, as the signal does by default.
+pub(crate) fn apply_default_action(signal: Signal) {
     let _ = raise(signal);
     if signal != Signal::SIGSTOP {
         let only = set([signal]);
@@ -165,30 +166,30 @@ pub(crate) fn suffer(signal: Signal) {
     }
 }
 
-/// Whether a signal stops a process that does not care for it.
-pub(crate) fn stops(signal: Signal) -> bool {
+/// Returns whether a signal stops a process by default.
+pub(crate) fn is_stop(signal: Signal) -> bool {
     matches!(signal, Signal::SIGTSTP | Signal::SIGTTIN | Signal::SIGTTOU | Signal::SIGSTOP)
 }
 
-/// Whether a signal ends a process that does not care for it.
-pub(crate) fn ends(signal: Signal) -> bool {
-    !stops(signal) && !matches!(signal, Signal::SIGCONT | Signal::SIGWINCH)
+/// Returns whether a forwarded signal ends a process by default.
+pub(crate) fn is_termination(signal: Signal) -> bool {
+    !is_stop(signal) && !matches!(signal, Signal::SIGCONT | Signal::SIGWINCH)
 }
 
-/// A blocked signal comes in even where whoever started us wants it ignored (`nohup`). The command
-/// ignores it as well then.
+/// Returns whether this process inherited that a signal is ignored (`nohup`). CMD ignores it as well then, although a
+/// blocked signal arrives here.
 fn is_ignored(signal: Signal) -> bool {
-    ignored() & bit(signal) != 0
+    ignored_mask() & mask_bit(signal) != 0
 }
 
-fn ignored() -> u64 {
+fn ignored_mask() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// A signal in a mask as /proc shows it.
-fn bit(signal: Signal) -> u64 {
+/// Returns the bit of a signal in a mask of /proc.
+fn mask_bit(signal: Signal) -> u64 {
     1 << (signal as u32 - 1)
 }
 
@@ -201,18 +202,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_blocked_survives_being_told() {
-        let some = Blocked(set([Signal::SIGHUP, Signal::SIGCONT, Signal::SIGPWR]));
-        let told = Blocked::from_bits(some.bits());
-        for signal in PASSED {
-            assert_eq!(told.0.contains(signal), some.0.contains(signal), "{signal}");
+    fn blocked_signals_survive_the_message() {
+        let some = BlockedSignals(set([Signal::SIGHUP, Signal::SIGCONT, Signal::SIGPWR]));
+        let read = BlockedSignals::from_bits(some.bits());
+        for signal in FORWARDED {
+            assert_eq!(read.0.contains(signal), some.0.contains(signal), "{signal}");
         }
     }
 
     #[test]
-    fn each_signal_stops_or_ends_or_does_nothing() {
-        let harmless = PASSED.into_iter().filter(|s| !stops(*s) && !ends(*s));
+    fn each_signal_stops_or_terminates_or_does_nothing() {
+        let harmless = FORWARDED.into_iter().filter(|s| !is_stop(*s) && !is_termination(*s));
         assert_eq!(harmless.collect::<Vec<_>>(), [Signal::SIGWINCH, Signal::SIGCONT]);
-        assert!(!PASSED.into_iter().any(|s| stops(s) && ends(s)));
+        assert!(!FORWARDED.into_iter().any(|s| is_stop(s) && is_termination(s)));
     }
 }

@@ -1,7 +1,8 @@
-//! Which store is meant, and opening it.
+//! The choice of the store, and the connection to it.
 
 use leasehold::config::{Config, GpuScope, Setting, Settings, file_of_the_environment};
-use leasehold::{KeySpace, LockManager, Namespace, Options};
+use leasehold::store::{KeySpace, Namespace};
+use leasehold::{LockManager, Options};
 
 use crate::cli::Global;
 use crate::exit::{Exit, Failure};
@@ -11,25 +12,25 @@ use crate::exit::{Exit, Failure};
 pub(crate) struct Choice {
     url: String,
     namespace: Namespace,
-    /// What the configuration file says, where there is one.
+    /// The configuration file, if one is named.
     config: Option<Config>,
 }
 
 impl Choice {
-    /// `--store`, else `LEASEHOLD_STORE`, else what the configuration file says, else the default SQLite file; the
-    /// namespace likewise. Two processes on different stores do not exclude each other, so a file is read only
-    /// where one is named.
+    /// Chooses `--store`, else `LEASEHOLD_STORE`, else `store` of the configuration file, else the default SQLite file; and
+    /// the namespace in the same way. Two processes on different stores do not exclude each other, so only a file that is
+    /// named is read.
     pub(crate) fn from_flags(global: &Global) -> Result<Self, Failure> {
         let file = global.config.clone().or_else(file_of_the_environment);
         let config = file.map(|file| Config::from_layers(Settings::of_this_process(Some(&file)))).transpose()?;
         Self::with(global, config)
     }
 
-    /// The same with a configuration that was read already.
+    /// Chooses store and namespace with a configuration that was read before.
     pub(crate) fn with(global: &Global, config: Option<Config>) -> Result<Self, Failure> {
         let url = match (&global.store, &config) {
             (Some(url), _) => url.clone(),
-            // The environment has been looked at there.
+            // The configuration includes the environment.
             (None, Some(config)) => config.store.reveal().to_owned(),
             (None, None) => from_env("LEASEHOLD_STORE")?.unwrap_or_else(|| "sqlite:".into()),
         };
@@ -45,19 +46,19 @@ impl Choice {
         Ok(Self { url, namespace, config })
     }
 
-    /// The URL as it was given, secrets and all: never to be printed.
+    /// Returns the URL as given. It may contain secrets and must not be printed.
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
 
-    /// The library's defaults in this namespace, and what the file says of the store. How a lock is asked for is the
-    /// command's to say.
+    /// Returns the library's defaults with this namespace and the file's settings of the store. How a lock is requested
+    /// depends on the command line only.
     pub(crate) fn options(&self) -> Result<Options, Failure> {
         let mut options = Options::default();
         if let Some(config) = &self.config {
-            let Options { keys, answer_within, patience, journal, .. } = config.options();
-            (options.keys, options.answer_within) = (keys, answer_within);
-            (options.patience, options.journal) = (patience, journal);
+            let Options { keys, request_timeout, outage_timeout, journal, .. } = config.options();
+            (options.keys, options.request_timeout) = (keys, request_timeout);
+            (options.outage_timeout, options.journal) = (outage_timeout, journal);
         }
         // An empty namespace makes every name raw, so no pattern is needed, nor possible.
         let raw = match self.namespace.as_str() {
@@ -69,7 +70,7 @@ impl Choice {
         Ok(options)
     }
 
-    /// `gpu_scope` of the file, or `LEASEHOLD_GPU_SCOPE`.
+    /// Returns `gpu_scope` of the file, or `LEASEHOLD_GPU_SCOPE`.
     pub(crate) fn gpu_scope(&self) -> Result<GpuScope, Failure> {
         if let Some(config) = &self.config {
             return Ok(config.gpu_scope);
@@ -78,18 +79,18 @@ impl Choice {
         GpuScope::parse(&text).map_err(|error| Failure::new(Exit::Config, format!("LEASEHOLD_GPU_SCOPE: {error}")))
     }
 
-    /// Opens it. A bad URL ends with 78, a server that is not there with 69.
+    /// Connects to the store. A wrong URL ends with 78, a server that cannot be reached with 69.
     pub(crate) async fn connect(&self) -> Result<LockManager, Failure> {
         self.connect_with(self.options()?).await
     }
 
-    /// Opens it, with options made from [`Choice::options`].
+    /// Connects to the store with options made from [`Choice::options`].
     pub(crate) async fn connect_with(&self, options: Options) -> Result<LockManager, Failure> {
         Ok(LockManager::connect_with(&self.url, options).await?)
     }
 }
 
-/// An environment variable that is set, not empty and text.
+/// Returns an environment variable that is set and not empty, or an error if it is not UTF-8.
 pub(crate) fn from_env(name: &str) -> Result<Option<String>, Failure> {
     match std::env::var(name) {
         Ok(text) if text.is_empty() => Ok(None),

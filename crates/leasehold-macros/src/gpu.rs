@@ -10,7 +10,7 @@ use crate::expand::{Attribute, optional};
 use crate::template::combine;
 
 /// What the attribute says; what it does not say is as the configuration has it.
-pub(crate) struct Options {
+pub(crate) struct GpuOptions {
     gpu_id: Option<Expr>,
     /// The manager; the process-wide one when nobody says.
     locks: Option<Expr>,
@@ -25,7 +25,7 @@ const KNOWN: &str = "`gpu_id`, `locks`, `max_wait_time`, `lock_timeout`, `cleanu
 const DAY_S: u64 = 24 * 60 * 60;
 const YEAR_S: u64 = 365 * DAY_S;
 
-impl Options {
+impl GpuOptions {
     /// Reads the options; the error, if any, holds all of them.
     pub(crate) fn parse(tokens: TokenStream) -> (Self, Option<Error>) {
         let mut options = Self {
@@ -104,7 +104,7 @@ fn seconds(value: &Expr, highest: u64, at_most: &str) -> Result<u64, Error> {
     whole(value, highest, &format!("expected a whole number of seconds such as `300`, {at_most}"))
 }
 
-impl Attribute for Options {
+impl Attribute for GpuOptions {
     const NAME: &'static str = "#[gpu_lock]";
     const RESULT: &'static str = "GpuLockResult";
 
@@ -122,7 +122,7 @@ impl Attribute for Options {
                 let __leasehold_locks: &::leasehold::LockManager = &(#locks);
                 ::core::option::Option::Some(::core::clone::Clone::clone(__leasehold_locks))
             }},
-            None => quote! { ::leasehold::installed() },
+            None => quote! { ::leasehold::LockManager::installed() },
         };
         quote! {
             let __leasehold_call = ::leasehold::__private::GpuCall {

@@ -17,8 +17,8 @@ pub fn lock(options: TokenStream, function: TokenStream) -> TokenStream {
     expand::under(attr::Options::parse(options.into()), function.into()).into()
 }
 
-/// Runs an async function under the lock of a GPU. `leasehold::gpu_lock` documents its options.
+/// Runs an async function under the lock of a GPU. `leasehold::gpu::gpu_lock` documents its options.
 #[proc_macro_attribute]
 pub fn gpu_lock(options: TokenStream, function: TokenStream) -> TokenStream {
-    expand::under(gpu::Options::parse(options.into()), function.into()).into()
+    expand::under(gpu::GpuOptions::parse(options.into()), function.into()).into()
 }

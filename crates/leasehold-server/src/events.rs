@@ -12,7 +12,7 @@ use axum::response::Sse;
 use axum::response::sse::{Event, KeepAlive};
 use futures_util::Stream;
 use futures_util::stream::unfold;
-use leasehold::{EventKind, LockEvent};
+use leasehold::events::{EventKind, LockEvent};
 use serde::Deserialize;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{self, Receiver, Sender};
@@ -151,7 +151,7 @@ fn is_revoked(app: &App, key: Option<&KeyEntry>) -> bool {
 
 impl Events {
     pub(crate) fn new() -> Self {
-        let run = leasehold::Token::random().holder_id().to_string();
+        let run = leasehold::lease::Token::random().holder_id().to_string();
         Self { run, backlog: Mutex::default(), live: broadcast::channel(MAX_LAG).0 }
     }
 
@@ -177,7 +177,7 @@ impl Events {
                         }
                     }
                     Err(error) => {
-                        tracing::warn!(%error, "cannot subscribe to the store's events");
+                        tracing::warn!(error = %format_args!("{error:#}"), "cannot subscribe to the store's events");
                         tokio::time::sleep(RETRY_INTERVAL).await;
                     }
                 }

@@ -5,7 +5,8 @@ use std::io;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::{Extension, Json};
-use leasehold::{Error, EvictMode, Evicted, EvictedView, Holder, HolderId, LockInfo, LockName};
+use leasehold::inspect::{EvictMode, Evicted, EvictedView, Holder, HolderId, LockInfo};
+use leasehold::{Error, LockName};
 use serde::Deserialize;
 
 use crate::App;

@@ -5,7 +5,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use leasehold::{LockInfo, LockManager, LockName, fleet_counts, fleet_histograms};
+use leasehold::inspect::{LockInfo, fleet_counts, fleet_histograms};
+use leasehold::{LockManager, LockName};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
 use prometheus_client::metrics::MetricType;

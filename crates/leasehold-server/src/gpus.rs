@@ -6,7 +6,8 @@ use axum::Json;
 use axum::extract::State;
 use futures_util::future::try_join_all;
 use leasehold::gpu::{Device, Devices, Source};
-use leasehold::{Error, LockInfo, LockView, Owner};
+use leasehold::inspect::{LockInfo, LockView};
+use leasehold::{Error, Owner};
 use serde::Serialize;
 
 use crate::App;
@@ -59,7 +60,7 @@ pub(crate) async fn list(State(app): State<App>) -> Result<Json<Gpus>, Problem> 
     let found = tokio::task::spawn_blocking(|| Devices::discover(None)).await;
     let (devices, driver, message) = match found {
         Ok(Ok(found)) => (found.devices, matches!(found.source, Source::Driver(_)).then_some("nvml"), None),
-        Ok(Err(error)) => (Vec::new(), None, Some(error.to_string())),
+        Ok(Err(error)) => (Vec::new(), None, Some(format!("{error:#}"))),
         Err(_) => (Vec::new(), None, Some("the driver could not be queried".to_owned())),
     };
     let here = Owner::default().host().to_owned();

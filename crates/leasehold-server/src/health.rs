@@ -6,8 +6,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use leasehold::Error;
 use leasehold::config::GpuLockMonitor;
-use leasehold::{Error, LockInfo, LockView};
+use leasehold::inspect::{LockInfo, LockView};
 use serde::Serialize;
 
 use crate::App;
@@ -72,7 +73,7 @@ pub(crate) async fn gpu(State(app): State<App>) -> (StatusCode, Json<Health>) {
             (StatusCode::OK, Json(health))
         }
         Err(error) => {
-            tracing::warn!(%error, "unhealthy: the store does not answer");
+            tracing::warn!(error = %format_args!("{error:#}"), "unhealthy: the store does not answer");
             let health = Health {
                 status: "unhealthy",
                 redis_connected: false,
@@ -179,7 +180,7 @@ mod tests {
         let (zombies, long) = zombies_and_long_held(views.clone(), Duration::from_secs(10_000), &rules);
         assert_eq!(names(&zombies), ["gone", "gpu_lock:silent"]);
         assert_eq!(names(&long), ["gpu_lock:alive", "gpu_lock:silent"]);
-        rules.heartbeat.timeout = leasehold::Ttl::new(Duration::from_secs(20)).expect("valid");
+        rules.heartbeat.timeout = leasehold::lease::Ttl::new(Duration::from_secs(20)).expect("valid");
         rules.timeout_levels.warning = Duration::from_secs(600);
         let (zombies, long) = zombies_and_long_held(views, Duration::from_secs(10_000), &rules);
         assert_eq!(names(&zombies), ["gpu_lock:alive", "gone", "gpu_lock:silent"], "as configured");

@@ -5,7 +5,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use leasehold::{EventKind, HolderId, LockEvent};
+use leasehold::events::{EventKind, LockEvent};
+use leasehold::inspect::HolderId;
 use tokio::sync::Notify;
 
 /// The acquire requests that wait for a lease, counted by holder id.

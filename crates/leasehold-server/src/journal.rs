@@ -4,7 +4,7 @@ use axum::extract::{FromRequestParts, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::{Extension, Json};
-use leasehold::{Journal, JournalEntry, JournalKind};
+use leasehold::inspect::{Journal, JournalEntry, JournalKind};
 use serde::{Deserialize, Serialize};
 
 use crate::App;

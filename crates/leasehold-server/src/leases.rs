@@ -12,7 +12,9 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use leasehold::{AcquiredView, Error, Fence, LockName, LockView, LossReason, Owner, ReleasedView, Token, Ttl};
+use leasehold::inspect::{AcquiredView, LockView, ReleasedView};
+use leasehold::lease::{Token, Ttl};
+use leasehold::{Error, Fence, LockName, LossReason, Owner};
 use serde::Deserialize;
 
 use crate::App;
@@ -103,10 +105,10 @@ pub(crate) async fn acquire(
                 loop {
                     tokio::select! {
                         biased;
-                        fence = &mut acquiring => return Ok((fence?, token.clone())),
+                        lease = &mut acquiring => return lease,
                         // A repetition of this request was granted the lease, so this one has it too.
-                        () = granted.notified() => if let Ok(fence) = request().no_wait().under_token(token).await {
-                            return Ok((fence, token.clone()));
+                        () = granted.notified() => if let Ok(lease) = request().no_wait().under_token(token).await {
+                            return Ok(lease);
                         },
                     }
                 }
@@ -119,24 +121,24 @@ pub(crate) async fn acquire(
                     // the sockets have been polled; if the client is gone, that drops this call and its guard.
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
-                Ok::<_, Error>((guard.fence(), guard.into_token().await?))
+                guard.detach().await
             }
         }
     };
-    let (fence, taken) = tokio::select! {
-        taken = acquiring => taken?,
+    let lease = tokio::select! {
+        lease = acquiring => lease?,
         () = app.stopping.cancelled() => return Err(shutting_down().about(&name)),
     };
     match app.locks.info(&name).await {
         Ok(info) => {
             let mut lock = info.view();
-            lock.fence = fence.map(Fence::get);
-            Ok(Json(AcquiredView::new(lock, &taken)))
+            lock.fence = lease.try_fence().map(Fence::get);
+            Ok(Json(AcquiredView::new(lock, lease.token())))
         }
         Err(error) => {
             if token.is_none() {
                 // No client will ever receive the token.
-                let _ = app.locks.release_token_and_tell(&name, &taken).await;
+                let _ = lease.release().await;
             }
             Err(error.into())
         }
@@ -155,7 +157,7 @@ pub(crate) async fn renew(
 ) -> Result<Json<LockView>, Problem> {
     let token = Token::parse(&body.token)?;
     let ttl = parse_ttl(body.ttl_ms)?;
-    app.locks.renew_token(&name, &token, ttl).await?;
+    app.locks.lease(&name, &token)?.renew(ttl).await?;
     Ok(Json(app.locks.info(&name).await?.view()))
 }
 
@@ -170,7 +172,7 @@ pub(crate) async fn release(
     JsonBody(body): JsonBody<Release>,
 ) -> Result<Json<ReleasedView>, Problem> {
     let token = Token::parse(&body.token)?;
-    if !app.locks.release_token_and_tell(&name, &token).await? {
+    if !app.locks.lease(&name, &token)?.release().await? {
         return Err(Error::Lost { name, why: LossReason::Gone }.into());
     }
     Ok(Json(ReleasedView { name: name.to_string(), released: true }))

@@ -2,7 +2,9 @@
 
 use axum::Json;
 use axum::extract::State;
-use leasehold::{Cursor, Error, LockInfo, LockView, StoreErrorKind};
+use leasehold::Error;
+use leasehold::inspect::{Cursor, LockInfo, LockView};
+use leasehold::store::StoreErrorKind;
 use serde::{Deserialize, Serialize};
 
 use crate::App;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use leasehold::{EventKind, LockEvent};
+use leasehold::events::{EventKind, LockEvent};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -167,7 +167,7 @@ pub(crate) async fn metrics(State(app): State<App>, headers: HeaderMap) -> Respo
         }
         // Keep the last known counts: a counter that falls to zero would look like a restart.
         Err(error) => {
-            tracing::warn!(%error, "cannot read the fleet's counters");
+            tracing::warn!(error = %format_args!("{error:#}"), "cannot read the fleet's counters");
             metrics.store_up.set(0);
         }
     }

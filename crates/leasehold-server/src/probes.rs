@@ -34,7 +34,7 @@ pub(crate) async fn readyz(State(app): State<App>) -> (StatusCode, Json<Up>) {
     match app.locks.is_locked(PROBE).await {
         Ok(_) => (StatusCode::OK, UP),
         Err(error) => {
-            tracing::warn!(%error, "not ready: the store does not answer");
+            tracing::warn!(error = %format_args!("{error:#}"), "not ready: the store does not answer");
             (StatusCode::SERVICE_UNAVAILABLE, DOWN)
         }
     }

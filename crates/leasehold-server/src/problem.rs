@@ -6,7 +6,10 @@ use std::time::Duration;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use leasehold::{Error, Holder, Invalid, LockName, LossReason, StoreErrorKind};
+use leasehold::inspect::Holder;
+use leasehold::lease::Invalid;
+use leasehold::store::StoreErrorKind;
+use leasehold::{Error, LockName, LossReason};
 use serde::Serialize;
 
 /// The retry interval suggested when a lock is held or the store does not answer.
@@ -109,14 +112,14 @@ impl From<Error> for Problem {
                 Self::bad_request("refused", source.to_string())
             }
             Error::Store { .. } | Error::Connect { .. } => {
-                tracing::error!(%error, "the store did not answer");
+                tracing::error!(error = %format_args!("{error:#}"), "the store did not answer");
                 let text = "the store did not answer; whether anything was done is not known. Try again later";
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_unreachable", text).retry_after(RETRY_SOON)
             }
             Error::ShutDown { .. } => shutting_down(),
             Error::Invalid(invalid) => invalid.clone().into(),
             _ => {
-                tracing::error!(%error, "an error that no route should return");
+                tracing::error!(error = %format_args!("{error:#}"), "an error that no route should return");
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "an error of the server; see its log")
             }
         };

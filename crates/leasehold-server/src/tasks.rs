@@ -3,7 +3,8 @@
 use axum::extract::{FromRequestParts, State};
 use axum::http::request::Parts;
 use axum::{Extension, Json};
-use leasehold::{EvictMode, EvictedView, LockName, LockView};
+use leasehold::LockName;
+use leasehold::inspect::{EvictMode, EvictedView, LockView};
 
 use crate::App;
 use crate::caller::Caller;

@@ -1,10 +1,10 @@
 //! One store for a test, of any kind, and managers on it as separate processes would open them.
 
-use leasehold::store::SharedStore;
 use leasehold::store::memory::MemoryWorld;
 use leasehold::store::redis::{RedisOptions, RedisStore};
 use leasehold::store::sqlite::SqliteStore;
-use leasehold::{KeySpace, LockManager, LockName, Options};
+use leasehold::store::{KeySpace, SharedStore};
+use leasehold::{LockManager, LockName, Options};
 use std::sync::Arc;
 use tempfile::TempDir;
 

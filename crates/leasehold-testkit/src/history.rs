@@ -28,7 +28,7 @@ pub fn now_ns() -> u64 {
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum EventKind {
     /// The lock is wanted from now on. Recorded before the call.
     Asked,
     /// The lock is held from now on. Recorded after the call.
@@ -57,7 +57,7 @@ pub struct Event {
     /// The lock.
     pub name: String,
     /// What happened.
-    pub kind: Kind,
+    pub kind: EventKind,
     /// The fence of the grant this is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<u64>,
@@ -68,7 +68,7 @@ pub struct Event {
 
 impl Event {
     /// Something that happens now, in this process.
-    pub fn now(task: u64, name: &str, kind: Kind) -> Self {
+    pub fn now(task: u64, name: &str, kind: EventKind) -> Self {
         Self {
             at_ns: now_ns(),
             pid: std::process::id(),
@@ -157,7 +157,7 @@ impl History {
 
     /// How many locks were granted: a check of a history without grants shows nothing.
     pub fn grants(&self) -> usize {
-        self.events.iter().filter(|event| event.kind == Kind::Granted).count()
+        self.events.iter().filter(|event| event.kind == EventKind::Granted).count()
     }
 
     fn by_name(&self) -> BTreeMap<&str, Vec<&Event>> {

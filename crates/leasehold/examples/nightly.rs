@@ -19,7 +19,7 @@ async fn main() -> ExitCode {
     match run().await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("nightly: {error}");
+            eprintln!("nightly: {error:#}");
             ExitCode::FAILURE
         }
     }
@@ -39,7 +39,7 @@ async fn run() -> Result<(), Error> {
         }
         taken => taken?,
     };
-    println!("inside     fence {}, lease until released", guard.fence().expect("fenced by default"));
+    println!("inside     fence {}, lease until released", guard.fence());
 
     tokio::select! {
         // The work ends before the lock can be somebody else's.

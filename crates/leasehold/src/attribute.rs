@@ -45,7 +45,7 @@ pub fn request(locks: &LockManager, key: String) -> Result<LockRequest, Error> {
 }
 
 pub fn installed(key: String) -> Result<LockRequest, Error> {
-    match crate::installed() {
+    match LockManager::installed() {
         Some(locks) => Ok(locks.lock(key)),
         None => Err(Error::NotInstalled { name: LockName::new(key)? }),
     }

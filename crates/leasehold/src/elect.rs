@@ -9,10 +9,11 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::Moment;
 use crate::engine::lease_cell::LeaseCell;
 use crate::error::Error;
-use crate::event::LossReason;
-use crate::facts::{Fence, HolderId, Invalid, LockName};
+use crate::facts::{Fence, HolderId, LockName};
+use crate::lease::terms::setters;
+use crate::lease::{IntoLockName, Terms};
+use crate::loss::LossReason;
 use crate::manager::LockManager;
-use crate::options::OnUnavailable;
 use crate::request::LockRequest;
 use crate::scope::{Entered, Entry, OnLoss};
 use crate::store::Holder;
@@ -22,7 +23,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest pause: whoever fails for hours costs nobody anything, and is back soon when it is well.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// One of many who want to lead, one at a time; see [`LockManager::elect`].
+/// A candidate in an election, in which one of all candidates leads at a time; see [`LockManager::elect`].
+///
+/// When a leader dies, the next one leads after the [`ttl`](Self::ttl) at the latest, and on SQLite at once.
 #[must_use = "a candidate does nothing until it is run"]
 pub struct Election {
     locks: LockManager,
@@ -53,24 +56,19 @@ impl LockManager {
     /// ```
     pub fn elect<N>(&self, name: N) -> Election
     where
-        N: TryInto<LockName, Error = Invalid>,
+        N: IntoLockName,
     {
         // Two leaders are worse than none.
-        let request = self.lock(name).on_unavailable(OnUnavailable::FailClosed);
+        let request = self.lock(name).protected();
         Election { locks: self.clone(), request }
     }
 }
 
 impl Election {
-    /// How long after a leader's death the next one leads, at the latest (on SQLite: at once). 30 s
-    /// unless the manager was told otherwise.
-    pub fn ttl(self, ttl: Duration) -> Self {
-        Self { request: self.request.ttl(ttl), ..self }
-    }
+    setters!(ttl, owner, owned_by, max_hold, retry_every);
 
-    /// What people read who ask for the leader: a task name. Host and process id are added.
-    pub fn owner(self, task: impl AsRef<str>) -> Self {
-        Self { request: self.request.owner(task), ..self }
+    fn terms_mut(&mut self) -> &mut Terms {
+        self.request.terms_mut()
     }
 
     /// Waits to be elected, then runs the work for as long as the lead lasts:
@@ -84,7 +82,7 @@ impl Election {
     /// Terms that fail soon after they began pause for longer each time (0.1 s to 30 s): work that
     /// cannot even begin does not take the lead ten times a second.
     ///
-    /// Nobody leads unprotected: the manager's [`OnUnavailable::FailOpen`] does not count here.
+    /// Nobody leads unprotected: the manager's [`OnUnavailable::FailOpen`](crate::OnUnavailable::FailOpen) does not count here.
     ///
     /// The work is called anew for every term. An `async` closure borrows what it uses, so it is written
     /// without `move`, inside a task that owns that:
@@ -135,13 +133,13 @@ impl Election {
             let end = match led {
                 Ok(Ok(done)) => return Ok(done),
                 Ok(Err(error)) => {
-                    tracing::warn!(%name, %error, "the leader's work failed; another may lead, and this one stands again");
-                    End::Failed
+                    tracing::warn!(%name, error = %format_args!("{error:#}"), "the leader's work failed; another may lead, and this one stands again");
+                    TermEnd::Failed
                 }
                 Err(error) if !error.is_retryable() => return Err(error),
                 Err(error) => {
-                    tracing::warn!(%name, %error, "does not lead; stands again");
-                    if matches!(error, Error::Lost { .. }) { End::Lost } else { End::Failed }
+                    tracing::warn!(%name, error = %format_args!("{error:#}"), "does not lead; stands again");
+                    if matches!(error, Error::Lost { .. }) { TermEnd::Lost } else { TermEnd::Failed }
                 }
             };
             let was_long = began.is_some_and(|began| began.until(Moment::now()) > LONGEST_PAUSE);
@@ -153,8 +151,8 @@ impl Election {
         }
     }
 
-    /// Who leads now; `None` while nobody does. By the time it is read it may be another: only a
-    /// fence tells whoever is written to.
+    /// Returns the present leader, or `None` while nobody leads. The answer may be out of date when it is read: only a
+    /// fence protects what a leader writes to.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
@@ -164,52 +162,52 @@ impl Election {
     }
 }
 
-/// A term of office, for the work that is done in it: it says what there is to know of the lead, and
-/// does not keep it. The lead ends when the work does.
+/// A term of a leader, as its work sees it. It does not keep the lead, which ends when the work does.
 #[derive(Clone)]
 pub struct Term(Arc<LeaseCell>);
 
 impl Term {
-    /// The election.
+    /// Returns the name of the election.
     pub fn name(&self) -> &LockName {
         &self.0.name
     }
 
-    /// The fence of this term: higher than that of every term before. Whatever the leader writes to
-    /// should check it.
+    /// Returns the fence of this term: higher than that of every earlier term. Resources that the leader writes to should
+    /// check it.
     pub fn fence(&self) -> Fence {
         self.0.fence.expect("a lead is protected, and fenced")
     }
 
-    /// The leader's public id, as [`Election::leader`] tells it.
+    /// Returns the public id of the leader, which [`Election::leader`] reports.
     pub fn holder_id(&self) -> HolderId {
         self.0.token.holder_id()
     }
 
-    /// Whether the lead is proven at this moment.
+    /// Returns whether the lead is proven at this moment.
     pub fn is_valid(&self) -> bool {
         self.0.is_valid(Moment::now())
     }
 
-    /// Why the lead was lost, if it was: for what is dropped when the work is cancelled.
+    /// Returns why the lead was lost, if it was: for values that are dropped when the work is cancelled.
     pub fn loss(&self) -> Option<LossReason> {
         self.0.state().lost
     }
 
-    /// Until when the lead is proven; every renewal moves it.
+    /// Returns until when the lead is proven; every renewal moves it.
     pub fn valid_until(&self) -> Moment {
         self.0.state().belief.valid_until()
     }
 
-    /// Is cancelled when the lead is lost: for what the work spawned, which is not cancelled with it.
-    pub fn lost_token(&self) -> CancellationToken {
-        self.0.lost_token()
+    /// Returns a token that is cancelled when the lead is lost, for tasks that the work spawned and that are not cancelled
+    /// with it.
+    pub fn cancellation(&self) -> CancellationToken {
+        self.0.cancellation()
     }
 
-    /// Waits until somebody asks the leader to come to an end soon, and says why.
+    /// Waits until the leader is asked to finish soon, and returns the reason.
     ///
     /// # Cancel safety
-    /// Cancel safe: the request stays told.
+    /// Cancel safe: a later call returns the same request.
     pub async fn asked_to_finish(&self) -> String {
         self.0.wait_for(|state| state.finish_reason.clone()).await
     }
@@ -223,7 +221,7 @@ impl fmt::Debug for Term {
 
 /// How a term that was not the last came to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
+enum TermEnd {
     /// The work failed, or nobody could be asked.
     Failed,
     /// The lead was lost.
@@ -232,13 +230,13 @@ enum End {
 
 /// How long to wait before standing again, after so many terms in a row that were shorter than the
 /// longest pause.
-fn pause(end: End, short_in_a_row: u32) -> Duration {
+fn pause(end: TermEnd, short_in_a_row: u32) -> Duration {
     let doublings = match (end, short_in_a_row) {
         // The first to stand again is at the end of the line, whoever it is.
-        (End::Lost, 0 | 1) => return Duration::ZERO,
-        (End::Lost, short) => short - 2,
+        (TermEnd::Lost, 0 | 1) => return Duration::ZERO,
+        (TermEnd::Lost, short) => short - 2,
         // Also after a long term: whoever else stands comes first, even when it had just begun to.
-        (End::Failed, short) => short.saturating_sub(1),
+        (TermEnd::Failed, short) => short.saturating_sub(1),
     };
     FIRST_PAUSE.saturating_mul(1 << doublings.min(20)).min(LONGEST_PAUSE)
 }
@@ -249,18 +247,18 @@ mod tests {
 
     #[test]
     fn work_that_fails_at_once_stands_again_ever_more_slowly() {
-        let pauses: Vec<u128> = (1..=4).map(|short| pause(End::Failed, short).as_millis()).collect();
+        let pauses: Vec<u128> = (1..=4).map(|short| pause(TermEnd::Failed, short).as_millis()).collect();
         assert_eq!(pauses, [100, 200, 400, 800]);
-        assert_eq!(pause(End::Failed, 10), LONGEST_PAUSE);
-        assert_eq!(pause(End::Failed, u32::MAX), LONGEST_PAUSE);
-        assert_eq!(pause(End::Failed, 0), FIRST_PAUSE, "after a long term as after the first short one");
+        assert_eq!(pause(TermEnd::Failed, 10), LONGEST_PAUSE);
+        assert_eq!(pause(TermEnd::Failed, u32::MAX), LONGEST_PAUSE);
+        assert_eq!(pause(TermEnd::Failed, 0), FIRST_PAUSE, "after a long term as after the first short one");
     }
 
     #[test]
     fn a_lost_lead_is_stood_for_at_once_but_not_again_and_again() {
-        assert_eq!(pause(End::Lost, 0), Duration::ZERO);
-        assert_eq!(pause(End::Lost, 1), Duration::ZERO);
-        assert_eq!(pause(End::Lost, 2), FIRST_PAUSE);
-        assert_eq!(pause(End::Lost, 100), LONGEST_PAUSE);
+        assert_eq!(pause(TermEnd::Lost, 0), Duration::ZERO);
+        assert_eq!(pause(TermEnd::Lost, 1), Duration::ZERO);
+        assert_eq!(pause(TermEnd::Lost, 2), FIRST_PAUSE);
+        assert_eq!(pause(TermEnd::Lost, 100), LONGEST_PAUSE);
     }
 }

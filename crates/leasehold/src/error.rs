@@ -3,12 +3,15 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::event::LossReason;
 use crate::facts::{Invalid, LockName};
-use crate::store::{Holder, StoreError};
-use crate::view::PoolMember;
+use crate::inspect::view::PoolMember;
+use crate::loss::LossReason;
+use crate::store::{Holder, Operation, StoreError};
 
 /// Why a call did not do what it was asked.
+///
+/// The text of an error does not repeat its cause, which is its [`source`](std::error::Error::source). The alternate
+/// form appends it, as logs need it: `format!("{error:#}")`.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -50,7 +53,7 @@ pub enum Error {
     /// The store did not answer, or not with what was asked. Whether the request was carried out is
     /// unknown; nothing is held on this side, and whatever the store may hold is given back in the
     /// background.
-    #[error("`{operation}` of {name:?} on {store} has no answer: {source}")]
+    #[error(fmt = no_answer)]
     Store {
         /// What was asked.
         operation: Operation,
@@ -77,7 +80,7 @@ pub enum Error {
         name: LockName,
     },
     /// The work under this id was done, and its result could not be stored: it is too large, or cannot be
-    /// written. It is not done again until that is [forgotten](crate::Once::forget) or its time is over.
+    /// written. It is not done again until that is [forgotten](crate::once::Once::forget) or its time is over.
     #[error(
         "the work of {name:?} was done by {by}, but its result could not be stored: {problem}. Forget {name:?} to have \
          the work done again"
@@ -91,7 +94,7 @@ pub enum Error {
         problem: String,
     },
     /// The store itself cannot be used: a bad URL, a file that cannot be opened, a wrong password.
-    #[error("cannot use the store `{store}`: {source}")]
+    #[error(fmt = cannot_connect)]
     Connect {
         /// Which store, without secrets.
         store: String,
@@ -101,6 +104,9 @@ pub enum Error {
     /// A name, ttl, owner or setting was refused before anything was sent.
     #[error(transparent)]
     Invalid(#[from] Invalid),
+    /// [`install`](crate::install) was called before in this process.
+    #[error("a lock manager is installed already: `leasehold::install` is called once, at the start of the program")]
+    AlreadyInstalled,
     /// `#[lock]` says no `locks = …`, and no manager was installed for the whole process.
     #[error(
         "no lock manager for {name:?}: call `leasehold::install` at the start of the program, or say `#[lock(locks = …)]`"
@@ -134,6 +140,7 @@ impl Error {
             | Self::OtherPayload { .. }
             | Self::ResultNotStored { .. }
             | Self::Invalid(_)
+            | Self::AlreadyInstalled
             | Self::NotInstalled { .. }
             | Self::InsideRuntime
             | Self::ShutDown { .. } => false,
@@ -152,7 +159,7 @@ impl Error {
             | Self::ResultNotStored { name, .. }
             | Self::NotInstalled { name }
             | Self::ShutDown { name } => Some(name),
-            Self::Connect { .. } | Self::Invalid(_) | Self::InsideRuntime => None,
+            Self::Connect { .. } | Self::Invalid(_) | Self::AlreadyInstalled | Self::InsideRuntime => None,
         }
     }
 }
@@ -172,6 +179,27 @@ fn not_acquired(name: &LockName, waited: Duration, holder: Option<&Holder>, stor
         text += &format!("; waited {waited:.1?}");
     }
     text + &format!("; store: {store}")
+}
+
+fn no_answer(
+    operation: &Operation,
+    name: &LockName,
+    store: &str,
+    source: &StoreError,
+    f: &mut fmt::Formatter<'_>,
+) -> fmt::Result {
+    write!(f, "`{operation}` of {name:?} on {store} has no answer")?;
+    append_cause(source, f)
+}
+
+fn cannot_connect(store: &str, source: &StoreError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    write!(f, "cannot use the store `{store}`")?;
+    append_cause(source, f)
+}
+
+/// Appends the cause in the alternate form.
+fn append_cause(source: &StoreError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    if f.alternate() { write!(f, ": {source}") } else { Ok(()) }
 }
 
 /// Members that an error lists; a terminal has so many lines.
@@ -199,45 +227,23 @@ fn pool_busy(name: &LockName, wanted: usize, waited: Duration, members: &[PoolMe
     text + &format!("; store: {store}")
 }
 
-/// What was asked of a store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Operation {
-    /// Take a lock, or stand in line for it.
-    Acquire,
-    /// Give it back.
-    Release,
-    /// Prolong it.
-    Renew,
-    /// Take it away from somebody.
-    Evict,
-    /// Ask somebody to come to an end.
-    AskToFinish,
-    /// Look at locks.
-    Inspect,
-    /// Create a binding, or read what exists.
-    Create,
-    /// Read a binding.
-    Read,
-    /// Change a binding that is there.
-    Change,
-    /// Remove a binding.
-    Remove,
-}
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
 
-impl fmt::Display for Operation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Acquire => "acquire",
-            Self::Release => "release",
-            Self::Renew => "renew",
-            Self::Evict => "evict",
-            Self::AskToFinish => "ask to finish",
-            Self::Inspect => "inspect",
-            Self::Create => "create",
-            Self::Read => "read",
-            Self::Change => "change",
-            Self::Remove => "remove",
-        })
+    use super::*;
+    use crate::store::StoreErrorKind;
+
+    #[test]
+    fn a_text_leaves_the_cause_to_its_source_and_the_alternate_form_appends_it() {
+        let cause = StoreError::new(StoreErrorKind::Unreachable, "connection refused");
+        let name = LockName::new("order:42").expect("valid");
+        let (operation, store) = (Operation::Acquire, "redis://h:1".to_owned());
+        let unanswered = Error::Store { operation, name, store: store.clone(), source: cause.clone() };
+        for error in [unanswered, Error::Connect { store, source: cause.clone() }] {
+            assert!(!error.to_string().contains("refused"), "{error}");
+            assert_eq!(format!("{error:#}"), format!("{error}: {cause}"));
+            assert_eq!(error.source().expect("a cause").to_string(), cause.to_string());
+        }
     }
 }

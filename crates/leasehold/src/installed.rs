@@ -1,37 +1,36 @@
-//! The lock manager of the whole process, for code that is handed none.
+//! The lock manager of the whole process, for code that receives none as an argument.
 
 use std::sync::OnceLock;
 
+use crate::error::Error;
 use crate::manager::LockManager;
 
 static INSTALLED: OnceLock<LockManager> = OnceLock::new();
 
-/// Makes a manager the one of this process: `#[lock]` uses it where no `locks = …` is said. Once, at
-/// the start.
+/// Installs the manager that `#[lock]` uses in this process where it names none with `locks = …`.
+///
+/// It is called once, at the start of the program.
 ///
 /// ```
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
 /// use leasehold::LockManager;
 ///
 /// leasehold::install(LockManager::connect("memory:").await?)?;
-/// assert!(leasehold::installed().is_some());
+/// assert!(LockManager::installed().is_some());
 /// assert!(leasehold::install(LockManager::connect("memory:").await?).is_err(), "once");
 /// # Ok(()) }
 /// ```
 ///
 /// # Errors
-/// [`AlreadyInstalled`] when there is one: two stores in one process do not exclude each other, so
-/// nobody exchanges it unnoticed.
-pub fn install(locks: LockManager) -> Result<(), AlreadyInstalled> {
-    INSTALLED.set(locks).map_err(|_| AlreadyInstalled)
+/// [`Error::AlreadyInstalled`] when there is one: two stores in one process do not exclude each other, so an installed
+/// manager is never replaced.
+pub fn install(locks: LockManager) -> Result<(), Error> {
+    INSTALLED.set(locks).map_err(|_| Error::AlreadyInstalled)
 }
 
-/// The manager of this process, if one was installed.
-pub fn installed() -> Option<LockManager> {
-    INSTALLED.get().cloned()
+impl LockManager {
+    /// Returns the manager that was [installed](crate::install) for this process, or `None`.
+    pub fn installed() -> Option<Self> {
+        INSTALLED.get().cloned()
+    }
 }
-
-/// There is a process-wide lock manager already.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a lock manager is installed already: `leasehold::install` is called once, at the start of the program")]
-pub struct AlreadyInstalled;

@@ -1,14 +1,15 @@
 use std::future::IntoFuture;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
-use crate::engine::acquiring::{self, Wait, Wish};
-use crate::engine::{Alive, Core, by_token};
+use crate::engine::acquiring::{self, Wish};
+use crate::engine::call::Wait;
+use crate::engine::guard::Guard;
+use crate::engine::{Core, EngineHandle, by_token};
 use crate::error::Error;
-use crate::facts::{Fence, Invalid, LockName, Owner, Token, Ttl};
-use crate::guard::Guard;
-use crate::options::OnUnavailable;
+use crate::facts::{Invalid, LockName, Token};
+use crate::lease::terms::setters;
+use crate::lease::{Lease, Terms};
 use crate::scope::{Entered, Entry, OnLoss};
 
 /// A request for a lock, read like a sentence and sent by awaiting it.
@@ -23,124 +24,44 @@ use crate::scope::{Entered, Entry, OnLoss};
 #[must_use = "a request does nothing until it is awaited"]
 #[derive(Clone)]
 pub struct LockRequest {
-    alive: Arc<Alive>,
-    wish: Result<Wish, Invalid>,
-    renew: bool,
+    engine: Arc<EngineHandle>,
+    name: Result<LockName, Invalid>,
+    terms: Terms,
 }
 
 impl LockRequest {
-    pub(crate) fn new(alive: Arc<Alive>, name: Result<LockName, Invalid>) -> Self {
-        let options = &alive.0.options;
+    pub(crate) fn new(engine: Arc<EngineHandle>, name: Result<LockName, Invalid>) -> Self {
         // A name that has no key is refused here, like one that is malformed.
-        let name = name.and_then(|name| options.keys.check(&name).map(|()| name));
-        let wish = name.map(|name| Wish {
-            name,
-            ttl: options.ttl,
-            owner: options.owner.clone(),
-            fenced: true,
-            renew_every: None,
-            max_hold: None,
-            wait: Wait::Forever,
-            retry_every: None,
-            on_unavailable: options.on_unavailable,
-        });
-        Self { alive, wish, renew: true }
+        let name = name.and_then(|name| engine.core.options.keys.check(&name).map(|()| name));
+        Self { engine, name, terms: Terms::new() }
     }
 
-    /// How long the store keeps the lease when nobody renews it. 30 s unless the manager was told
-    /// otherwise.
-    pub fn ttl(self, ttl: Duration) -> Self {
-        self.with(|wish| {
-            wish.ttl = Ttl::new(ttl)?;
-            Ok(())
-        })
+    setters!(ttl, wait_up_to, no_wait, owner, owned_by, renew, max_hold, unfenced, retry_every, on_unavailable, terms,);
+
+    pub(crate) fn terms_mut(&mut self) -> &mut Terms {
+        &mut self.terms
     }
 
-    /// Waits at most so long, then answers [`Error::NotAcquired`]. Without this it waits without
-    /// limit.
-    pub fn wait_up_to(self, wait: Duration) -> Self {
-        self.with(|wish| {
-            wish.wait = if wait.is_zero() { Wait::Not } else { Wait::UpTo(wait) };
-            Ok(())
-        })
-    }
-
-    /// Does not wait: [`Error::NotAcquired`] at once when somebody else holds the lock.
-    pub fn no_wait(self) -> Self {
-        self.wait_up_to(Duration::ZERO)
-    }
-
-    /// What people read who ask for the holder: a task name. Host and process id are added.
-    pub fn owner(self, task: impl AsRef<str>) -> Self {
-        self.with(|wish| {
-            wish.owner = Owner::named(task)?;
-            Ok(())
-        })
-    }
-
-    /// The same for somebody else than this process: whom it asks for.
-    pub fn owned_by(self, owner: Owner) -> Self {
-        self.with(|wish| {
-            wish.owner = owner;
-            Ok(())
-        })
-    }
-
-    /// Whether the lease is renewed for as long as the guard lives (the default), or ends after its
-    /// ttl.
-    pub fn renew(mut self, renew: bool) -> Self {
-        self.renew = renew;
+    /// The request with a fence, and failing when the store cannot be reached.
+    pub(crate) fn protected(mut self) -> Self {
+        self.terms.require_protection();
         self
     }
 
-    /// The longest time the lock may be held, renewals included: after that it counts as lost.
-    pub fn max_hold(self, hold: Duration) -> Self {
-        self.with(|wish| {
-            wish.max_hold = Some(hold);
-            Ok(())
-        })
-    }
-
-    /// Without a fence: a little cheaper, for work whose result nobody could check a fence against.
-    pub fn unfenced(self) -> Self {
-        self.with(|wish| {
-            wish.fenced = false;
-            Ok(())
-        })
-    }
-
-    /// The pause between two looks where a waiter has to poll. Without this it grows from the
-    /// manager's `poll_interval` to its `max_poll_interval`.
-    pub fn retry_every(self, pause: Duration) -> Self {
-        self.with(|wish| {
-            wish.retry_every = Some(pause);
-            Ok(())
-        })
-    }
-
-    /// What happens when the store cannot be reached. The manager's own rule unless said.
-    pub fn on_unavailable(self, policy: OnUnavailable) -> Self {
-        self.with(|wish| {
-            wish.on_unavailable = policy;
-            Ok(())
-        })
-    }
-
-    /// Takes the lock under a token of the caller's choice, without a guard: a lease that belongs to no process,
-    /// which its token alone renews and releases
-    /// ([`renew_token`](crate::LockManager::renew_token), [`release_token`](crate::LockManager::release_token)).
+    /// Takes the lock under a token of the caller's choice, without a guard: as a [`Lease`], which belongs to no process.
     ///
-    /// Asked again with the same token, it answers with the same lease and fence, counted anew: so whoever
-    /// lost the answer asks again, and does not block itself. For the same reason nothing is undone when the
-    /// call fails or is dropped: what it may have taken is had by asking again, or ends by its ttl.
+    /// A second request with the same token returns the same lease and fence, counted anew. So a caller that lost the
+    /// answer asks again, and does not block itself. For the same reason nothing is undone when the call fails or is
+    /// dropped: what it may have taken is returned by asking again, or ends by its ttl.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
     /// # let locks = leasehold::LockManager::connect("memory:").await?;
-    /// let token = leasehold::Token::random();
-    /// let fence = locks.lock("deploy").no_wait().under_token(&token).await?;
-    /// assert_eq!(locks.lock("deploy").no_wait().under_token(&token).await?, fence, "the same lease");
-    /// assert!(locks.release_token("deploy", &token).await?);
+    /// let token = leasehold::lease::Token::random();
+    /// let lease = locks.lock("deploy").no_wait().under_token(&token).await?;
+    /// let again = locks.lock("deploy").no_wait().under_token(&token).await?;
+    /// assert_eq!(again.fence(), lease.fence(), "the same lease");
+    /// assert!(lease.release().await?);
     /// # Ok(()) }
     /// ```
     ///
@@ -149,11 +70,16 @@ impl LockRequest {
     ///
     /// # Cancel safety
     /// Dropped before the answer, the lock may have been taken or not.
-    pub async fn under_token(self, token: &Token) -> Result<Option<Fence>, Error> {
-        by_token::acquire(&self.alive, self.wish?, token).await
+    pub async fn under_token(self, token: &Token) -> Result<Lease, Error> {
+        let (engine, mut wish) = self.into_wish()?;
+        // It belongs to no process, so none renews it.
+        wish.renew_every = None;
+        let name = wish.name.clone();
+        let fence = by_token::acquire(&engine, wish, token).await?;
+        Ok(Lease::new(engine, name, token.clone(), fence))
     }
 
-    /// The guard, or `None` when somebody else holds the lock (and the time to wait is over).
+    /// Sends the request, and returns `None` when the lock is held and the time to wait is over.
     ///
     /// # Errors
     /// As awaiting the request, but for [`Error::NotAcquired`].
@@ -165,8 +91,8 @@ impl LockRequest {
         }
     }
 
-    /// Runs work under the lock: released afterwards in any case; cancelled, with [`Error::Lost`],
-    /// when the lease is lost.
+    /// Runs work under the lock, and releases the lock afterwards in any case. When the lease is lost, the work is cancelled
+    /// with [`Error::Lost`].
     ///
     /// # Errors
     /// Whatever kept the lock from being acquired, or [`Error::Lost`]. A release that fails does not
@@ -211,26 +137,21 @@ impl LockRequest {
 
     /// Which lock of which manager this asks for.
     pub(crate) fn of(&self) -> Result<(&Arc<Core>, &LockName), Error> {
-        match &self.wish {
-            Ok(wish) => Ok((&self.alive.0, &wish.name)),
+        match &self.name {
+            Ok(name) => Ok((&self.engine.core, name)),
             Err(invalid) => Err(invalid.clone().into()),
         }
     }
 
-    /// What it asks for, checked.
-    pub(crate) fn into_wish(self) -> Result<(Arc<Alive>, Wish), Invalid> {
-        let mut wish = self.wish?;
-        wish.renew_every = self.renew.then(|| self.alive.0.options.renew_every(wish.ttl));
-        Ok((self.alive, wish))
+    /// How long it waits.
+    pub(crate) fn wait(&self) -> Wait {
+        self.terms.wait()
     }
 
-    fn with(mut self, change: impl FnOnce(&mut Wish) -> Result<(), Invalid>) -> Self {
-        if let Ok(wish) = &mut self.wish
-            && let Err(invalid) = change(wish)
-        {
-            self.wish = Err(invalid);
-        }
-        self
+    /// What it asks for, checked.
+    pub(crate) fn into_wish(self) -> Result<(Arc<EngineHandle>, Wish), Invalid> {
+        let wish = self.terms.wish(self.name?, &self.engine.core.options)?;
+        Ok((self.engine, wish))
     }
 }
 
@@ -245,8 +166,8 @@ impl IntoFuture for LockRequest {
     /// background.
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let (alive, wish) = self.into_wish()?;
-            acquiring::acquire(&alive, wish).await
+            let (engine, wish) = self.into_wish()?;
+            acquiring::acquire(&engine, wish).await
         })
     }
 }

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use crate::engine::Core;
+use crate::engine::guard::Guard;
 use crate::error::Error;
-use crate::event::LossReason;
 use crate::facts::{Fence, LockName};
-use crate::guard::Guard;
+use crate::loss::LossReason;
 use crate::request::LockRequest;
 
 tokio::task_local! {
@@ -29,12 +29,14 @@ struct Entrance {
     core: Arc<Core>,
 }
 
-/// The fence of the innermost lock that the calling task runs under, for code that writes to a resource which checks
-/// fences, however deep it is called. Set by `#[lock]` and `#[gpu_lock]`, by [`LockRequest::run`] and
-/// [`LockManager::with_lock`](crate::LockManager::with_lock), and by `run` of pool and GPU requests. Of several members of
-/// a pool it is the highest fence.
+/// Returns the fence of the innermost lock that the calling task runs under, for code that writes to a resource which
+/// checks fences, however deep it is called.
 ///
-/// `None` outside of any lock, in a task that was spawned from inside one, and where the lock is
+/// `#[lock]` and `#[gpu_lock]` set it, [`LockRequest::run`], [`LockManager::with_lock`](crate::LockManager::with_lock), and
+/// `run` of pool and GPU requests. Of several members of a pool it is the highest fence.
+///
+/// It is an `Option`, unlike [`Guard::fence`], because code that is called from many places cannot know that it runs under
+/// a lock: `None` outside of any lock, in a task that was spawned from inside one, and where the lock is
 /// [`unfenced`](LockRequest::unfenced) or unprotected.
 ///
 /// ```
@@ -71,7 +73,7 @@ pub(crate) async fn run<T>(
     lost: impl Future<Output = (LockName, LossReason)>,
     work: impl Future<Output = T>,
 ) -> Result<T, Error> {
-    let fence = guards.iter().filter_map(|guard| guard.fence()).max();
+    let fence = guards.iter().filter_map(|guard| guard.try_fence()).max();
     let scope = Arc::new(Scope { fence, lock: None, outer: Scope::current() });
     tokio::select! {
         // Lost first: work must not take another step once the lease is over.
@@ -114,7 +116,7 @@ impl Entered {
 
     fn new(core: Arc<Core>, guard: Arc<Guard>, nested: bool) -> Self {
         let lock = Some(Entrance { guard: guard.clone(), core });
-        let scope = Arc::new(Scope { fence: guard.fence(), lock, outer: Scope::current() });
+        let scope = Arc::new(Scope { fence: guard.try_fence(), lock, outer: Scope::current() });
         Self { guard, scope, nested }
     }
 
@@ -151,7 +153,7 @@ impl Entered {
         drop(scope);
         let Some(guard) = Arc::into_inner(guard) else { return };
         if let Err(error) = guard.release().await {
-            tracing::warn!(%error, "the work is done; its lock is released in the background");
+            tracing::warn!(error = %format_args!("{error:#}"), "the work is done; its lock is released in the background");
         }
     }
 }

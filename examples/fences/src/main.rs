@@ -11,7 +11,7 @@ async fn main() -> ExitCode {
     match run().await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("fences: {error}");
+            eprintln!("fences: {error:#}");
             ExitCode::FAILURE
         }
     }

@@ -18,8 +18,9 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{post, put};
 use axum::{Json, Router};
+use leasehold::bindings::{Bindings, JobBinding, Reserved};
 use leasehold::http::IdempotencyLayer;
-use leasehold::{Bindings, Error, JobBinding, LockManager, Reserved};
+use leasehold::{Error, LockManager};
 use serde::Serialize;
 
 /// How long a request's job is known: longer than anybody asks again.

@@ -245,7 +245,7 @@ async fn keys_that_make_no_sense_are_refused(arena: Arena) {
 async fn a_store_that_is_away_is_503_and_nothing_is_begun() {
     let arena = Arena::new(Kind::Redis).await;
     let mut options = arena.options();
-    options.answer_within = Duration::from_millis(300);
+    options.request_timeout = Duration::from_millis(300);
     let locks: LockManager = arena.manager_with(options).await;
     let till = Till::new();
     let at = till.serve(IdempotencyLayer::new(locks).per_header("x-tenant")).await;

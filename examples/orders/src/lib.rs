@@ -17,7 +17,8 @@ use axum::extract::{Path, State};
 use axum::routing::{get, post, put};
 use axum::{Json, Router};
 use leasehold::http::LockLayer;
-use leasehold::{Error, Invalid, LockManager, lock};
+use leasehold::lease::Invalid;
+use leasehold::{Error, LockManager, lock};
 use serde::Serialize;
 
 /// What every handler has at hand.

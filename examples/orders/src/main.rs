@@ -14,7 +14,7 @@ async fn main() -> ExitCode {
     match run().await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("orders: {error}");
+            eprintln!("orders: {error:#}");
             ExitCode::FAILURE
         }
     }

@@ -11,7 +11,8 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use leasehold::http::{LockLayer, answer_held_with};
-use leasehold::{Error, EvictMode, LockManager, lock};
+use leasehold::inspect::EvictMode;
+use leasehold::{Error, LockManager, lock};
 use leasehold_testkit::http::receive;
 use leasehold_testkit::{Arena, Kind, on_every_store};
 use support::{free_at_once, send, serve};
@@ -146,7 +147,7 @@ async fn a_lost_lease(arena: Arena) {
 async fn an_unreachable_store_is_not_a_held_lock_and_says_no_more() {
     let arena = Arena::new(Kind::Redis).await;
     let mut options = arena.options();
-    (options.answer_within, options.patience) = (Duration::from_millis(300), Duration::from_millis(300));
+    (options.request_timeout, options.outage_timeout) = (Duration::from_millis(300), Duration::from_millis(300));
     let locks = arena.manager_with(options).await;
     let layer = LockLayer::new(locks, "job").expect("a key");
     let address = serve(Router::new().route("/", get(async || "inside")).layer(layer)).await;

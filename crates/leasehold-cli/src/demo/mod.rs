@@ -1,5 +1,5 @@
-//! `leasehold demo`: a server on a store of its own, a dozen workers, and what goes wrong with them, told as it
-//! happens. Everything in it is real: processes, kills, leases. Nothing of it is left behind.
+//! `leasehold demo`: a server on a temporary store, a dozen workers, and failures that are reported as they happen. The
+//! processes, kills and leases are real, and everything is removed at the end.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use leasehold::{Holder, LockManager};
+use leasehold::LockManager;
+use leasehold::inspect::Holder;
 use leasehold_server::{Server, Settings};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
@@ -18,173 +19,179 @@ use tokio::time::sleep;
 
 mod worker;
 
-pub(crate) use worker::{Trade, work};
+pub(crate) use worker::{Workload, work};
 
 use crate::cli::{DemoArgs, Global};
 use crate::duration::shown;
 use crate::exit::{Exit, Failure};
-use crate::serve::{refused, signalled};
+use crate::serve::{serve_failure, shutdown_signal};
 use crate::store::Choice;
-use crate::{duration, say};
+use crate::{duration, output};
 
-/// Who works in the demo.
-const CAST: [(&str, Trade); 12] = [
-    ("tts-worker-1", Trade::Gpu),
-    ("tts-worker-2", Trade::Gpu),
-    ("tts-worker-3", Trade::Gpu),
-    ("ocr-worker-1", Trade::Gpu),
-    ("ocr-worker-2", Trade::Gpu),
-    ("checkout-1", Trade::Order),
-    ("checkout-2", Trade::Order),
-    ("checkout-3", Trade::Order),
-    ("report-1", Trade::Report),
-    ("report-2", Trade::Report),
-    ("pricing-1", Trade::Cache),
-    ("pricing-2", Trade::Cache),
+/// The name and the workload of each worker.
+const WORKERS: [(&str, Workload); 12] = [
+    ("tts-worker-1", Workload::Gpu),
+    ("tts-worker-2", Workload::Gpu),
+    ("tts-worker-3", Workload::Gpu),
+    ("ocr-worker-1", Workload::Gpu),
+    ("ocr-worker-2", Workload::Gpu),
+    ("checkout-1", Workload::Order),
+    ("checkout-2", Workload::Order),
+    ("checkout-3", Workload::Order),
+    ("report-1", Workload::Report),
+    ("report-2", Workload::Report),
+    ("pricing-1", Workload::Cache),
+    ("pricing-2", Workload::Cache),
 ];
-/// Before each of the three accidents there is time to look at the page.
-const PEACE: Duration = Duration::from_secs(8);
-/// Where the page is, unless somebody is there already.
+/// The time before each failure, to look at the page.
+const PAUSE: Duration = Duration::from_secs(8);
+/// The default address of the page, if it is free.
 const LISTEN: &str = "127.0.0.1:8847";
-/// Two leases long: whoever hangs for so long has lost its lock.
+/// How long a worker hangs: two leases, so it has lost its lock by then.
 const HANG: Duration = Duration::from_secs(12);
-/// A GPU that is held for longer is worth an alert here.
-const LONG: Duration = Duration::from_secs(7);
-const SOON: Duration = Duration::from_millis(100);
+/// A GPU that is held for longer raises an alert.
+const ALERT_AFTER: Duration = Duration::from_secs(7);
+/// The interval at which a condition is polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Runs until its time is over or a signal comes.
+/// Runs for the given time, or until SIGTERM or SIGINT.
 pub(crate) fn demo(args: &DemoArgs, json: bool) -> Result<Exit, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::new(Exit::Unreachable, format!("no runtime: {error}")))?;
     runtime.block_on(async {
-        // Before anything is made that a signal would leave behind.
-        let signalled = signalled()?;
-        let place = Place::new().map_err(|error| {
+        // Before anything is created that a signal would leave behind.
+        let interrupted = shutdown_signal()?;
+        let temp = TempStore::new().map_err(|error| {
             let dir = std::env::temp_dir();
             Failure::new(Exit::Unreachable, format!("nothing can be written to {}: {error}", dir.display()))
         })?;
         let (listener, address) = listen(args.listen.as_deref()).await?;
-        let locks = place.store()?.connect_with(place.options()?).await?;
+        let locks = temp.choice()?.connect_with(temp.options()?).await?;
         let mut settings = Settings::default();
-        settings.audit = Some(place.dir.join("audit.jsonl"));
-        // As in earnest, but soon enough to be seen.
+        settings.audit = Some(temp.dir.join("audit.jsonl"));
+        // Like a real server, but with intervals that are short enough to watch.
         settings.monitor.enabled = true;
         settings.monitor.monitor_interval = Duration::from_secs(1);
-        settings.monitor.timeout_levels.warning = LONG;
-        let mut crew = Crew { workers: Vec::new(), url: place.url() };
-        for (name, trade) in CAST {
-            crew.hire(name, trade)?;
+        settings.monitor.timeout_levels.warning = ALERT_AFTER;
+        let mut workers = Workers { workers: Vec::new(), url: temp.url() };
+        for (name, workload) in WORKERS {
+            workers.start(name, workload)?;
         }
         let url = format!("http://{address}");
         if json {
-            say::json(&json!({ "url": url, "store": locks.store() }))?;
+            output::json(&json!({ "url": url, "store": locks.store() }))?;
         }
         introduce(&url, args.lasts);
         let began = Instant::now();
-        let play = async {
-            let over = tokio::time::timeout(args.lasts, play(&mut crew, &locks, &url, began));
+        let scenario = async {
+            let over = tokio::time::timeout(args.lasts, run_scenario(&mut workers, &locks, &url, began));
             tokio::select! {
                 played = over => played.unwrap_or(Ok(())),
-                () = signalled => Ok(()),
+                () = interrupted => Ok(()),
             }
         };
-        let (played, done) = (tokio::sync::Mutex::new(Ok(())), tokio_util::sync::CancellationToken::new());
+        let (outcome, done) = (tokio::sync::Mutex::new(Ok(())), tokio_util::sync::CancellationToken::new());
         let server = Server::new(locks.clone(), settings);
         let ended = done.clone();
         let serving = server.run(listener, async move { ended.cancelled().await });
-        let playing = async {
-            *played.lock().await = play.await;
+        let running = async {
+            *outcome.lock().await = scenario.await;
             done.cancel();
         };
-        let (served, ()) = tokio::join!(serving, playing);
-        crew.dismiss();
+        let (served, ()) = tokio::join!(serving, running);
+        workers.kill_all();
         locks.shutdown().await;
-        served.map_err(refused)?;
-        played.into_inner()?;
-        say::talk("the demo is over; nothing of it is left behind");
+        served.map_err(serve_failure)?;
+        outcome.into_inner()?;
+        output::message("the demo is over; nothing of it is left behind");
         Ok(Exit::Done)
     })
 }
 
 fn introduce(url: &str, lasts: Duration) {
-    say::talk(&format!("open {url}"));
-    say::talk(&format!(
-        "  Twelve workers share {} GPUs, four orders, a report and a cache. In the timeline every bar is somebody",
+    output::message(&format!("open {url}"));
+    output::message(&format!(
+        "  Twelve workers share {} GPUs, four orders, a report and a cache. In the timeline every bar is a lock",
         worker::GPUS
     ));
-    say::talk(
-        "  who holds a lock, the thin bars below are those who wait, and a line is a hand-over. Watch what happens",
+    output::message(
+        "  with its holder, the thin bars below are waiters, and a line is a hand-over. Watch what happens",
     );
-    say::talk("  to one that crashes, one that hangs and one that is evicted; take one away yourself (click a lock).");
-    say::talk(&format!("  It ends by itself after {}, or with Ctrl-C.", shown(lasts)));
+    output::message(
+        "  to one that crashes, one that hangs and one that is evicted; take one away yourself (click a lock).",
+    );
+    output::message(&format!("  It ends by itself after {}, or with Ctrl-C.", shown(lasts)));
 }
 
-/// The three accidents, again and again.
-async fn play(crew: &mut Crew, locks: &LockManager, url: &str, began: Instant) -> Result<(), Failure> {
-    let say = |text: String| say::talk(&format!("{:>5}  {text}", shown_at(began.elapsed())));
+/// Causes the three failures, again and again.
+async fn run_scenario(workers: &mut Workers, locks: &LockManager, url: &str, began: Instant) -> Result<(), Failure> {
+    let report = |text: String| output::message(&format!("{:>5}  {text}", shown_at(began.elapsed())));
     loop {
-        sleep(PEACE).await;
-        let holder = held(locks, "gpu_lock:0").await?;
+        sleep(PAUSE).await;
+        let holder = wait_for_holder(locks, "gpu_lock:0").await?;
         let who = holder.owner.task().to_owned();
-        if crew.signal(&who, Signal::KILL) {
-            say(format!("{who} crashes with gpu_lock:0 in hand (kill -9)"));
+        if workers.signal(&who, Signal::KILL) {
+            report(format!("{who} crashes with gpu_lock:0 in hand (kill -9)"));
             let next = successor(locks, "gpu_lock:0", &holder).await?;
-            say(format!(
+            report(format!(
                 "{} holds gpu_lock:0 now: on this store a dead holder's lock is free at once",
                 next.owner.task()
             ));
         }
 
-        sleep(PEACE).await;
-        crew.replace_the_dead()?;
-        let holder = held(locks, "gpu_lock:1").await?;
+        sleep(PAUSE).await;
+        workers.replace_the_dead()?;
+        let holder = wait_for_holder(locks, "gpu_lock:1").await?;
         let who = holder.owner.task().to_owned();
-        if crew.signal(&who, Signal::STOP) {
-            say(format!("{who} hangs with gpu_lock:1 in hand (SIGSTOP): its lease is not renewed any more"));
+        if workers.signal(&who, Signal::STOP) {
+            report(format!("{who} hangs with gpu_lock:1 in hand (SIGSTOP): its lease is not renewed any more"));
             let hung = Instant::now();
             let next = successor(locks, "gpu_lock:1", &holder).await?;
             let after = shown(hung.elapsed());
-            say(format!("after {after} the lease was over, and {} holds gpu_lock:1", next.owner.task()));
+            report(format!("after {after} the lease was over, and {} holds gpu_lock:1", next.owner.task()));
             sleep(HANG.saturating_sub(hung.elapsed())).await;
-            crew.signal(&who, Signal::CONT);
-            say(format!("{who} wakes up, learns that its lease is lost, and stops; nobody was harmed"));
+            workers.signal(&who, Signal::CONT);
+            report(format!("{who} wakes up, learns that its lease is lost, and stops; nobody was harmed"));
         }
 
-        sleep(PEACE).await;
-        let holder = held(locks, "nightly-report").await?;
+        sleep(PAUSE).await;
+        let holder = wait_for_holder(locks, "nightly-report").await?;
         if evict(url, "nightly-report", &holder).await {
-            say(format!(
+            report(format!(
                 "{} is told to give nightly-report up (revoked, as with `leasehold evict`)",
                 holder.owner.task()
             ));
             let next = successor(locks, "nightly-report", &holder).await?;
-            say(format!("{} holds nightly-report now; who took it away, and why, is in the audit", next.owner.task()));
+            report(format!(
+                "{} holds nightly-report now; who took it away, and why, is in the audit",
+                next.owner.task()
+            ));
         }
     }
 }
 
-/// Who holds a lock, as soon as somebody does.
-async fn held(locks: &LockManager, name: &str) -> Result<Holder, Failure> {
+/// Waits until a lock is held, and returns its holder.
+async fn wait_for_holder(locks: &LockManager, name: &str) -> Result<Holder, Failure> {
     loop {
         if let Some(holder) = locks.holder(name).await? {
             return Ok(holder);
         }
-        sleep(SOON).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
-/// Who holds it after this one.
+/// Waits until a lock has another holder, and returns that one.
 async fn successor(locks: &LockManager, name: &str, before: &Holder) -> Result<Holder, Failure> {
     loop {
-        let holder = held(locks, name).await?;
+        let holder = wait_for_holder(locks, name).await?;
         if holder.id != before.id {
             return Ok(holder);
         }
-        sleep(SOON).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
-/// As an operator does it: over HTTP, compared with the holder that was looked at, and written down.
+/// Evicts like an operator: over HTTP, compared with the holder that was looked up, and audited.
 async fn evict(url: &str, name: &str, holder: &Holder) -> bool {
     let address = url.trim_start_matches("http://");
     let body = json!({ "holder_id": holder.id.to_string(), "reason": "shown in the demo" }).to_string();
@@ -203,15 +210,18 @@ async fn evict(url: &str, name: &str, holder: &Holder) -> bool {
     ask.await.unwrap_or(false)
 }
 
-/// Where it was said, else the usual place, else any: somebody may serve there already.
-async fn listen(wish: Option<&str>) -> Result<(TcpListener, std::net::SocketAddr), Failure> {
-    let usual = wish.unwrap_or(LISTEN);
-    let mut bound = TcpListener::bind(usual).await;
-    if bound.is_err() && wish.is_none() {
+/// Listens on the requested address, else on the default one, else on any free port.
+async fn listen(requested: Option<&str>) -> Result<(TcpListener, std::net::SocketAddr), Failure> {
+    let address = requested.unwrap_or(LISTEN);
+    let mut bound = TcpListener::bind(address).await;
+    if bound.is_err() && requested.is_none() {
         bound = TcpListener::bind("127.0.0.1:0").await;
     }
     bound.and_then(|listener| listener.local_addr().map(|address| (listener, address))).map_err(|error| {
-        Failure::new(Exit::Unreachable, format!("{usual} cannot be listened on: {error}; choose another with --listen"))
+        Failure::new(
+            Exit::Unreachable,
+            format!("{address} cannot be listened on: {error}; choose another with --listen"),
+        )
     })
 }
 
@@ -219,12 +229,12 @@ fn shown_at(at: Duration) -> String {
     duration::shown(Duration::from_secs(at.as_secs()))
 }
 
-/// A directory of its own, gone with it.
-struct Place {
+/// A temporary directory with the store of the demo, removed when dropped.
+struct TempStore {
     dir: PathBuf,
 }
 
-impl Place {
+impl TempStore {
     fn new() -> io::Result<Self> {
         let dir = std::env::temp_dir().join(format!("leasehold-demo-{}", std::process::id()));
         DirBuilder::new().mode(0o700).create(&dir)?;
@@ -235,60 +245,60 @@ impl Place {
         format!("sqlite:{}", self.dir.join("demo.db").display())
     }
 
-    fn store(&self) -> Result<Choice, Failure> {
+    fn choice(&self) -> Result<Choice, Failure> {
         let global = Global { store: Some(self.url()), namespace: Some("demo".into()), config: None, json: false };
         Choice::with(&global, None)
     }
 
     fn options(&self) -> Result<leasehold::Options, Failure> {
-        let mut options = self.store()?.options()?;
+        let mut options = self.choice()?.options()?;
         options.journal = Some(self.dir.join("journal"));
         Ok(options)
     }
 }
 
-impl Drop for Place {
+impl Drop for TempStore {
     fn drop(&mut self) {
         remove(&self.dir);
     }
 }
 
-/// A worker that is just being killed may write a last file while the others are removed.
+/// Removes a directory. A worker that is just being killed may still write a file into it, so it tries several times.
 fn remove(dir: &Path) {
     for _ in 0..10 {
         if fs::remove_dir_all(dir).is_ok() || !dir.exists() {
             return;
         }
-        std::thread::sleep(SOON);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// The workers, killed when dropped.
-struct Crew {
-    workers: Vec<(&'static str, Trade, Child)>,
+/// The worker processes, killed when dropped.
+struct Workers {
+    workers: Vec<(&'static str, Workload, Child)>,
     url: String,
 }
 
-impl Crew {
-    fn hire(&mut self, name: &'static str, trade: Trade) -> Result<(), Failure> {
-        let (trade_name, of) = (format!("{trade:?}").to_lowercase(), std::process::id().to_string());
+impl Workers {
+    fn start(&mut self, name: &'static str, workload: Workload) -> Result<(), Failure> {
+        let (workload_name, of) = (format!("{workload:?}").to_lowercase(), std::process::id().to_string());
         let child = std::env::current_exe().and_then(|program| {
             Command::new(program)
-                .args(["--store", &self.url, "--namespace", "demo", "demo-worker", name, &trade_name, &of])
+                .args(["--store", &self.url, "--namespace", "demo", "demo-worker", name, &workload_name, &of])
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(Stdio::null())
                 .spawn()
         });
         let child = child.map_err(|error| Failure::new(Exit::Unreachable, format!("no worker starts: {error}")))?;
-        self.workers.push((name, trade, child));
+        self.workers.push((name, workload, child));
         Ok(())
     }
 
-    /// Whether there was such a worker.
+    /// Signals a worker. Returns whether there is one of that name.
     fn signal(&mut self, name: &str, signal: Signal) -> bool {
         let Some((_, _, child)) = self.workers.iter_mut().find(|(worker, ..)| *worker == name) else { return false };
-        // Reaped only by us, so the number is still its own.
+        // Only this process reaps it, so its process id is still valid.
         let done = kill_process(Pid::from_child(child), signal).is_ok();
         if signal == Signal::KILL {
             let _ = child.wait();
@@ -299,12 +309,12 @@ impl Crew {
     fn replace_the_dead(&mut self) -> Result<(), Failure> {
         let is_dead = |child: &mut Child| !matches!(child.try_wait(), Ok(None));
         let dead = self.workers.extract_if(.., |(_, _, child)| is_dead(child)).collect::<Vec<_>>();
-        dead.into_iter().try_for_each(|(name, trade, _)| self.hire(name, trade))
+        dead.into_iter().try_for_each(|(name, workload, _)| self.start(name, workload))
     }
 
-    fn dismiss(&mut self) {
+    fn kill_all(&mut self) {
         for (_, _, child) in &mut self.workers {
-            // A stopped process is killed, too; one that is gone already needs nothing.
+            // Kills a stopped process, too. An error means that it has ended already.
             let _ = child.kill();
         }
         for (_, _, mut child) in self.workers.drain(..) {
@@ -313,8 +323,8 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for Workers {
     fn drop(&mut self) {
-        self.dismiss();
+        self.kill_all();
     }
 }

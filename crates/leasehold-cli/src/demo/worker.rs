@@ -1,5 +1,4 @@
-//! One worker of the demo: a process that takes locks, works under them for a while and gives them back, as
-//! real ones do.
+//! One worker of the demo: a process that acquires locks, holds each for a while and releases it.
 
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
@@ -12,14 +11,14 @@ use crate::cli::DemoWorkerArgs;
 use crate::exit::{Exit, Failure};
 use crate::store::Choice;
 
-/// The GPUs of the demo.
+/// The number of GPUs of the demo.
 pub(super) const GPUS: u32 = 3;
-/// Short, so that a hung worker is seen to lose its lock.
+/// Short, so that a worker that hangs soon loses its lock.
 const TTL: Duration = Duration::from_secs(6);
 
-/// What a worker does all day.
+/// The locks that a worker acquires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Trade {
+pub(crate) enum Workload {
     /// Any GPU that is free.
     Gpu,
     /// Orders, one at a time each.
@@ -30,9 +29,9 @@ pub(crate) enum Trade {
     Cache,
 }
 
-/// Works until it is killed, at the latest with the demo.
+/// Works until the process is killed, at the latest when the demo ends.
 pub(crate) async fn work(args: DemoWorkerArgs, store: &Choice) -> Result<Exit, Failure> {
-    // Also when the demo itself is killed, be it a moment before this.
+    // The demo may be killed, too, even just before this call.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     if getppid().is_none_or(|demo| demo.as_raw_nonzero().get().unsigned_abs() != args.of) {
         return Ok(Exit::Done);
@@ -41,49 +40,49 @@ pub(crate) async fn work(args: DemoWorkerArgs, store: &Choice) -> Result<Exit, F
     options.journal = None;
     let locks = store.connect_with(options).await?;
     loop {
-        match take(&locks, &args).await {
+        match acquire(&locks, &args).await {
             Ok((guard, hold)) => {
                 tokio::select! {
                     () = tokio::time::sleep(hold) => {}
-                    // Taken away, or it has slept through its lease: whoever is next may be at work already.
+                    // The lock was revoked, or the lease ran out in a hang: the next holder may work already.
                     _ = guard.lost() => {}
                 }
-                // It may not be ours any more, which is the answer then.
+                // A lock that is lost already needs no release.
                 let _ = guard.release().await;
             }
-            // Passed over while it hung: it asks again.
+            // The worker lost its place in a hang: it tries again.
             Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
         }
-        tokio::time::sleep(any_of(pause(args.trade))).await;
+        tokio::time::sleep(random_within(pause(args.workload))).await;
     }
 }
 
-async fn take(locks: &LockManager, args: &DemoWorkerArgs) -> Result<(Guard, Duration), Error> {
+async fn acquire(locks: &LockManager, args: &DemoWorkerArgs) -> Result<(Guard, Duration), Error> {
     let lock = |name: String| locks.lock(name).ttl(TTL).owner(&args.name);
-    Ok(match args.trade {
-        Trade::Gpu => {
+    Ok(match args.workload {
+        Workload::Gpu => {
             let permit = locks.pool("gpu_lock", 0..GPUS)?.acquire().ttl(TTL).owner(&args.name).await?;
-            (permit.into_guard(), any_of(3_000..9_000))
+            (permit.into_guard(), random_within(3_000..9_000))
         }
-        Trade::Order => (lock(format!("order:{}", 41 + any(4))).await?, any_of(400..2_500)),
-        Trade::Report => (lock("nightly-report".into()).await?, any_of(9_000..16_000)),
-        Trade::Cache => (lock("cache:prices".into()).await?, any_of(1_000..3_000)),
+        Workload::Order => (lock(format!("order:{}", 41 + random(4))).await?, random_within(400..2_500)),
+        Workload::Report => (lock("nightly-report".into()).await?, random_within(9_000..16_000)),
+        Workload::Cache => (lock("cache:prices".into()).await?, random_within(1_000..3_000)),
     })
 }
 
-fn pause(trade: Trade) -> Range<u64> {
-    match trade {
-        Trade::Gpu | Trade::Report => 200..1_500,
-        Trade::Order => 300..2_000,
-        Trade::Cache => 2_000..6_000,
+fn pause(workload: Workload) -> Range<u64> {
+    match workload {
+        Workload::Gpu | Workload::Report => 200..1_500,
+        Workload::Order => 300..2_000,
+        Workload::Cache => 2_000..6_000,
     }
 }
 
-fn any_of(ms: Range<u64>) -> Duration {
-    Duration::from_millis(ms.start + any(ms.end - ms.start))
+fn random_within(ms: Range<u64>) -> Duration {
+    Duration::from_millis(ms.start + random(ms.end - ms.start))
 }
 
-/// Any number below this: a new hasher is seeded anew.
-fn any(below: u64) -> u64 {
+/// Returns a random number below `below`, from the random seed of a hasher.
+fn random(below: u64) -> u64 {
     RandomState::new().hash_one(0) % below
 }

@@ -14,25 +14,25 @@ use nix::sys::signal::{SigSet, Signal};
 use rustix::io::Errno;
 use rustix::process::Pid;
 
+use super::guardian_messages::StartFds;
 use super::lease::Lease;
-use super::orders::Taken;
 use crate::exit::{Exit, Failure};
-use crate::signals::Blocked;
+use crate::signals::BlockedSignals;
 
-/// What CMD starts with.
+/// The parameters of the start of CMD.
 pub(super) struct Start {
     pub(super) words: Vec<OsString>,
     pub(super) env: Vec<(String, String)>,
-    /// The process group it joins: the job's.
+    /// The process group that CMD joins: the job's.
     pub(super) group: i32,
-    /// Signals that are blocked here and must not be in CMD.
-    pub(super) blocked: Blocked,
-    /// Its stdin, its stdout and stderr where they are not ours, and the lifeline. The last is inherited, so that the
-    /// lease counts as a living process's while CMD lives.
-    pub(super) fds: Taken,
+    /// Signals that are blocked in this process and must not be blocked in CMD.
+    pub(super) blocked: BlockedSignals,
+    /// CMD's stdin, its stdout and stderr if they are not those of this process, and the lifeline. CMD inherits the
+    /// lifeline, so that the lease counts as a living process's while CMD lives.
+    pub(super) fds: StartFds,
 }
 
-/// What CMD finds in its environment.
+/// Returns the variables that are added to CMD's environment.
 pub(super) fn env(lease: &Lease) -> Vec<(String, String)> {
     let mut env = vec![("LEASEHOLD_NAME".into(), lease.names()), ("LEASEHOLD_FENCE".into(), lease.fences())];
     if !lease.devices().is_empty() {
@@ -42,21 +42,21 @@ pub(super) fn env(lease: &Lease) -> Vec<(String, String)> {
     env
 }
 
-/// Starts it.
+/// Starts CMD.
 pub(super) fn start(start: &Start) -> io::Result<Pid> {
     let Some((program, arguments)) = start.words.split_first() else { return Err(ErrorKind::InvalidInput.into()) };
     let outcome = spawn(start, program, arguments);
     if outcome.as_ref().is_err_and(|e| e.raw_os_error() == Some(Errno::NOEXEC.raw_os_error()))
         && let Some(script) = find(program)
     {
-        // A script without `#!`: the shell's, by long custom.
+        // A script without `#!` is run by the shell, by long custom.
         let arguments: Vec<OsString> = [script.into()].into_iter().chain(arguments.iter().cloned()).collect();
         return spawn(start, OsStr::new("/bin/sh"), &arguments);
     }
     outcome
 }
 
-/// Says that it could not be started, as env(1) would: 127 when there is no such program, else 126.
+/// Returns the failure of a start, with the codes of env(1): 127 if there is no such program, else 126.
 pub(super) fn not_started(program: &OsStr, error: &io::Error) -> Failure {
     let program = program.to_string_lossy();
     match error.kind() {
@@ -65,7 +65,7 @@ pub(super) fn not_started(program: &OsStr, error: &io::Error) -> Failure {
     }
 }
 
-/// As `std::process::Command` does, but for the signals: they stay blocked in this process, which one of them would end.
+/// Spawns like `std::process::Command`, except that the signals stay blocked in this process, which one of them would end.
 fn spawn(start: &Start, program: &OsStr, arguments: &[OsString]) -> io::Result<Pid> {
     let mut attributes = PosixSpawnAttr::init()?;
     let flags = PosixSpawnFlags::POSIX_SPAWN_SETPGROUP
@@ -73,38 +73,38 @@ fn spawn(start: &Start, program: &OsStr, arguments: &[OsString]) -> io::Result<P
         | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF;
     attributes.set_flags(flags)?;
     attributes.set_pgroup(nix::unistd::Pid::from_raw(start.group))?;
-    attributes.set_sigmask(&start.blocked.lifted()?)?;
-    // Every Rust program ignores it.
+    attributes.set_sigmask(&start.blocked.unblocked_mask()?)?;
+    // Every Rust program ignores SIGPIPE.
     attributes.set_sigdefault(&SigSet::from(Signal::SIGPIPE))?;
 
     let mut actions = PosixSpawnFileActions::init()?;
-    let mut taken: Vec<OwnedFd> = Vec::with_capacity(3);
+    let mut copies: Vec<OwnedFd> = Vec::with_capacity(3);
     let output = start.fds.output.as_ref().map(|(stdout, stderr)| [(stdout, 1), (stderr, 2)]);
     for (from, to) in [(&start.fds.stdin, 0)].into_iter().chain(output.into_iter().flatten()) {
-        // A copy above the standard ones, so that none of them is overwritten before it is used.
+        // A copy above 2, so that none of the standard descriptors is overwritten before it is used.
         let from = from.try_clone()?;
         actions.add_dup2(from.as_raw_fd(), to)?;
-        taken.push(from);
+        copies.push(from);
     }
-    // A copy that is not closed when CMD starts; nothing else is started meanwhile.
+    // A copy without CLOEXEC, which CMD inherits. This process starts nothing else meanwhile.
     let _inherited = start.fds.lifeline.as_ref().map(rustix::io::dup).transpose()?;
 
     let mut env: BTreeMap<OsString, OsString> = env::vars_os().collect();
     env.extend(start.env.iter().map(|(name, value)| (name.into(), value.into())));
     let env: Vec<CString> =
-        env.iter().map(|(name, value)| text(&[name, OsStr::new("="), value])).collect::<Result<_, _>>()?;
+        env.iter().map(|(name, value)| concat(&[name, OsStr::new("="), value])).collect::<Result<_, _>>()?;
     let words = [program].into_iter().chain(arguments.iter().map(OsString::as_os_str));
-    let words: Vec<CString> = words.map(|word| text(&[word])).collect::<Result<_, _>>()?;
+    let words: Vec<CString> = words.map(|word| concat(&[word])).collect::<Result<_, _>>()?;
     let pid = posix_spawnp(&words[0], &actions, &attributes, &words, &env)?;
     Pid::from_raw(pid.as_raw()).ok_or_else(|| ErrorKind::InvalidData.into())
 }
 
-fn text(parts: &[&OsStr]) -> io::Result<CString> {
+fn concat(parts: &[&OsStr]) -> io::Result<CString> {
     let bytes: Vec<u8> = parts.iter().flat_map(|part| part.as_bytes()).copied().collect();
     Ok(CString::new(bytes)?)
 }
 
-/// Where a program is that was found, and could not be started as it is.
+/// Searches PATH for a program that execve(2) has found and refused.
 fn find(program: &OsStr) -> Option<PathBuf> {
     if program.as_encoded_bytes().contains(&b'/') {
         return Some(program.into());

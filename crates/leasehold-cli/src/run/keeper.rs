@@ -1,4 +1,4 @@
-//! The process that holds the lease: it takes it, has CMD started, renews, and gives it back.
+//! The process that holds the lease: it takes the lease, has CMD started, renews, and releases.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -7,107 +7,115 @@ use std::path::Path;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use leasehold::clock::Moment;
-use leasehold::{LockManager, LossReason, Owner, ResultSlot, Ttl};
+use leasehold::lease::{Moment, Ttl};
+use leasehold::{LockManager, LossReason, Owner};
 use nix::sys::signal::Signal;
 use rustix::process::{Pid, getpgrp, getppid, kill_process};
 use tokio::io::unix::AsyncFd;
 
+use super::channel::{AsyncChannel, Channel, Received, signal_number};
 use super::command;
-use super::deadline::Deadlines;
+use super::deadlines::Deadlines;
+use super::front_messages::{ToFront, ToKeeper};
+use super::guardian_messages::{FdLayout, Order};
 use super::launch::Launch;
 use super::lease::Lease;
-use super::link::{Ear, Link, Read, ToFront, ToKeeper};
-use super::orders::{Fds, Order};
-use super::tee::Tee;
+use super::supervise::Outcome;
 use super::tree;
-use super::watching::Watched;
-use super::{KEEPER, let_go_of_stdio, refused, result};
+use super::{KEEPER, detach_stdio, once, system_error};
 use crate::cli::RunArgs;
 use crate::exit::{Exit, Failure};
-use crate::say;
-use crate::signals::{Blocked, Inbox};
+use crate::output;
+use crate::signals::{BlockedSignals, SignalReader};
 use crate::store::Choice;
 
-/// How the run ended, for the front.
-pub(super) struct End {
+/// How the front is to end.
+pub(super) struct RunExit {
     pub(super) code: u8,
-    /// The signal the front is to end by if it got it, too, so that a shell sees it.
+    /// The signal that the front ends by if it received it, too, so that a shell sees it.
     pub(super) by: Option<Signal>,
 }
 
-impl From<Exit> for End {
+impl From<Exit> for RunExit {
     fn from(exit: Exit) -> Self {
         Self { code: exit.code(), by: None }
     }
 }
 
-/// What the front sends with its first message.
+/// The contents of the front's first message.
 struct Front {
     pid: u32,
-    blocked: Blocked,
+    blocked: BlockedSignals,
     /// CMD's stdin.
     stdin: OwnedFd,
 }
 
-/// The failure of a keeper that no front started.
+/// The failure of a keeper that was not started by a front.
 pub(super) fn misused() -> Failure {
-    Failure::new(Exit::Usage, format!("{KEEPER} is started by `leasehold run` and by nobody else"))
+    Failure::new(Exit::Usage, format!("{KEEPER} is started by `leasehold run` only"))
 }
 
-/// Runs the command under the lock, and tells the front how that ended.
+/// Runs CMD under the lock, and sends the front the result.
 pub(super) fn run(args: RunArgs, json: bool, store: &Choice, launch: Launch) -> Result<Exit, Failure> {
     let _ = rustix::thread::set_name(c"lh-keeper");
-    say::in_background();
-    tree::adopt_orphans();
-    let link = Link::from_stdin().map_err(|_| misused())?;
-    let Read::Message(ToKeeper::Start { front, blocked }, mut fds) = link.wait() else { return Err(misused()) };
+    output::write_in_background();
+    tree::become_subreaper();
+    let channel = Channel::from_stdin().map_err(|_| misused())?;
+    let Received::Message(ToKeeper::Start { front, blocked }, mut fds) = channel.wait() else { return Err(misused()) };
     let stdin = fds.pop().ok_or_else(misused)?;
-    let front = Front { pid: front, blocked: Blocked::from_bits(blocked), stdin };
-    let told = keep(args, json, store, &link, front, launch);
-    Ok(told.unwrap_or_else(|failure| {
-        say::failure(&failure);
-        say::flush();
-        link.send(&ToFront::Done { code: failure.exit.code(), by: None }, &[]);
+    let front = Front { pid: front, blocked: BlockedSignals::from_bits(blocked), stdin };
+    let ended = keep(args, json, store, &channel, front, launch);
+    Ok(ended.unwrap_or_else(|failure| {
+        output::failure(&failure);
+        output::flush();
+        channel.send(&ToFront::Done { code: failure.exit.code(), by: None }, &[]);
         failure.exit
     }))
 }
 
-/// A failure here is one before there was anything to keep.
-fn keep(args: RunArgs, json: bool, store: &Choice, link: &Link, front: Front, launch: Launch) -> Result<Exit, Failure> {
-    let Launch { runtime, guardian, children } = launch;
+/// Runs CMD under the lock. Fails only before a lock was asked for.
+fn keep(
+    args: RunArgs,
+    json: bool,
+    store: &Choice,
+    channel: &Channel,
+    front: Front,
+    launch: Launch,
+) -> Result<Exit, Failure> {
+    let Launch { runtime, guardian, child_exits } = launch;
     runtime.block_on(async {
-        let mut keeper = Keeper::new(args, json, link, &front, (&guardian, children))?;
-        let end = keeper.run(store, front.stdin).await.unwrap_or_else(|failure| {
-            say::failure(&failure);
+        let mut keeper = Keeper::new(args, json, channel, &front, (&guardian, child_exits))?;
+        let ended = keeper.run(store, front.stdin).await.unwrap_or_else(|failure| {
+            output::failure(&failure);
             failure.exit.into()
         });
-        // The lock is free again, or nothing more can be done about it: now there is time for a message.
-        say::flush();
-        keeper.tell(&ToFront::Done { code: end.code, by: end.by });
-        keeper.wake_front();
-        // The front is gone from here on, and nobody waits for the rest.
+        // The lock is released, or nothing more can be done about it: messages may take their time now.
+        output::flush();
+        keeper.send_front(&ToFront::Done { code: ended.code, by: ended.by });
+        keeper.continue_front();
+        // The front ends now, and no process waits for the rest.
         if let Some(locks) = &keeper.locks {
             locks.shutdown().await;
         }
-        Ok(Exit::Code(end.code))
+        Ok(Exit::Code(ended.code))
     })
 }
 
 pub(super) struct Keeper {
     pub(super) args: RunArgs,
     pub(super) json: bool,
-    pub(super) link: Ear,
-    pub(super) guardian: Ear,
-    pub(super) children: tokio::signal::unix::Signal,
+    /// The channel to the front.
+    pub(super) channel: AsyncChannel,
+    pub(super) guardian: AsyncChannel,
+    pub(super) child_exits: tokio::signal::unix::Signal,
     front: Option<Pid>,
-    blocked: Blocked,
+    blocked: BlockedSignals,
     pub(super) owner: Owner,
     pub(super) deadlines: Deadlines,
     pub(super) locks: Option<LockManager>,
-    /// How often the front was told to stop and has not gone on since.
+    /// How often the front was told to stop and was not continued.
     pub(super) stops: u32,
-    /// The lease is lost, and CMD goes on as asked.
+    /// The lease is lost and that was reported; CMD goes on (`--on-lost warn`).
     pub(super) warned: bool,
 }
 
@@ -115,9 +123,9 @@ impl Keeper {
     fn new(
         args: RunArgs,
         json: bool,
-        link: &Link,
+        channel: &Channel,
         front: &Front,
-        (guardian, children): (&Link, tokio::signal::unix::Signal),
+        (guardian, child_exits): (&Channel, tokio::signal::unix::Signal),
     ) -> Result<Self, Failure> {
         let program = args.command.first().map(Path::new).and_then(Path::file_name).unwrap_or_default();
         let owner = match &args.owner {
@@ -132,11 +140,11 @@ impl Keeper {
         };
         let deadlines = Deadlines::new(ttl, args.grace).ok_or_else(too_long)?;
         let owner = owner.map_err(|e| Failure::new(Exit::Usage, e.to_string()))?.with_pid(front.pid);
-        let listen = |link| Ear::new(link).map_err(|e| refused("listen", &e));
+        let register = |channel| AsyncChannel::new(channel).map_err(|e| system_error("listen", &e));
         Ok(Self {
-            link: listen(link)?,
-            guardian: listen(guardian)?,
-            children,
+            channel: register(channel)?,
+            guardian: register(guardian)?,
+            child_exits,
             deadlines,
             owner,
             args,
@@ -149,110 +157,110 @@ impl Keeper {
         })
     }
 
-    async fn run(&mut self, store: &Choice, stdin: OwnedFd) -> Result<End, Failure> {
+    async fn run(&mut self, store: &Choice, stdin: OwnedFd) -> Result<RunExit, Failure> {
         let (guard, slot) = match self.acquire(store).await {
-            Ok(Ok(got)) => got,
-            Ok(Err(end)) => return Ok(end),
+            Ok(Ok(acquired)) => acquired,
+            Ok(Err(ended)) => return Ok(ended),
             Err(failure) => return Err(failure),
         };
         let mut streams = None;
         let mut output = None;
         if slot.is_some() {
-            match Self::tap() {
-                Ok((tees, ends)) => (streams, output) = (Some(tees), Some(ends)),
+            match once::capture_output() {
+                Ok((captures, ends)) => (streams, output) = (Some(captures), Some(ends)),
                 Err(error) => {
                     self.release(guard).await;
-                    return Err(refused("read the command's output", &error));
+                    return Err(system_error("read the command's output", &error));
                 }
             }
         }
-        // What was drawn for a person who waited is wiped away before CMD writes.
-        say::flushed().await;
+        // The status line is cleared before CMD writes.
+        output::status_cleared().await;
         let signals = match own_signals() {
             Ok(signals) => signals,
             Err(error) => {
                 self.release(guard).await;
-                return Err(refused("receive signals", &error));
+                return Err(system_error("receive signals", &error));
             }
         };
-        // They came before CMD: the front has told of them, or does so now.
+        // These arrived before CMD started. The front forwards each of them as well.
         signals.get_ref().drain();
         let started_at = Moment::now();
-        // It may have been lost since it was granted: while the job was stopped, or this process.
+        // The lease may have been lost since it was granted, while the job or this process was stopped.
         let valid_until = guard.valid_until();
-        let watched = if guard.loss().is_some() || started_at >= self.deadlines.give_up_at(valid_until) {
-            Watched::TooLate
+        let outcome = if guard.loss().is_some() || started_at >= self.deadlines.give_up_at(valid_until) {
+            Outcome::TooLate
         } else {
             self.order_start(&guard, valid_until, stdin, output);
-            let_go_of_stdio();
-            self.watch(&guard, &signals).await
+            detach_stdio();
+            self.supervise(&guard, &signals).await
         };
-        match watched {
-            Watched::Ended(status) => {
-                let end = Self::end_of(status);
+        match outcome {
+            Outcome::Ended(status) => {
+                let ended = Self::exit_of(status);
                 if let Some(hold) = self.args.hold_at_least {
                     self.hold(&guard, started_at + hold).await;
                 }
                 if let (Some(slot), Some(streams)) = (slot, streams)
-                    && let Err(exit) = self.store(&guard, &slot, streams, &end, status).await
+                    && let Err(exit) = self.store_result(&guard, &slot, streams, ended.code, status).await
                 {
                     self.release(guard).await;
                     return Ok(exit.into());
                 }
-                let kept = self.release(guard).await;
-                Ok(if kept || self.warned { end } else { Exit::Lost.into() })
+                let held_until_now = self.release(guard).await;
+                Ok(if held_until_now || self.warned { ended } else { Exit::Lost.into() })
             }
-            Watched::NotStarted(error) => {
-                Self::forget(slot.as_ref()).await;
+            Outcome::NotStarted(error) => {
+                once::forget(slot.as_ref()).await;
                 self.release(guard).await;
                 Err(command::not_started(self.args.command[0].as_os_str(), &error))
             }
-            Watched::TooLate => {
-                Self::forget(slot.as_ref()).await;
+            Outcome::TooLate => {
+                once::forget(slot.as_ref()).await;
                 let failure = Failure::new(Exit::Lost, lost_text(&guard, guard.loss()));
                 self.release_lost(guard).await;
                 Err(failure.detail("the command was not started"))
             }
-            Watched::Lost(why) => {
-                self.end_tree(&guard, &why).await;
+            Outcome::Lost(why) => {
+                self.terminate_tree(&guard, &why).await;
                 self.release_lost(guard).await;
                 Ok(Exit::Lost.into())
             }
-            Watched::Dead { not_permitted } => {
-                self.say_dead(&lost_text(&guard, guard.loss()), &not_permitted);
+            Outcome::Dead { not_permitted } => {
+                self.report_killed(&lost_text(&guard, guard.loss()), &not_permitted);
                 self.release_lost(guard).await;
                 Ok(Exit::Lost.into())
             }
-            Watched::FrontDied => {
+            Outcome::FrontDied => {
                 self.kill_tree(guard.valid_until()).await;
                 self.release(guard).await;
                 Ok(Exit::Code(128 + 9).into())
             }
-            Watched::GuardianDied => {
+            Outcome::GuardianDied => {
                 self.kill_tree_below(guard.valid_until()).await;
                 let text = format!("the guardian of the lease on {} was killed, and so was what it ran", guard.name());
-                say::failure(&Failure::new(Exit::Lost, text));
+                output::failure(&Failure::new(Exit::Lost, text));
                 self.release(guard).await;
                 Ok(Exit::Lost.into())
             }
-            Watched::Cancelled(signal) => {
+            Outcome::Cancelled(signal) => {
                 self.kill_tree(guard.valid_until()).await;
-                Self::forget(slot.as_ref()).await;
+                once::forget(slot.as_ref()).await;
                 self.release(guard).await;
-                Ok(End { code: 128 + number(signal), by: Some(signal) })
+                Ok(RunExit { code: 128 + signal_number(signal), by: Some(signal) })
             }
         }
     }
 
-    /// Has the guardian start CMD.
+    /// Orders the guardian to start CMD.
     fn order_start(&self, guard: &Lease, valid_until: Moment, stdin: OwnedFd, output: Option<(OwnedFd, OwnedFd)>) {
         let lifeline = self.locks.as_ref().and_then(LockManager::lifeline);
         let order = Order::Start {
-            times: self.times_without_word(valid_until),
+            schedule: self.unattended_schedule(valid_until),
             group: getpgrp().as_raw_nonzero().get(),
             blocked: self.blocked.bits(),
             words: self.args.command.len(),
-            fds: Fds { output: output.is_some(), lifeline: lifeline.is_some() },
+            fds: FdLayout { output: output.is_some(), lifeline: lifeline.is_some() },
             env: command::env(guard),
         };
         let (stdout, stderr) = output.map_or((None, None), |(stdout, stderr)| (Some(stdout), Some(stderr)));
@@ -261,96 +269,33 @@ impl Keeper {
         self.guardian.send(&order, &fds);
     }
 
-    /// Puts a pipe between the command and our own stdout and stderr.
-    fn tap() -> io::Result<((Tee, Tee), (OwnedFd, OwnedFd))> {
-        let (out, commands_out) = Tee::start(io::stdout().as_fd().try_clone_to_owned()?)?;
-        let (err, commands_err) = Tee::start(io::stderr().as_fd().try_clone_to_owned()?)?;
-        Ok(((out, err), (commands_out, commands_err)))
-    }
-
-    /// Stores what the command wrote and how it ended, while the lock is still ours.
-    async fn store(
-        &mut self,
-        guard: &Lease,
-        slot: &ResultSlot,
-        (mut out, mut err): (Tee, Tee),
-        end: &End,
-        status: ExitStatus,
-    ) -> Result<(), Exit> {
-        let until_ok = self.args.once.as_ref().is_some_and(|once| once.until_ok);
-        let mut interrupted = false;
-        loop {
-            let written = async {
-                out.finish().await;
-                err.finish().await;
-            };
-            tokio::select! {
-                () = written => break,
-                // Nobody reads our output, and somebody wants an end: the rest is kept and not passed on.
-                _ = Self::cancelled(&self.link, &mut self.stops), if !interrupted => interrupted = true,
-                why = guard.lost() => {
-                    say::failure(&Failure::new(Exit::Lost, lost_text(guard, Some(why))));
-                    return Err(Exit::Lost);
-                }
-            }
-            out.stop_passing_on();
-            err.stop_passing_on();
-        }
-        if status.signal().is_some() || (until_ok && end.code != 0) {
-            Self::forget(Some(slot)).await;
-            return Ok(());
-        }
-        let id = &guard.name();
-        match slot.store(guard.guard(), &result::written(end.code, &out.kept(), &err.kept())).await {
-            Ok(true) => Ok(()),
-            Ok(false) => {
-                let text = format!("{id} is done, but its result could not be stored: the next one runs it again");
-                say::failure(&Failure::new(Exit::Unreachable, text));
-                Ok(())
-            }
-            Err(error) => {
-                let failure = Failure::from(error);
-                say::failure(&failure);
-                Err(failure.exit)
-            }
-        }
-    }
-
-    /// Nothing came of it: the next one begins as if nobody had been here.
-    async fn forget(slot: Option<&ResultSlot>) {
-        if let Some(slot) = slot {
-            // What is left would be found to be a dead one's.
-            let _ = slot.forget().await;
-        }
-    }
-
-    /// CMD has ended, and the lock is kept for a while; a signal ends that.
-    async fn hold(&mut self, guard: &Lease, until_then: Moment) {
-        let cancelled = Self::cancelled(&self.link, &mut self.stops);
+    /// Keeps the lock until `end` after CMD has ended (`--hold-at-least`), or until a signal.
+    async fn hold(&mut self, guard: &Lease, end: Moment) {
+        let cancelled = Self::cancelled(&self.channel, &mut self.stops);
         tokio::select! {
-            () = until(until_then) => {}
+            () = until(end) => {}
             _ = cancelled => {}
             _ = guard.lost() => {}
         }
     }
 
-    fn end_of(status: ExitStatus) -> End {
+    fn exit_of(status: ExitStatus) -> RunExit {
         match status.signal() {
-            Some(signal) => End {
+            Some(signal) => RunExit {
                 code: u8::try_from(128 + signal).unwrap_or(u8::MAX),
-                // A shell goes on with its script unless it sees that this ended the job.
+                // A shell goes on with its script unless it sees that this signal ended the job.
                 by: (signal == Signal::SIGINT as i32).then_some(Signal::SIGINT),
             },
             None => Exit::Code(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)).into(),
         }
     }
 
-    pub(super) fn tell(&self, message: &ToFront) {
-        self.link.send(message, &[]);
+    pub(super) fn send_front(&self, message: &ToFront) {
+        self.channel.send(message, &[]);
     }
 
-    /// The front stands still: there is nothing any more to stand still for.
-    pub(super) fn wake_front(&self) {
+    /// Continues a front that is stopped.
+    pub(super) fn continue_front(&self) {
         if self.stops > 0
             && let Some(front) = self.front
             && getppid() == Some(front)
@@ -360,13 +305,13 @@ impl Keeper {
     }
 }
 
-/// The keeper's own signals, which tell it what was sent to the whole group.
-#[expect(deprecated, reason = "its successor is `unsafe`; an inbox owns its descriptor, so this is sound")]
-fn own_signals() -> io::Result<AsyncFd<Inbox>> {
-    AsyncFd::new(Inbox::open()?)
+/// Opens the keeper's own signals, which show what was sent to the whole group.
+#[expect(deprecated, reason = "its successor is `unsafe`; the reader owns its descriptor, so this is sound")]
+fn own_signals() -> io::Result<AsyncFd<SignalReader>> {
+    AsyncFd::new(SignalReader::forwarded()?)
 }
 
-/// Sleeps until then. The runtime's timer stops while the machine sleeps; a lease does not.
+/// Sleeps until `moment`. The runtime's timer stands still in suspend and a lease does not, so it looks once a second.
 pub(super) async fn until(moment: Moment) {
     loop {
         let left = Moment::now().until(moment);
@@ -377,6 +322,7 @@ pub(super) async fn until(moment: Moment) {
     }
 }
 
+/// Returns the message about a lease that is lost or, without a reason, is about to be.
 pub(super) fn lost_text(guard: &Lease, why: Option<LossReason>) -> String {
     match why {
         Some(why) => format!("the lease on {} was lost: {why}", guard.name()),
@@ -391,12 +337,8 @@ pub(super) fn ttl(args: &RunArgs) -> Ttl {
     args.ttl.unwrap_or_default()
 }
 
-pub(super) fn number(signal: Signal) -> u8 {
-    u8::try_from(signal as i32).unwrap_or(0)
-}
-
-/// A program's name as an owner.
+/// Turns a program's name into an owner.
 fn printable(name: &str) -> String {
-    let kept: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
-    if kept.is_empty() { "unnamed".into() } else { kept }
+    let printable: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
+    if printable.is_empty() { "unnamed".into() } else { printable }
 }

@@ -1,4 +1,4 @@
-//! The guardian's start, the first thing the keeper does: it loads while the keeper takes the lock.
+//! The start of the guardian, the first thing the keeper does: the guardian loads while the keeper takes the lock.
 
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
@@ -6,34 +6,34 @@ use std::process::{Command, Stdio};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind};
 
-use super::link::Link;
-use super::{GUARDIAN, refused};
+use super::channel::Channel;
+use super::{GUARDIAN, system_error};
 use crate::exit::Failure;
 
-/// What the keeper has before it knows what is wanted.
+/// What the keeper sets up before it parses the command line.
 pub(super) struct Launch {
     pub(super) runtime: Runtime,
-    /// Orders sent before the guardian runs wait for it here.
-    pub(super) guardian: Link,
-    /// Reports that a child of the keeper ended.
-    pub(super) children: Signal,
+    /// The channel to the guardian; orders wait in it until the guardian reads them.
+    pub(super) guardian: Channel,
+    /// Notifies that a child of the keeper ended.
+    pub(super) child_exits: Signal,
 }
 
 impl Launch {
     /// Starts the guardian.
     pub(super) fn begin() -> Result<Self, Failure> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|e| refused("start", &e))?;
-        // First: a SIGCHLD that is ignored would be so in the guardian, too, and it could not wait for CMD.
-        let children = {
+        let runtime = runtime.map_err(|e| system_error("start", &e))?;
+        // First: if SIGCHLD was ignored, the guardian would inherit that, and it could not wait for CMD.
+        let child_exits = {
             let _inside = runtime.enter();
-            tokio::signal::unix::signal(SignalKind::child()).map_err(|e| refused("wait for a child", &e))?
+            tokio::signal::unix::signal(SignalKind::child()).map_err(|e| system_error("wait for a child", &e))?
         };
-        let (guardian, guardians_end) = Link::pair().map_err(|e| refused("open a socket", &e))?;
+        let (guardian, guardians_end) = Channel::pair().map_err(|e| system_error("open a socket", &e))?;
         let mut command = Command::new("/proc/self/exe");
         command.arg0(GUARDIAN).args(std::env::args_os().skip(1)).stdin(Stdio::from(guardians_end));
-        // In no group that people signal.
-        command.process_group(0).spawn().map_err(|e| refused("start a third process", &e))?;
-        Ok(Self { runtime, guardian, children })
+        // In a group of its own, which no shell or terminal signals.
+        command.process_group(0).spawn().map_err(|e| system_error("start a third process", &e))?;
+        Ok(Self { runtime, guardian, child_exits })
     }
 }

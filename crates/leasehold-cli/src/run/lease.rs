@@ -1,16 +1,16 @@
-//! What a run holds: one lock, or those of its GPUs.
+//! The lease of a run: one lock, or the locks of its GPUs.
 
 use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
-use leasehold::clock::Moment;
 use leasehold::gpu::{Device, Gpus};
+use leasehold::lease::Moment;
 use leasehold::{Error, Guard, LockName, LossReason};
 
-/// At least one guard.
+/// The guards of a run, at least one.
 pub(super) struct Lease {
     guards: Vec<Guard>,
-    /// The devices the guards are for; none for a lock with a name.
+    /// The devices of the guards; empty for a named lock.
     devices: Vec<Device>,
 }
 
@@ -28,7 +28,7 @@ impl From<Gpus> for Lease {
 }
 
 impl Lease {
-    /// The guard of a lock with a name; the first one of GPUs.
+    /// Returns the guard of a named lock, or the first GPU's guard.
     pub(super) fn guard(&self) -> &Guard {
         &self.guards[0]
     }
@@ -37,22 +37,23 @@ impl Lease {
         &self.devices
     }
 
-    /// The lock; of several, the one that was lost, if one was.
+    /// Returns the name of the lock; of several, the name of one that was lost, if any.
     pub(super) fn name(&self) -> &LockName {
         let lost = self.guards.iter().find(|guard| guard.loss().is_some());
         lost.unwrap_or(&self.guards[0]).name()
     }
 
-    /// For the command: the names, and the fences in the same order.
+    /// Returns the names for CMD, with commas between them.
     pub(super) fn names(&self) -> String {
         joined(self.guards.iter().map(|guard| guard.name().to_string()))
     }
 
+    /// Returns the fences for CMD, in the order of the names.
     pub(super) fn fences(&self) -> String {
-        joined(self.guards.iter().filter_map(|guard| guard.fence().map(|fence| fence.to_string())))
+        joined(self.guards.iter().filter_map(|guard| guard.try_fence().map(|fence| fence.to_string())))
     }
 
-    /// Until when all of it is proven.
+    /// Returns until when all locks are proven.
     pub(super) fn valid_until(&self) -> Moment {
         self.guards.iter().map(Guard::valid_until).min().expect("at least one")
     }
@@ -65,7 +66,7 @@ impl Lease {
         self.guards.iter().find_map(Guard::loss)
     }
 
-    /// Until any of it is lost.
+    /// Waits until any lock is lost.
     pub(super) async fn lost(&self) -> LossReason {
         select_all(self.guards.iter().map(|guard| Box::pin(guard.lost()))).await.0
     }
@@ -75,13 +76,13 @@ impl Lease {
         prolonged.into_iter().collect()
     }
 
-    /// Gives all of it back. `true`: it was ours until now.
+    /// Releases all locks. Returns whether all were held until now.
     pub(super) async fn release(self) -> Result<bool, Error> {
-        let mut ours = true;
+        let mut held = true;
         for answer in join_all(self.guards.into_iter().map(Guard::release)).await {
-            ours &= answer?;
+            held &= answer?;
         }
-        Ok(ours)
+        Ok(held)
     }
 }
 

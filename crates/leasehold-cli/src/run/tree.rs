@@ -1,8 +1,8 @@
 //! Everything a command has started, and the end of all of it.
 //!
-//! Both processes of a run are *subreapers*: whatever loses its parent becomes their child, however
-//! it left its group, session, descriptors or environment behind. So the tree is found by ancestry
-//! alone, and it is dead, all of it, when there is no child left to wait for.
+//! Front, keeper and guardian are *subreapers*: a process below them that loses its parent becomes their child, even if it
+//! has left its group and session and closed all descriptors. So ancestry alone finds the whole tree, and the tree is
+//! dead when there is no child left to wait for.
 
 use std::collections::HashMap;
 use std::fs;
@@ -10,52 +10,52 @@ use std::fs;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, getpid, kill_process, set_child_subreaper, wait};
 
-/// Takes in every orphan below this process from now on.
-pub(super) fn adopt_orphans() {
-    // An ancient kernel refuses: then what was orphaned on purpose is not found.
+/// Makes this process the parent of every process below it that loses its own.
+pub(super) fn become_subreaper() {
+    // A kernel before 3.4 refuses: then daemons are not found.
     let _ = set_child_subreaper(Some(getpid()));
 }
 
-/// What there is to wait for.
+/// The result of [`reap`].
 pub(super) enum Reaped {
-    /// Something happened to this child.
+    /// This child ended, was stopped or was continued.
     Child(Pid, WaitStatus),
-    /// Nothing at the moment.
+    /// Nothing happened to any child.
     Nothing,
-    /// Nobody is left.
-    Nobody,
+    /// There is no child.
+    NoChildren,
 }
 
-/// Takes note of one child that ended, stopped or went on, without waiting.
+/// Returns one change of a child, and does not wait for one.
 pub(super) fn reap() -> Reaped {
     loop {
         match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED) {
             Ok(Some((pid, status))) => return Reaped::Child(pid, status),
             Ok(None) => return Reaped::Nothing,
             Err(Errno::INTR) => {}
-            Err(_) => return Reaped::Nobody,
+            Err(_) => return Reaped::NoChildren,
         }
     }
 }
 
-/// Sends a signal to everything below this process. Returns those who may not be signalled.
+/// Sends a signal to every process below this one. Returns the processes that this user may not signal.
 pub(super) fn signal_all(signal: Signal) -> Vec<Pid> {
-    let mut refused = Vec::new();
-    for pid in below(getpid()) {
+    let mut not_permitted = Vec::new();
+    for pid in descendants(getpid()) {
         if kill_process(pid, signal) == Err(Errno::PERM) {
-            refused.push(pid);
+            not_permitted.push(pid);
         }
     }
-    refused
+    not_permitted
 }
 
-/// Whether a process stands still, by a signal or by a debugger.
+/// Returns whether a process is stopped, by a signal or by a debugger.
 pub(super) fn is_stopped(pid: Pid) -> bool {
     stat(&pid.as_raw_nonzero().to_string()).is_some_and(|(state, _)| matches!(state, 'T' | 't'))
 }
 
-/// Every living process below one.
-fn below(root: Pid) -> Vec<Pid> {
+/// Returns every living process below `root`.
+fn descendants(root: Pid) -> Vec<Pid> {
     let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -63,7 +63,7 @@ fn below(root: Pid) -> Vec<Pid> {
         if let Ok(pid) = name.parse::<i32>()
             && let Some((state, parent)) = stat(name)
         {
-            // A zombie has no children; its own parent buries it.
+            // A zombie has no children, and its own parent reaps it.
             if !matches!(state, 'Z' | 'X') {
                 children.entry(parent).or_default().push(pid);
             }
@@ -78,7 +78,7 @@ fn below(root: Pid) -> Vec<Pid> {
     found.into_iter().skip(1).filter_map(Pid::from_raw).collect()
 }
 
-/// A process's state and parent.
+/// Returns a process's state and parent.
 fn stat(pid: &str) -> Option<(char, i32)> {
     let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
     let text = String::from_utf8_lossy(&text);
@@ -98,15 +98,15 @@ mod tests {
         let mut child = Command::new("sh").args(["-c", "sleep 60 & sleep 60"]).spawn().expect("sh");
         let pid = Pid::from_child(&child);
         // Both sleeps are there once the shell has started them.
-        while below(pid).len() < 2 {
+        while descendants(pid).len() < 2 {
             std::thread::yield_now();
         }
-        assert!(below(getpid()).contains(&pid));
+        assert!(descendants(getpid()).contains(&pid));
         assert!(!is_stopped(pid));
-        for sleep in below(pid) {
-            kill_process(sleep, Signal::KILL).expect("ours to kill");
+        for sleep in descendants(pid) {
+            kill_process(sleep, Signal::KILL).expect("permitted");
         }
         child.wait().expect("the shell ends with its sleep");
-        assert!(below(pid).is_empty());
+        assert!(descendants(pid).is_empty());
     }
 }

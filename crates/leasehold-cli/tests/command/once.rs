@@ -167,7 +167,7 @@ fn a_claim_answers_with_what_counts() {
             created["claim_id"] == found["claim_id"] && found["claim_id"].as_str().is_some_and(|id| id.len() == 22)
         );
         // What a program bound is shown as JSON.
-        let job = leasehold::JobBinding::new("j").on("n");
+        let job = leasehold::bindings::JobBinding::new("j").on("n");
         let lease = std::time::Duration::from_secs(60);
         world.with(async |locks| locks.bindings().try_create("req-3", &job, lease).await.map(drop).expect("created"));
         assert_eq!(

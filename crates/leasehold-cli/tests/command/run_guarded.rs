@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::run_killed::{NEXT, TREE};
 use crate::run_support::{Job, World, guardian_of, is_alive, is_stopped, keeper_of, kill, wait_for};
-use leasehold::EvictMode;
+use leasehold::inspect::EvictMode;
 use leasehold_testkit::{full_or, report};
 use nix::sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use crate::run_support::{Ended, Job, World, is_alive, wait_for};
-use leasehold::EvictMode;
+use leasehold::inspect::EvictMode;
 
 /// Ignores SIGTERM, and so does its child in a session of its own. Writes both process ids.
 const STUBBORN: &str = "trap '' TERM; setsid sh -c 'echo $$ >> pids; while :; do sleep 0.05; done' & \

@@ -1,5 +1,5 @@
 //! One option that cannot be read hides nothing that is wrong with the others.
-use leasehold::{Error, gpu_lock, lock};
+use leasehold::{Error, gpu::gpu_lock, lock};
 
 #[lock(reentrant, key = "a:{nobody}", ttl_ms 5, wait_ms = , renew = maybe, "b", on_lost: "cancel")]
 fn all_of_them() -> Result<(), Error> {

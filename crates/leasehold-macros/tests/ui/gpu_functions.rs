@@ -1,5 +1,5 @@
 //! Functions that `#[gpu_lock]` cannot take.
-use leasehold::{Error, gpu_lock};
+use leasehold::{Error, gpu::gpu_lock};
 
 #[gpu_lock(gpu_id = 0)]
 fn not_async() -> Result<(), Error> {

@@ -1,5 +1,5 @@
 //! Everything that can be wrong about the options of `#[gpu_lock]`, each at its place.
-use leasehold::{Error, gpu_lock};
+use leasehold::{Error, gpu::gpu_lock};
 
 #[gpu_lock(max_wait_time = 300)]
 async fn which() -> Result<(), Error> {

@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use leasehold::{Finding, JournalKind, Owner};
+use leasehold::Owner;
+use leasehold::inspect::{Finding, JournalKind};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -48,7 +49,7 @@ async fn check_forever(app: App) {
                 mark_at = Instant::now() + MARK_INTERVAL;
                 let marks = window.marks(counted);
                 if let Err(error) = app.locks.add_to_fleet_counters(&marks).await {
-                    tracing::debug!(%error, "cannot store the progress through the counters");
+                    tracing::debug!(error = %format_args!("{error:#}"), "cannot store the progress through the counters");
                 }
             }
             if answered.is_some() && Instant::now() >= checkup_at {
@@ -74,7 +75,7 @@ async fn check_store(app: &App, window: &mut CounterWindow, failures: &mut u32) 
             if *failures > 1 {
                 let (store, machine) = (app.locks.store(), machine());
                 let text = format!("{store} does not answer {machine}: no lock can be acquired, and leases expire");
-                tracing::debug!(%error, "the store does not answer");
+                tracing::debug!(error = %format_args!("{error:#}"), "the store does not answer");
                 app.alerts.report(Source::Store, vec![Condition::new("store_down", Level::Critical, text)]);
             }
             None
@@ -122,10 +123,10 @@ fn journal_summary(machine: &str, unreleased: usize, unprotected: usize) -> Stri
 
 /// Combines the risky findings of a checkup into one condition, because they concern one store.
 fn risky_settings(findings: &[Finding]) -> Option<Condition> {
-    let risky = findings.iter().filter(|f| f.level > leasehold::Level::Ok && !NOT_SETTINGS.contains(&f.check));
+    let risky = findings.iter().filter(|f| f.level > leasehold::inspect::Level::Ok && !NOT_SETTINGS.contains(&f.check));
     let worst = risky.clone().map(|finding| finding.level).max()?;
     let texts: Vec<String> = risky.map(|finding| format!("{}: {}", finding.check, finding.text)).collect();
-    let level = if worst == leasehold::Level::Bad { Level::Critical } else { Level::Warning };
+    let level = if worst == leasehold::inspect::Level::Bad { Level::Critical } else { Level::Warning };
     Some(Condition::new("risky_store_settings", level, texts.join(" · ")))
 }
 
@@ -149,15 +150,15 @@ mod tests {
     fn only_settings_of_the_store_are_risky() {
         let finding = |level, check, text: &str| Finding { level, check, text: text.into() };
         let fine = [
-            finding(leasehold::Level::Ok, "eviction", "fine"),
-            finding(leasehold::Level::Bad, "reachable", "that is another alert"),
-            finding(leasehold::Level::Warn, "permissions", "without CLIENT KILL"),
+            finding(leasehold::inspect::Level::Ok, "eviction", "fine"),
+            finding(leasehold::inspect::Level::Bad, "reachable", "that is another alert"),
+            finding(leasehold::inspect::Level::Warn, "permissions", "without CLIENT KILL"),
         ];
         assert_eq!(risky_settings(&fine), None);
-        let warn = finding(leasehold::Level::Warn, "persistence", "appendonly no");
+        let warn = finding(leasehold::inspect::Level::Warn, "persistence", "appendonly no");
         let found = risky_settings(std::slice::from_ref(&warn)).expect("risky");
         assert_eq!((found.level, found.kind), (Level::Warning, "risky_store_settings"));
-        let bad = finding(leasehold::Level::Bad, "eviction", "volatile-lru");
+        let bad = finding(leasehold::inspect::Level::Bad, "eviction", "volatile-lru");
         let found = risky_settings(&[warn, bad]).expect("risky");
         assert_eq!(
             (found.level, found.message.contains("appendonly") && found.message.contains("lru")),

@@ -1,7 +1,8 @@
 //! Conditions: what checks and the monitor report as true now. The board decides when an alert begins and ends, and who
 //! is notified.
 
-use leasehold::{Holder, LockName};
+use leasehold::LockName;
+use leasehold::inspect::Holder;
 use serde::{Deserialize, Serialize};
 
 /// The severity of an alert.

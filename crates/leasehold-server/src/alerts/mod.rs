@@ -28,7 +28,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::Json;
 use axum::extract::State;
-use leasehold::{LockEvent, LockName};
+use leasehold::LockName;
+use leasehold::events::LockEvent;
 use serde::Serialize;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;

@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use leasehold::{Bindings, Error};
+use leasehold::Error;
+use leasehold::bindings::Bindings;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -36,7 +37,7 @@ async fn sync_forever(app: &App) {
     loop {
         let next = Instant::now() + SYNC_INTERVAL;
         if let Err(error) = sync(app).await {
-            tracing::debug!(%error, "the alerts were not shared with other servers");
+            tracing::debug!(error = %format_args!("{error:#}"), "the alerts were not shared with other servers");
         }
         tokio::time::sleep(MIN_INTERVAL).await;
         let _ = tokio::time::timeout_at(next, app.alerts.changed.notified()).await;
@@ -78,7 +79,7 @@ async fn load_alerts(app: &App) -> Result<Option<Vec<SharedAlert>>, Error> {
         Ok(found) => Ok(found.map(|found| found.value)),
         // Written by another version; the leader overwrites it.
         Err(error @ Error::Unreadable { .. }) => {
-            tracing::warn!(%error, "cannot parse the alerts that another server stored");
+            tracing::warn!(error = %format_args!("{error:#}"), "cannot parse the alerts that another server stored");
             Ok(None)
         }
         Err(error) => Err(error),

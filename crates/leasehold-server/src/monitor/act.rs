@@ -1,7 +1,8 @@
 //! Carries out the judge's verdict: audited first, applied only to the holder that was judged, and published as an
 //! event.
 
-use leasehold::{Asked, EvictMode, Evicted, Holder, LockName};
+use leasehold::LockName;
+use leasehold::inspect::{EvictMode, Evicted, FinishRequest, Holder};
 use serde::Serialize;
 
 use super::judge::Action;
@@ -100,7 +101,7 @@ async fn evict(app: &App, name: &LockName, holder: &Holder, mode: EvictMode, why
             ("failed", Effect::Failed)
         }
         Err(EvictError::Store(error)) => {
-            tracing::warn!(%name, %error, "it is unknown whether the holder was evicted");
+            tracing::warn!(%name, error = %format_args!("{error:#}"), "it is unknown whether the holder was evicted");
             ("failed", Effect::Failed)
         }
     }
@@ -112,12 +113,12 @@ async fn ask(app: &App, name: &LockName, holder: &Holder, why: &str) -> (&'stati
         return ("failed", Effect::Failed);
     }
     let (outcome, of, end) = match app.locks.ask_to_finish(name, holder.id, why).await {
-        Ok(Asked::Told(of)) => ("told", Some(of), Effect::StillHeld),
-        Ok(Asked::Deaf(of)) => ("deaf", Some(of), Effect::StillHeld),
-        Ok(Asked::ChangedHands(_)) => ("changed_hands", None, Effect::NoLongerHeld),
-        Ok(Asked::Free) => ("free", None, Effect::NoLongerHeld),
+        Ok(FinishRequest::Delivered(of)) => ("told", Some(of), Effect::StillHeld),
+        Ok(FinishRequest::Undeliverable(of)) => ("deaf", Some(of), Effect::StillHeld),
+        Ok(FinishRequest::ChangedHands(_)) => ("changed_hands", None, Effect::NoLongerHeld),
+        Ok(FinishRequest::Free) => ("free", None, Effect::NoLongerHeld),
         Err(error) => {
-            tracing::warn!(%name, %error, "it is unknown whether the holder was asked to finish");
+            tracing::warn!(%name, error = %format_args!("{error:#}"), "it is unknown whether the holder was asked to finish");
             ("failed", None, Effect::Failed)
         }
     };

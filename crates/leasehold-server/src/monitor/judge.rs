@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use leasehold::LockName;
 use leasehold::config::{GpuLockMonitor, LockNames};
-use leasehold::{EvictMode, Holder, LockName};
+use leasehold::inspect::{EvictMode, Holder};
 
 use crate::alerts::{Condition, Level};
 

@@ -1,4 +1,5 @@
-use leasehold::{Owner, Token};
+use leasehold::Owner;
+use leasehold::lease::Token;
 
 use super::*;
 

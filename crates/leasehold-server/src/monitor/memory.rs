@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use leasehold::LockName;
 use leasehold::config::Cleanup;
-use leasehold::{Holder, HolderId, LockName};
+use leasehold::inspect::{Holder, HolderId};
 
 use super::judge::{Past, TimeoutLevel};
 use crate::alerts::{Alert, Condition};

@@ -157,7 +157,7 @@ async fn campaign(app: App) {
     loop {
         let election = app.locks.elect(ELECTION).owner("leasehold serve").ttl(lease);
         let Err(error) = election.run(|_| lead(app.clone())).await else { return };
-        tracing::error!(%error, "this server cannot take part in the monitor's election");
+        tracing::error!(error = %format_args!("{error:#}"), "this server cannot take part in the monitor's election");
         tokio::time::sleep(RETRY_INTERVAL).await;
     }
 }
@@ -177,7 +177,7 @@ async fn lead(app: App) -> Result<(), Error> {
                 let mut state = app.monitor.lock();
                 (state.last_pass, state.seen) = (Some((unix_ms(), took)), seen);
             }
-            Err(error) => tracing::warn!(%error, "a pass over the locks was interrupted"),
+            Err(error) => tracing::warn!(error = %format_args!("{error:#}"), "a pass over the locks was interrupted"),
         }
         // Pause even after a pass that took longer than the interval: others need the store as well.
         let next = (began + interval).max(Instant::now() + interval / 10);

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use leasehold::config::Cleanup;
-use leasehold::{Cursor, Error, Holder, LockName};
+use leasehold::inspect::{Cursor, Holder};
+use leasehold::{Error, LockName};
 use tokio::time::{Instant, sleep_until};
 
 use super::act::{Effect, act};
@@ -105,7 +106,9 @@ impl Leader {
                     self.search.after = page.next;
                 }
                 // Start again: the cursor may no longer be valid.
-                Err(error) => tracing::debug!(%error, "the search for foreign locks was interrupted"),
+                Err(error) => {
+                    tracing::debug!(error = %format_args!("{error:#}"), "the search for foreign locks was interrupted");
+                }
             }
             if self.search.after.is_none() {
                 self.search.foreign_before = std::mem::take(&mut self.search.foreign);

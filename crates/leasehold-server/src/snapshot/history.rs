@@ -5,7 +5,8 @@
 
 use std::collections::HashMap;
 
-use leasehold::{EventKind, LockEvent, LockName};
+use leasehold::LockName;
+use leasehold::events::{EventKind, LockEvent};
 
 use super::lane::Lane;
 use super::record::{Count, End, ObservedLock, ScannedLock, Tenure, Wait};
@@ -219,7 +220,7 @@ fn by_name(found: Vec<ScannedLock>) -> HashMap<String, ScannedLock> {
 
 #[cfg(test)]
 mod tests {
-    use leasehold::{LockView, WaiterView};
+    use leasehold::inspect::{LockView, WaiterView};
 
     use super::*;
 

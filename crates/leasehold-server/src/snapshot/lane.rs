@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use leasehold::LockView;
+use leasehold::inspect::LockView;
 
 use super::record::{Count, End, ObservedLock, ScannedLock, Tenure, Wait};
 

@@ -16,7 +16,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use leasehold::{Cursor, Error, Holder, LockEvent, LockInfo, LockName};
+use leasehold::events::LockEvent;
+use leasehold::inspect::{Cursor, Holder, LockInfo};
+use leasehold::{Error, LockName};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
@@ -94,7 +96,7 @@ struct Scanner {
 impl Snapshot {
     pub(crate) fn new() -> Self {
         Self {
-            run: leasehold::Token::random().holder_id().to_string(),
+            run: leasehold::lease::Token::random().holder_id().to_string(),
             state: Mutex::default(),
             watched: Mutex::default(),
             viewer_arrived: Notify::new(),
@@ -214,7 +216,7 @@ impl Snapshot {
                 state.events_missed = true;
                 state.down_since_ms.get_or_insert_with(unix_ms);
                 if began {
-                    tracing::warn!(%error, "the store does not answer");
+                    tracing::warn!(error = %format_args!("{error:#}"), "the store does not answer");
                 }
             }
         }
@@ -331,7 +333,8 @@ mod tests {
     use std::pin::pin;
 
     use futures_util::FutureExt;
-    use leasehold::{EventKind, LockManager};
+    use leasehold::LockManager;
+    use leasehold::events::EventKind;
 
     use super::*;
     use crate::Settings;

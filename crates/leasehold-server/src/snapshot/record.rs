@@ -1,6 +1,7 @@
 //! Tenures, waits and observed locks.
 
-use leasehold::{LockEvent, LockView};
+use leasehold::events::LockEvent;
+use leasehold::inspect::LockView;
 use serde::Serialize;
 
 /// How far apart two readings of the same heartbeat may be.

@@ -124,7 +124,7 @@ impl Trends {
 
 #[cfg(test)]
 mod tests {
-    use leasehold::{LockView, WaiterView};
+    use leasehold::inspect::{LockView, WaiterView};
 
     use super::*;
 
@@ -144,7 +144,7 @@ mod tests {
 
     fn free() -> LockView {
         let name = leasehold::LockName::new("a").expect("a name");
-        leasehold::LockInfo { name, holder: None, waiters: Vec::new() }.view()
+        leasehold::inspect::LockInfo { name, holder: None, waiters: Vec::new() }.view()
     }
 
     #[test]

@@ -299,7 +299,7 @@ async fn what_is_taken_away_is_written_down_first() {
         (&done["name"], &done["holder_id"], &done["reason"]),
         (&json!("gpu_lock:0"), &json!(holder), &json!("stuck"))
     );
-    assert_eq!(done["fence"], json!(guard.fence().expect("fenced").get()));
+    assert_eq!(done["fence"], json!(guard.fence().get()));
     assert!(done["owner"].as_str().is_some_and(|owner| owner.starts_with("tts@")) && done["at_ms"].is_u64());
     drop(guard);
     keyed.place.end().await;

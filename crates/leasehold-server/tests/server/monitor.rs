@@ -4,7 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use leasehold::config::{GpuLockMonitor, Setting};
-use leasehold::{EventKind, LockEvent, Ttl};
+use leasehold::events::{EventKind, LockEvent};
+use leasehold::lease::Ttl;
 use leasehold_server::Settings;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::Receiver;

@@ -39,7 +39,7 @@ async fn holding_waiting_and_handing_over_are_seen_on_every_store() {
         let changes = format!("/api/v1/live?after={}", seen["after"].as_str().expect("text"));
         until(&place, &changes, "unchanged", |live| live["complete"] == json!(false)).await;
 
-        let (fence, alice_id) = (alice.fence().expect("fenced").get(), alice.holder_id().to_string());
+        let (fence, alice_id) = (alice.fence().get(), alice.holder_id().to_string());
         alice.release().await.expect("ours");
         let bob = waiting.await.expect("no panic");
         let told = until(&place, "/api/v1/timeline", "handed over", |timeline| {

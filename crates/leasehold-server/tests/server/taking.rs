@@ -49,7 +49,7 @@ async fn a_client_of_any_language_takes_keeps_and_gives_back() {
         let kept = place.post(&format!("{A}/renew"), &body).await.ok();
         assert!(kept["ttl_left_ms"].as_u64().is_some_and(|left| left > 100_000), "{kept}");
 
-        let stranger = json!(leasehold::Token::random().reveal());
+        let stranger = json!(leasehold::lease::Token::random().reveal());
         for verb in ["renew", "release"] {
             let answer = place.post(&format!("{A}/{verb}"), &json!({ "token": stranger })).await;
             assert_eq!(answer.code(), (409, "not_owner".into()), "{verb} on {}", place.kind);
@@ -321,7 +321,7 @@ async fn whoever_sends_too_much_is_told_so_and_not_cut_off() {
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_bodies_are_told_what_is_wrong() {
     let place = Place::memory().await;
-    let token = leasehold::Token::random().reveal().to_owned();
+    let token = leasehold::lease::Token::random().reveal().to_owned();
     let long = "x".repeat(70_000);
     let acquire = [
         (json!({ "ttl_ms": 0 }), "invalid_ttl"),

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::support::Place;
-use leasehold::{LockManager, Token};
+use leasehold::LockManager;
+use leasehold::lease::Token;
 use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -53,7 +54,15 @@ async fn the_health_is_that_of_the_fleet() {
         );
         assert!(health["timestamp"].as_f64().is_some_and(|now| now > 1.7e9), "{health}");
         // Counted by a process other than the server.
-        assert!(!place.locks.release_token("gpu_lock:0", &Token::random()).await.expect("answered"));
+        assert!(
+            !place
+                .locks
+                .lease("gpu_lock:0", &Token::random())
+                .expect("a name")
+                .release_without_event()
+                .await
+                .expect("answered")
+        );
         let stats = loop {
             let health = place.get(path).await.ok();
             if health["exception_stats"]["ownership_violations"] == 1 {

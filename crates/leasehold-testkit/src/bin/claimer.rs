@@ -4,7 +4,8 @@
 use std::io::{BufRead, Write};
 use std::time::Duration;
 
-use leasehold::{Claimed, LockManager, Options};
+use leasehold::bindings::Claimed;
+use leasehold::{LockManager, Options};
 use leasehold_testkit::job::{ClaimJob, OnceJob};
 use serde_json::{Value, json};
 

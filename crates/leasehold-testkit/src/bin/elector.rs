@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::{LockManager, Options, Term};
-use leasehold_testkit::history::{Event, HistoryWriter, Kind};
+use leasehold::elect::Term;
+use leasehold::{LockManager, Options};
+use leasehold_testkit::history::{Event, EventKind, HistoryWriter};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::Notify;
@@ -66,7 +67,7 @@ struct Told<'a> {
 impl<'a> Told<'a> {
     fn begin(term: Term, history: &'a HistoryWriter) -> Self {
         let told = Self { term, history };
-        told.record(Kind::Granted);
+        told.record(EventKind::Granted);
         println!("{}", json!({ "leading": told.fence() }));
         told
     }
@@ -75,7 +76,7 @@ impl<'a> Told<'a> {
         self.term.fence().get()
     }
 
-    fn record(&self, kind: Kind) {
+    fn record(&self, kind: EventKind) {
         let until = u64::try_from(self.term.valid_until().since_boot().as_nanos()).expect("some centuries");
         let event = Event::now(0, self.term.name().as_str(), kind).fence(self.fence());
         self.history.record(&event.valid_until_ns(until));
@@ -87,7 +88,7 @@ impl<'a> Told<'a> {
             tokio::time::sleep(Duration::from_millis(10)).await;
             if self.term.valid_until() != known {
                 known = self.term.valid_until();
-                self.record(Kind::Renewed);
+                self.record(EventKind::Renewed);
             }
         }
     }
@@ -96,7 +97,7 @@ impl<'a> Told<'a> {
 impl Drop for Told<'_> {
     fn drop(&mut self) {
         let lost = self.term.loss();
-        self.record(if lost.is_some() { Kind::Lost } else { Kind::ReleaseCalled });
+        self.record(if lost.is_some() { EventKind::Lost } else { EventKind::ReleaseCalled });
         println!("{}", json!({ "ended": self.fence(), "lost": lost.map(|why| why.to_string()) }));
     }
 }

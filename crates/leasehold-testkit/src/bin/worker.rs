@@ -5,8 +5,9 @@ use std::io::BufRead;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::{Error, Guard, LockManager, Options, Permit};
-use leasehold_testkit::history::{Event, HistoryWriter, Kind};
+use leasehold::pool::Permit;
+use leasehold::{Error, Guard, LockManager, Options};
+use leasehold_testkit::history::{Event, EventKind, HistoryWriter};
 use leasehold_testkit::job::Job;
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, broadcast};
@@ -75,19 +76,19 @@ async fn cycle(
 ) {
     let event = |kind| Event::now(task, &job.name, kind);
     for _ in 0..job.cycles {
-        history.record(&event(Kind::Asked));
+        history.record(&event(EventKind::Asked));
         let request = manager.lock(job.name.as_str()).owner(format!("worker-{task}"));
         let request = request.ttl(Duration::from_millis(job.ttl_ms)).wait_up_to(Duration::from_millis(job.wait_ms));
         let guard = match request.await {
             Ok(guard) => guard,
             Err(error) => {
-                history.record(&event(Kind::GaveUp));
+                history.record(&event(EventKind::GaveUp));
                 say(&json!({ "task": task, "error": error.to_string() }));
                 continue;
             }
         };
-        let fence = guard.fence().expect("fenced").get();
-        history.record(&event(Kind::Granted).fence(fence).valid_until_ns(until(&guard)));
+        let fence = guard.fence().get();
+        history.record(&event(EventKind::Granted).fence(fence).valid_until_ns(until(&guard)));
         let end = if job.hold {
             say(&json!({ "task": task, "granted": fence, "holder": guard.holder_id().as_str() }));
             stay(&guard, &history, &job, task, &mut lines).await
@@ -95,11 +96,11 @@ async fn cycle(
             if job.inside_us > 0 {
                 tokio::time::sleep(Duration::from_micros(job.inside_us)).await;
             }
-            Kind::ReleaseCalled
+            EventKind::ReleaseCalled
         };
         history.record(&event(end).fence(fence));
         let released = guard.release().await;
-        history.record(&event(Kind::Released).fence(fence));
+        history.record(&event(EventKind::Released).fence(fence));
         if job.hold {
             say(&json!({ "task": task, "released": released.ok() }));
         }
@@ -116,7 +117,7 @@ async fn cycle_in_pool(
 ) {
     let pool = manager.pool(job.name.as_str(), 0..job.members).expect("a pool");
     for _ in 0..job.cycles {
-        let asked = Event::now(task, &job.name, Kind::Asked);
+        let asked = Event::now(task, &job.name, EventKind::Asked);
         let request = pool.any(job.count).owner(format!("worker-{task}"));
         let request = request.ttl(Duration::from_millis(job.ttl_ms)).wait_up_to(Duration::from_millis(job.wait_ms));
         let permits = match request.await {
@@ -128,11 +129,11 @@ async fn cycle_in_pool(
         };
         let record = |kind, permit: &Permit| {
             let event = Event::now(task, permit.name().as_str(), kind);
-            history.record(&event.fence(permit.fence().expect("fenced").get()).valid_until_ns(until(permit)));
+            history.record(&event.fence(permit.fence().get()).valid_until_ns(until(permit)));
         };
         for permit in permits.iter() {
             history.record(&Event { name: permit.name().to_string(), ..asked.clone() });
-            record(Kind::Granted, permit);
+            record(EventKind::Granted, permit);
         }
         if job.hold {
             say(&json!({ "task": task, "granted": permits.indices() }));
@@ -140,7 +141,7 @@ async fn cycle_in_pool(
         } else {
             tokio::time::sleep(Duration::from_micros(job.inside_us)).await;
         }
-        permits.iter().for_each(|permit| record(Kind::ReleaseCalled, permit));
+        permits.iter().for_each(|permit| record(EventKind::ReleaseCalled, permit));
         let released = permits.release().await;
         say(&json!({ "task": task, "released": released.ok() }));
     }
@@ -153,14 +154,14 @@ async fn stay(
     job: &Job,
     task: u64,
     lines: &mut broadcast::Receiver<String>,
-) -> Kind {
+) -> EventKind {
     tokio::select! {
-        () = obey(guard, job, task, lines) => Kind::ReleaseCalled,
+        () = obey(guard, job, task, lines) => EventKind::ReleaseCalled,
         why = guard.lost(), if !job.stubborn => {
             say(&json!({ "task": task, "lost": why.to_string() }));
-            Kind::Lost
+            EventKind::Lost
         }
-        () = record_renewals(guard, history, job, task) => Kind::Lost,
+        () = record_renewals(guard, history, job, task) => EventKind::Lost,
     }
 }
 
@@ -175,7 +176,7 @@ async fn obey(guard: &Guard, job: &Job, task: u64, lines: &mut broadcast::Receiv
                 say(&json!({ "task": task, "renewed": answer.is_ok(), "lost": lost }));
             }
             "write" => {
-                let fence = guard.fence().expect("fenced").get();
+                let fence = guard.fence().get();
                 say(&json!({ "task": task, "wrote": fence, "valid": guard.is_valid() }));
             }
             "abort" => std::process::abort(),
@@ -191,8 +192,8 @@ async fn record_renewals(guard: &Guard, history: &HistoryWriter, job: &Job, task
         tokio::time::sleep(Duration::from_millis(10)).await;
         if guard.valid_until() != known {
             known = guard.valid_until();
-            let fence = guard.fence().expect("fenced").get();
-            history.record(&Event::now(task, &job.name, Kind::Renewed).fence(fence).valid_until_ns(until(guard)));
+            let fence = guard.fence().get();
+            history.record(&Event::now(task, &job.name, EventKind::Renewed).fence(fence).valid_until_ns(until(guard)));
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::{Event, History, Kind};
+use super::{Event, EventKind, History};
 
 /// A stretch of time in which somebody relied on a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -159,13 +159,13 @@ impl History {
         for event in &self.events {
             let who = (event.pid, event.task, event.name.as_str());
             match event.kind {
-                Kind::Asked | Kind::ReleaseCalled => {
+                EventKind::Asked | EventKind::ReleaseCalled => {
                     unanswered.extend(open.insert(who, event).cloned());
                 }
-                Kind::Granted | Kind::GaveUp | Kind::Released | Kind::Lost => {
+                EventKind::Granted | EventKind::GaveUp | EventKind::Released | EventKind::Lost => {
                     answered.extend(open.remove(&who).map(|call| event.at_ns - call.at_ns));
                 }
-                Kind::Renewed => {}
+                EventKind::Renewed => {}
             }
         }
         unanswered.extend(open.into_values().cloned());
@@ -182,14 +182,14 @@ fn holds_in(events: &[&Event]) -> Vec<Hold> {
     for event in events {
         let who = (event.pid, event.task);
         match event.kind {
-            Kind::Asked => {
+            EventKind::Asked => {
                 asked.insert(who, event.at_ns);
                 current.remove(&who);
             }
-            Kind::GaveUp => {
+            EventKind::GaveUp => {
                 asked.remove(&who);
             }
-            Kind::Granted => {
+            EventKind::Granted => {
                 current.insert(who, holds.len());
                 holds.push(Hold {
                     pid: event.pid,
@@ -200,12 +200,12 @@ fn holds_in(events: &[&Event]) -> Vec<Hold> {
                     fence: event.fence,
                 });
             }
-            Kind::Renewed => {
+            EventKind::Renewed => {
                 if let (Some(&hold), Some(valid_until_ns)) = (current.get(&who), event.valid_until_ns) {
                     holds[hold].until_ns = valid_until_ns;
                 }
             }
-            Kind::ReleaseCalled | Kind::Lost | Kind::Released => {
+            EventKind::ReleaseCalled | EventKind::Lost | EventKind::Released => {
                 if let Some(hold) = current.remove(&who) {
                     let valid_until_ns = event.valid_until_ns.unwrap_or(holds[hold].until_ns);
                     holds[hold].until_ns = valid_until_ns.min(event.at_ns);
@@ -225,12 +225,12 @@ mod tests {
     use super::*;
 
     /// An event of lock `a`, written as a test reads best.
-    fn at(at_ns: u64, pid: u32, kind: Kind) -> Event {
+    fn at(at_ns: u64, pid: u32, kind: EventKind) -> Event {
         Event { at_ns, pid, task: 0, name: "a".into(), kind, fence: None, valid_until_ns: None }
     }
 
     fn granted(at_ns: u64, pid: u32, fence: u64, valid_until_ns: u64) -> Event {
-        at(at_ns, pid, Kind::Granted).fence(fence).valid_until_ns(valid_until_ns)
+        at(at_ns, pid, EventKind::Granted).fence(fence).valid_until_ns(valid_until_ns)
     }
 
     fn overlaps(events: &[Event]) -> Vec<(u32, u32, u64)> {
@@ -242,7 +242,7 @@ mod tests {
     fn an_overlap_is_found_whichever_way_the_first_hold_ends() {
         let (first, second) = (granted(10, 1, 1, 100), granted(50, 2, 2, 200));
         assert_eq!(overlaps(&[first.clone(), second.clone()]), [(1, 2, 50)], "killed, still valid");
-        for end in [Kind::ReleaseCalled, Kind::Lost, Kind::Released] {
+        for end in [EventKind::ReleaseCalled, EventKind::Lost, EventKind::Released] {
             assert_eq!(overlaps(&[first.clone(), second.clone(), at(60, 1, end)]), [(1, 2, 10)], "{end:?} too late");
             assert_eq!(overlaps(&[first.clone(), second.clone(), at(50, 1, end)]), [], "{end:?} in time");
         }
@@ -250,19 +250,19 @@ mod tests {
 
     #[test]
     fn validity_ends_a_hold_and_renewal_prolongs_it() {
-        let events = [granted(10, 1, 1, 40), granted(50, 2, 2, 200), at(60, 1, Kind::Lost)];
+        let events = [granted(10, 1, 1, 40), granted(50, 2, 2, 200), at(60, 1, EventKind::Lost)];
         assert_eq!(overlaps(&events), [], "expired before it was told");
-        let renewed = at(30, 1, Kind::Renewed).valid_until_ns(70);
+        let renewed = at(30, 1, EventKind::Renewed).valid_until_ns(70);
         assert_eq!(overlaps(&[&events[..], &[renewed]].concat()), [(1, 2, 10)]);
     }
 
     #[test]
     fn a_long_hold_overlaps_every_grant_within_it() {
         let events = [
-            at(10, 1, Kind::Granted),
+            at(10, 1, EventKind::Granted),
             granted(20, 2, 2, 30),
             granted(40, 3, 3, 50),
-            at(60, 1, Kind::ReleaseCalled),
+            at(60, 1, EventKind::ReleaseCalled),
             granted(70, 4, 4, 80),
         ];
         assert_eq!(overlaps(&events), [(1, 2, 10), (1, 3, 10)]);
@@ -298,9 +298,9 @@ mod tests {
     #[test]
     fn overtaking_is_found_beyond_the_tolerance() {
         let events = vec![
-            at(10, 1, Kind::Asked),
-            at(20, 2, Kind::Asked),
-            at(30, 3, Kind::Asked),
+            at(10, 1, EventKind::Asked),
+            at(20, 2, EventKind::Asked),
+            at(30, 3, EventKind::Asked),
             granted(40, 3, 1, 45),
             granted(50, 1, 2, 55),
             granted(60, 2, 3, 65),
@@ -316,12 +316,12 @@ mod tests {
     #[test]
     fn who_gave_up_or_died_was_not_overtaken() {
         let events = vec![
-            at(10, 1, Kind::Asked),
-            at(11, 2, Kind::Asked),
-            at(20, 3, Kind::Asked),
-            at(25, 1, Kind::GaveUp),
+            at(10, 1, EventKind::Asked),
+            at(11, 2, EventKind::Asked),
+            at(20, 3, EventKind::Asked),
+            at(25, 1, EventKind::GaveUp),
             granted(30, 3, 1, 35),
-            at(40, 1, Kind::Asked),
+            at(40, 1, EventKind::Asked),
             granted(50, 1, 2, 55),
         ];
         assert_eq!(History::from_events(events).fifo_inversions(Duration::ZERO), []);
@@ -330,17 +330,17 @@ mod tests {
     #[test]
     fn the_slowest_call_tells_the_overrun() {
         let events = vec![
-            at(10, 1, Kind::Asked),
-            at(110, 1, Kind::Granted),
-            at(120, 1, Kind::ReleaseCalled),
-            at(270, 1, Kind::Released),
-            at(300, 2, Kind::Asked),
-            at(310, 2, Kind::GaveUp),
-            at(400, 3, Kind::Asked),
+            at(10, 1, EventKind::Asked),
+            at(110, 1, EventKind::Granted),
+            at(120, 1, EventKind::ReleaseCalled),
+            at(270, 1, EventKind::Released),
+            at(300, 2, EventKind::Asked),
+            at(310, 2, EventKind::GaveUp),
+            at(400, 3, EventKind::Asked),
         ];
         let history = History::from_events(events);
         assert_eq!(history.latest_overrun(Duration::from_nanos(100)), Duration::from_nanos(50));
         assert_eq!(history.latest_overrun(Duration::from_nanos(150)), Duration::ZERO);
-        assert_eq!(history.unanswered(), [at(400, 3, Kind::Asked)]);
+        assert_eq!(history.unanswered(), [at(400, 3, EventKind::Asked)]);
     }
 }

@@ -71,11 +71,11 @@ struct Talk {
 }
 
 struct Unanswered {
-    answer: Answer,
+    answer: ProxiedReply,
     fault: Option<(Fault, Rule)>,
 }
 
-enum Answer {
+enum ProxiedReply {
     Reply,
     /// So many frames of this kind, or one error.
     Confirmations {
@@ -225,7 +225,7 @@ impl<'a> Connection<'a> {
             other => other,
         };
         let answer = self.talk().expect_answer_to(command);
-        if matches!(answer, Answer::Confirmations { .. }) {
+        if matches!(answer, ProxiedReply::Confirmations { .. }) {
             self.pushing.store(true, Ordering::SeqCst);
         }
         (hold, Content::Command(bytes, Unanswered { answer, fault }))
@@ -235,9 +235,9 @@ impl<'a> Connection<'a> {
     fn pass(&self, frame: Vec<u8>) -> Option<(Duration, Content)> {
         let mut talk = self.talk();
         let fault = match talk.classify(&frame) {
-            Kind::Message if self.shared.now().mute_pushes => return None,
-            Kind::Message | Kind::OtherPush => None,
-            Kind::Answer => talk.take_fault(),
+            FrameKind::Message if self.shared.now().mute_pushes => return None,
+            FrameKind::Message | FrameKind::OtherPush => None,
+            FrameKind::ProxiedReply => talk.take_fault(),
         };
         if talk.deaf {
             return None;
@@ -264,15 +264,15 @@ impl<'a> Connection<'a> {
     }
 }
 
-enum Kind {
-    Answer,
+enum FrameKind {
+    ProxiedReply,
     /// A published message.
     Message,
     OtherPush,
 }
 
 impl Talk {
-    fn expect_answer_to(&mut self, command: &Command) -> Answer {
+    fn expect_answer_to(&mut self, command: &Command) -> ProxiedReply {
         match command.name() {
             "SUBSCRIBE" => self.joins("subscribe", command),
             "PSUBSCRIBE" => self.joins("psubscribe", command),
@@ -286,24 +286,24 @@ impl Talk {
                     Some(_) => self.resp3 = false,
                     None => {}
                 }
-                Answer::Reply
+                ProxiedReply::Reply
             }
             "RESET" => {
                 self.resp3 = false;
                 self.channels.clear();
-                Answer::Reply
+                ProxiedReply::Reply
             }
-            _ => Answer::Reply,
+            _ => ProxiedReply::Reply,
         }
     }
 
-    fn joins(&mut self, kind: &'static str, command: &Command) -> Answer {
+    fn joins(&mut self, kind: &'static str, command: &Command) -> ProxiedReply {
         self.channels.entry(kind).or_default().extend(command.args().map(<[u8]>::to_vec));
-        Answer::Confirmations { kind, left: command.args().len() }
+        ProxiedReply::Confirmations { kind, left: command.args().len() }
     }
 
     /// Each channel left is confirmed; leaving all when there are none is confirmed once.
-    fn leaves(&mut self, kind: &'static str, joined: &'static str, command: &Command) -> Answer {
+    fn leaves(&mut self, kind: &'static str, joined: &'static str, command: &Command) -> ProxiedReply {
         let channels = self.channels.entry(joined).or_default();
         let left = if command.args().len() > 0 {
             for channel in command.args() {
@@ -315,26 +315,26 @@ impl Talk {
             channels.clear();
             all.max(1)
         };
-        Answer::Confirmations { kind, left }
+        ProxiedReply::Confirmations { kind, left }
     }
 
-    fn classify(&self, frame: &[u8]) -> Kind {
+    fn classify(&self, frame: &[u8]) -> FrameKind {
         let is_push = frame.starts_with(b">");
         // Before RESP3 messages and confirmations are arrays like any other.
         if !is_push && (self.resp3 || !frame.starts_with(b"*")) {
-            return Kind::Answer;
+            return FrameKind::ProxiedReply;
         }
         match resp::first_element(frame) {
-            Some(b"message" | b"pmessage" | b"smessage") if is_push || !self.channels.is_empty() => Kind::Message,
-            Some(kind) if is_push && !self.awaits_confirmation(kind) => Kind::OtherPush,
-            None if is_push => Kind::OtherPush,
-            _ => Kind::Answer,
+            Some(b"message" | b"pmessage" | b"smessage") if is_push || !self.channels.is_empty() => FrameKind::Message,
+            Some(kind) if is_push && !self.awaits_confirmation(kind) => FrameKind::OtherPush,
+            None if is_push => FrameKind::OtherPush,
+            _ => FrameKind::ProxiedReply,
         }
     }
 
     fn awaits_confirmation(&self, pushed: &[u8]) -> bool {
         match self.unanswered.front() {
-            Some(Unanswered { answer: Answer::Confirmations { kind, .. }, .. }) => kind.as_bytes() == pushed,
+            Some(Unanswered { answer: ProxiedReply::Confirmations { kind, .. }, .. }) => kind.as_bytes() == pushed,
             _ => false,
         }
     }
@@ -344,7 +344,7 @@ impl Talk {
         let first = self.unanswered.front_mut()?;
         let fault = first.fault.take();
         match &mut first.answer {
-            Answer::Confirmations { left, .. } if *left > 1 => *left -= 1,
+            ProxiedReply::Confirmations { left, .. } if *left > 1 => *left -= 1,
             _ => drop(self.unanswered.pop_front()),
         }
         fault

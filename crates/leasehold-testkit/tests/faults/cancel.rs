@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold::{Error, Guard, LockManager, Ttl};
+use leasehold::lease::Ttl;
+use leasehold::{Error, Guard, LockManager};
 use leasehold_testkit::{Arena, Kind, full_or, report};
 
 use crate::common::*;
@@ -154,7 +155,8 @@ async fn f10_a_renewal_in_flight_resurrects_nothing() {
                     }
                     // And one over another connection, which nothing keeps in order with the release.
                     let token = guard.token().clone();
-                    let renew = looker.renew_token(name.as_str(), &token, Ttl::default());
+                    let lease = looker.lease(name.as_str(), &token).expect("a name");
+                    let renew = lease.renew(Ttl::default());
                     let (released, renewed) = if i % 2 == 0 {
                         tokio::join!(guard.release(), renew)
                     } else {

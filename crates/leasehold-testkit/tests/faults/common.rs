@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use leasehold::{Guard, LockManager, Options};
-use leasehold_testkit::history::{Event, Kind, now_ns};
+use leasehold_testkit::history::{Event, EventKind, now_ns};
 use leasehold_testkit::job::Job;
 use leasehold_testkit::{History, HistoryWriter, RedisServer, WorkerProcess};
 use redis::Value;
@@ -129,18 +129,18 @@ impl Chronicle {
     }
 
     pub(crate) fn asked(&self, task: u64, name: &str) {
-        self.writer.record(&Event::now(task, name, Kind::Asked));
+        self.writer.record(&Event::now(task, name, EventKind::Asked));
     }
 
     pub(crate) fn granted(&self, task: u64, guard: &Guard) {
-        let event = Event::now(task, guard.name().as_str(), Kind::Granted).valid_until_ns(until_ns(guard));
-        self.writer.record(&event.fence(guard.fence().expect("fenced").get()));
+        let event = Event::now(task, guard.name().as_str(), EventKind::Granted).valid_until_ns(until_ns(guard));
+        self.writer.record(&event.fence(guard.fence().get()));
     }
 
     /// The holder stops relying on the lock.
-    pub(crate) fn ends(&self, task: u64, guard: &Guard, how: Kind) {
+    pub(crate) fn ends(&self, task: u64, guard: &Guard, how: EventKind) {
         let event = Event::now(task, guard.name().as_str(), how);
-        self.writer.record(&event.fence(guard.fence().expect("fenced").get()));
+        self.writer.record(&event.fence(guard.fence().get()));
     }
 
     /// A worker is about to die: from now on it holds nothing.
@@ -162,10 +162,11 @@ impl Chronicle {
             for event in events.iter().filter(|event| event.pid == pid) {
                 last.insert((event.task, event.name.clone()), event.clone());
             }
-            let inside = last.into_values().filter(|event| matches!(event.kind, Kind::Granted | Kind::Renewed));
+            let inside =
+                last.into_values().filter(|event| matches!(event.kind, EventKind::Granted | EventKind::Renewed));
             let ends = inside.map(|mut event| {
                 event.at_ns = killed_ns.max(event.at_ns + 1);
-                (event.kind, event.valid_until_ns) = (Kind::Lost, None);
+                (event.kind, event.valid_until_ns) = (EventKind::Lost, None);
                 event
             });
             events.extend(ends.collect::<Vec<_>>());

@@ -4,8 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, LockManager, LossReason, StoreErrorKind, Token};
-use leasehold_testkit::history::Kind as Happened;
+use leasehold::lease::Token;
+use leasehold::store::StoreErrorKind;
+use leasehold::{Error, LockManager, LossReason};
+use leasehold_testkit::history::EventKind as Happened;
 use leasehold_testkit::proxy::Rule;
 use leasehold_testkit::{FaultProxy, RedisServer, full_or, report};
 use redis::Value;
@@ -22,7 +24,7 @@ const AT_ONCE: u64 = 2;
 /// A manager that waits for an answer for longer than a demotion takes.
 async fn patient(url: &str) -> LockManager {
     let mut options = options();
-    options.answer_within = ms(10_000);
+    options.request_timeout = ms(10_000);
     LockManager::connect_with(url, options).await.expect("a manager")
 }
 
@@ -104,7 +106,10 @@ async fn f20b_a_waiter_left_behind_at_a_demoted_primary_is_never_granted_another
             names.iter().for_each(|name| name.point_at(&primary));
         }
         let released = Instant::now();
-        assert!(here.release_token("passed on", &token).await.expect("answered"), "the holder's own");
+        assert!(
+            here.lease("passed on", &token).expect("a name").release_without_event().await.expect("answered"),
+            "the holder's own"
+        );
         listening.await.expect("never two inside").expect("granted where it listens");
         unnoticed.iter().for_each(Rule::remove);
         for waiter in behind {

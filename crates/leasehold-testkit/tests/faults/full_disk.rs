@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use leasehold::lease::{Token, Ttl};
 use leasehold::store::sqlite::SqliteStore;
-use leasehold::store::{Acquire, Claim, Inspect, Push, Release, Store, Try};
-use leasehold::{Error, LockManager, LockName, Owner, StoreError, StoreErrorKind, Token, Ttl};
+use leasehold::store::{Acquire, Claim, Inspect, Push, Release, Store, StoreError, StoreErrorKind, Try};
+use leasehold::{Error, LockManager, LockName, Owner};
 use leasehold_testkit::{WorkerProcess, full_or, report};
 use serde_json::{Value, json};
 

@@ -6,9 +6,10 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use leasehold::lease::{Token, Ttl};
 use leasehold::store::redis::{RedisOptions, RedisStore};
-use leasehold::store::{Acquire, Claim, Store};
-use leasehold::{Error, KeySpace, LockManager, LockName, Options, Owner, Token, Ttl};
+use leasehold::store::{Acquire, Claim, KeySpace, Store};
+use leasehold::{Error, LockManager, LockName, Options, Owner};
 use leasehold_testkit::{FaultProxy, RedisServer, full_or, report};
 use redis::Value;
 use tokio::time::timeout;
@@ -50,12 +51,12 @@ async fn f48_waiters_that_gave_up_in_an_outage_cost_next_to_nothing() {
         let mut impatient = Vec::new();
         let mut asked = Vec::new();
         for i in 0..waiters {
-            let manager = connect_as(&server.url(), |o| (o.patience, o.answer_within) = (quick, quick)).await;
+            let manager = connect_as(&server.url(), |o| (o.outage_timeout, o.request_timeout) = (quick, quick)).await;
             asked.push(tokio::spawn(manager.lock(name).ttl(TTL).into_future()));
             wait_for_waiters(&holder, name, i + 1).await;
             impatient.push(manager);
         }
-        let patient = connect_as(&server.url(), |o| o.patience = LONG).await;
+        let patient = connect_as(&server.url(), |o| o.outage_timeout = LONG).await;
         let next = tokio::spawn(patient.lock(name).ttl(TTL).into_future());
         wait_for_waiters(&holder, name, waiters + 1).await;
         server.kill9();
@@ -108,10 +109,10 @@ async fn a_duplicated_grant_gives_nothing_away() {
         assert_eq!(holder().await, Some(guard.holder_id()), "round {round}");
         assert!(guard.is_valid() && guard.loss().is_none());
         if round % 3 == 0 {
-            let token = guard.into_token().await.expect("handed on");
+            let token = guard.detach().await.expect("handed on").into_token();
             again(fence).await;
             assert_eq!(holder().await, Some(token.holder_id()), "round {round}: it belongs to the token");
-            assert!(two.release_token("twice", &token).await.expect("answered"));
+            assert!(two.lease("twice", &token).expect("a name").release_without_event().await.expect("answered"));
         } else {
             assert!(guard.release().await.expect("answered"));
         }
@@ -131,9 +132,9 @@ async fn a_question_that_comes_late_keeps_no_lock() {
     let proxy = FaultProxy::in_front_of(&server);
     let url = proxy.url().replace("redis://", &user_without_kill(&server).await);
     let waiter = connect_as(&url, |o| {
-        o.answer_within = ms(300);
+        o.request_timeout = ms(300);
         // The first question behind a lease of 30 s is asked again soon.
-        o.ask_again_within = ms(200);
+        o.recheck_interval = ms(200);
     })
     .await;
     let holder = connect(&server.url()).await;
@@ -203,7 +204,7 @@ async fn f50_patience_is_counted_from_the_outage() {
     for stopped in [false, true] {
         let server = RedisServer::start().await;
         let patience = ms(3_000);
-        let manager = connect_as(&server.url(), |o| o.patience = patience).await;
+        let manager = connect_as(&server.url(), |o| o.outage_timeout = patience).await;
         let holder = connect(&server.url()).await;
         let guard = holder.lock("patient").no_wait().await.expect("free");
         let waiting = tokio::spawn(manager.lock("patient").into_future());
@@ -290,15 +291,15 @@ async fn a_renewed_token_leaves_the_index_with_its_release() {
     let server = RedisServer::start().await;
     let manager = connect(&server.url()).await;
     let entries = async || server.command(&["ZCARD", "lh1:index:leasehold"]).await;
-    let token = manager.lock("indexed").no_wait().await.expect("free").into_token().await.expect("handed on");
-    manager.renew_token("indexed", &token, None).await.expect("renewed");
+    let token = manager.lock("indexed").no_wait().await.expect("free").detach().await.expect("handed on").into_token();
+    manager.lease("indexed", &token).expect("a name").renew(None).await.expect("renewed");
     let entered = async {
         while entries().await != Value::Int(1) {
             tokio::time::sleep(ms(5)).await;
         }
     };
     timeout(LONG, entered).await.expect("entered");
-    assert!(manager.release_token("indexed", &token).await.expect("answered"));
+    assert!(manager.lease("indexed", &token).expect("a name").release_without_event().await.expect("answered"));
     let gone = async {
         while entries().await != Value::Int(0) {
             tokio::time::sleep(ms(5)).await;
@@ -348,7 +349,7 @@ async fn a_second_copy_of_a_late_grant_makes_no_holder() {
     let mut waiting = tokio::spawn(manager.lock("copied").into_future());
     wait_for_waiters(&holder, "copied", 1).await;
     let (token, inbox) = first_in_line(&server, "copied").await;
-    let fence = guard.fence().expect("fenced").get();
+    let fence = guard.fence().get();
     // One that is over when it is read, and what would be the same one if more of it were left.
     for lasts in [1, 2_000] {
         server.command(&["SPUBLISH", &inbox, &format!("G {token} {fence:016} {lasts}")]).await;
@@ -403,7 +404,7 @@ async fn an_attempt_that_may_not_be_given_up_ends_with_its_lease() {
     let proxy = FaultProxy::in_front_of(&server);
     let url = proxy.url().replace("redis://", "redis://meek:pass@");
     let (ttl, patience) = (ms(300), ms(200));
-    let manager = connect_as(&url, |o| o.patience = patience).await;
+    let manager = connect_as(&url, |o| o.outage_timeout = patience).await;
     let holder = connect(&server.url()).await;
     let guard = holder.lock("forbidden").no_wait().await.expect("free");
     for _ in 0..5 {
@@ -428,7 +429,7 @@ async fn a_grant_to_a_token_that_was_given_up_is_passed_on_at_once() {
     let server = RedisServer::start().await;
     let proxy = FaultProxy::in_front_of(&server);
     let url = proxy.url().replace("redis://", &user_without_kill(&server).await);
-    let manager = connect_as(&url, |o| o.ask_again_within = ms(100)).await;
+    let manager = connect_as(&url, |o| o.recheck_interval = ms(100)).await;
     let holder = connect(&server.url()).await;
     let guard = holder.lock("ghost").no_wait().await.expect("free");
     let waiting = tokio::spawn(manager.lock("ghost").ttl(LONG).into_future());

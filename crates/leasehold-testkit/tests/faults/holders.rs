@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::LockManager;
-use leasehold_testkit::history::Kind as Happened;
+use leasehold_testkit::history::EventKind as Happened;
 use leasehold_testkit::{Arena, Kind, WorkerProcess, full_or, report};
 
 use crate::common::*;
@@ -151,7 +151,7 @@ async fn stopped_holders(kind: Kind) {
         let guard = request.await.expect("the lease ends");
         chronicle.granted(u64::try_from(i).expect("few"), &guard);
         // The resource saw this holder's fence, and takes nothing below it from now on.
-        successors.push((guard.fence().expect("fenced").get(), guard));
+        successors.push((guard.fence().get(), guard));
     }
     tokio::time::sleep((3 * TTL).saturating_sub(stopped.elapsed())).await;
     let mut accepted = 0;

@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, EvictMode, Evicted, LockManager, LockRequest, StoreErrorKind, Token, Ttl};
+use leasehold::inspect::{EvictMode, Evicted};
+use leasehold::lease::{Token, Ttl};
+use leasehold::store::StoreErrorKind;
+use leasehold::{Error, LockManager, LockRequest};
 use leasehold_testkit::{Arena, Kind, RedisServer, full_or, report};
 use redis::Value;
 
@@ -141,8 +144,10 @@ async fn f36_extreme_input_is_refused_before_anything_is_written() {
                 let text = dice.text(512);
                 let _ = manager.info(text.as_str()).await;
                 let _ = manager.list(&text, None, dice.of(&[0, 1, usize::MAX])).await;
-                let _ = manager.release_token(text.as_str(), &Token::random()).await;
-                let _ = manager.list("", Some(leasehold::Cursor::from_text(text)), 5).await;
+                if let Ok(lease) = manager.lease(text.as_str(), &Token::random()) {
+                    let _ = lease.release_without_event().await;
+                }
+                let _ = manager.list("", Some(leasehold::inspect::Cursor::from_text(text)), 5).await;
             }
         }
         assert_no_locks_left(&manager).await;
@@ -182,7 +187,7 @@ async fn f36_values_of_other_types_are_told_and_left_alone() {
     let server = RedisServer::start().await;
     let listens = connect(&server.url()).await;
     let mut polling = options();
-    polling.events = false;
+    polling.notifications = false;
     let polls = LockManager::connect_with(&server.url(), polling).await.expect("a manager");
     let mut cases = 0;
     for round in 0..full_or(1, 20) {
@@ -252,10 +257,23 @@ async fn calls_are_typed(manager: &LockManager, name: &str, what: &str) {
     };
     check("wait", waited);
     check("look", manager.info(name).await.map(drop));
-    check("release", manager.release_token(name, &Token::random()).await.map(|released| assert!(!released)));
+    check(
+        "release",
+        manager
+            .lease(name, &Token::random())
+            .expect("a name")
+            .release_without_event()
+            .await
+            .map(|released| assert!(!released)),
+    );
     check(
         "renew",
-        manager.renew_token(name, &Token::random(), Ttl::default()).await.map(|_| panic!("{what}: renewed")),
+        manager
+            .lease(name, &Token::random())
+            .expect("a name")
+            .renew(Ttl::default())
+            .await
+            .map(|_| panic!("{what}: renewed")),
     );
     let stranger = Token::random().holder_id();
     let evicted = manager.evict(name, stranger, EvictMode::Revoke, "").await;

@@ -154,7 +154,7 @@ async fn f13_a_lease_taken_out_of_the_store_is_lost_on_time() {
     for _ in 0..full_or(1, 20) {
         for (how, foreign) in ways {
             let guard = manager.lock("taken").ttl(TTL).no_wait().await.expect("free");
-            fences.push(guard.fence().expect("fenced"));
+            fences.push(guard.fence());
             take_away(&server, how).await;
             let taken = Instant::now();
             let why = tokio::time::timeout(LONG, guard.lost()).await.expect("told");

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{EvictMode, Guard, LockManager, LossReason};
+use leasehold::inspect::EvictMode;
+use leasehold::{Guard, LockManager, LossReason};
 use leasehold_testkit::{FaultProxy, RedisServer, full_or, report};
 use redis::Value;
 

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use leasehold::{Error, LockManager, LossReason};
-use leasehold_testkit::history::{Kind as Happened, now_ns};
+use leasehold_testkit::history::{EventKind as Happened, now_ns};
 use leasehold_testkit::{FaultProxy, RedisServer, WorkerProcess, full_or, report};
 
 use crate::common::*;
@@ -23,7 +23,7 @@ async fn by<T>(deadline: Duration, call: impl Future<Output = Result<T, Error>>)
 /// One process through a silence: what it does meanwhile and how it comes out. The figures, in words.
 async fn through_silence(url: &str, silence: impl AsyncFn(bool), lasts: Duration) -> String {
     let manager = connect(url).await;
-    let answer_within = options().answer_within;
+    let answer_within = options().request_timeout;
     let short = manager.lock("short").ttl(TTL).no_wait().await.expect("free");
     let long = manager.lock("long").ttl(ms(30_000)).no_wait().await.expect("free");
     let given_back = manager.lock("given-back").ttl(ms(30_000)).no_wait().await.expect("free");

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use leasehold::{Error, Guard, LockManager, Outcome, Started};
+use leasehold::once::{Outcome, Started};
+use leasehold::{Error, Guard, LockManager};
 use leasehold_testkit::proxy::{Command, Rule};
 use leasehold_testkit::{FaultProxy, RedisServer, full_or, report};
 use tokio::sync::Notify;
@@ -82,7 +83,7 @@ impl Round {
         }
         let proxy = FaultProxy::in_front_of(server);
         let mut options = options();
-        options.answer_within = ms(1_500);
+        options.request_timeout = ms(1_500);
         let locks = LockManager::connect_with(&proxy.url(), options).await.expect("a manager");
         let rule = self.arm(&proxy, &id);
         let (late_has_ended, hit) = (Arc::new(Notify::new()), rule.clone());

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, LockManager, LossReason, StoreErrorKind};
+use leasehold::store::StoreErrorKind;
+use leasehold::{Error, LockManager, LossReason};
 use leasehold_testkit::proxy::on;
 use leasehold_testkit::{FaultProxy, RedisServer, full_or, report};
 use redis::Value;
@@ -35,7 +36,7 @@ async fn f03_a_reply_later_than_the_ttl_makes_no_guard() {
     let mut managers = Vec::new();
     for _ in 0..at_once {
         let mut options = options();
-        options.answer_within = answer_within;
+        options.request_timeout = answer_within;
         managers.push(LockManager::connect_with(&proxy.url(), options).await.expect("a manager"));
     }
     for _ in 0..times / at_once {
@@ -85,7 +86,7 @@ async fn f03_a_grant_told_later_than_its_lease_makes_no_guard() {
     let mut managers = Vec::new();
     for _ in 0..at_once {
         let mut options = options();
-        options.answer_within = ms(4_000);
+        options.request_timeout = ms(4_000);
         managers.push(LockManager::connect_with(&proxy.url(), options).await.expect("a manager"));
     }
     for _ in 0..times / at_once {
@@ -218,7 +219,7 @@ async fn f05_a_command_sent_twice_does_not_block_itself() {
 
         // A release that was carried out.
         let cut = proxy.cut_after_forwarding(on("EVALSHA"), 1);
-        chronicle.ends(0, &guard, leasehold_testkit::history::Kind::ReleaseCalled);
+        chronicle.ends(0, &guard, leasehold_testkit::history::EventKind::ReleaseCalled);
         match guard.release().await {
             Ok(released) => assert!(released),
             Err(Error::Store { source, .. }) => {
@@ -228,7 +229,7 @@ async fn f05_a_command_sent_twice_does_not_block_itself() {
         }
         let next = tokio::time::timeout(ms(3_000), waiter).await.expect("nobody blocks it").expect("no panic");
         cut.remove();
-        chronicle.ends(1, &next, leasehold_testkit::history::Kind::ReleaseCalled);
+        chronicle.ends(1, &next, leasehold_testkit::history::EventKind::ReleaseCalled);
         assert!(next.release().await.expect("answered"));
     }
     chronicle.check();

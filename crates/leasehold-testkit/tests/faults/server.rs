@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, LossReason, StoreErrorKind};
-use leasehold_testkit::history::Kind as Happened;
+use leasehold::store::StoreErrorKind;
+use leasehold::{Error, LossReason};
+use leasehold_testkit::history::EventKind as Happened;
 use leasehold_testkit::{RedisServer, full_or, report};
 use redis::Value;
 

@@ -3,10 +3,11 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use leasehold::lease::{Token, Ttl};
 use leasehold::store::redis::{RedisOptions, RedisStore};
 use leasehold::store::sqlite::SqliteStore;
-use leasehold::store::{Claim, Store, Try};
-use leasehold::{KeySpace, LockName, Owner, StoreErrorKind, Token, Ttl};
+use leasehold::store::{Claim, KeySpace, Store, StoreErrorKind, Try};
+use leasehold::{LockName, Owner};
 use leasehold_testkit::{RedisServer, WorkerProcess, full_or, report};
 
 use crate::common::*;
@@ -88,7 +89,7 @@ fn claim(name: &str) -> Claim {
 async fn says_that_it_is_forked(store: &dyn Store, held: &Claim) -> Duration {
     let began = Instant::now();
     let other = claim("in-the-child");
-    let forked = |error: leasehold::StoreError| assert_eq!(error.kind(), StoreErrorKind::Forked, "{error}");
+    let forked = |error: leasehold::store::StoreError| assert_eq!(error.kind(), StoreErrorKind::Forked, "{error}");
     forked(store.try_acquire(&other).await.expect_err("forked"));
     forked(store.acquire(&other, None).await.expect_err("forked"));
     forked(store.release(&held.name, &held.token).await.expect_err("forked"));
@@ -137,7 +138,7 @@ async fn f40_a_store_in_a_forked_child_says_so() {
             assert_eq!(left.len(), 1);
             let holder = left[0].1.id;
             let name = claim("afterwards").name;
-            store.evict(&name, holder, leasehold::EvictMode::Force).await.expect("answered");
+            store.evict(&name, holder, leasehold::inspect::EvictMode::Force).await.expect("answered");
         }
     }
     // Dropped in the child, it ends nothing of the parent's.

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use leasehold::store::StoreErrorKind;
 use leasehold::store::sqlite::SqliteStore;
-use leasehold::{Error, LockManager, LossReason, StoreErrorKind};
+use leasehold::{Error, LockManager, LossReason};
 use leasehold_testkit::job::Job;
 use leasehold_testkit::{WorkerProcess, full_or, report};
 

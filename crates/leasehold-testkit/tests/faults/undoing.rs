@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold::{Error, LockManager, LossReason, Options, StoreErrorKind};
+use leasehold::store::StoreErrorKind;
+use leasehold::{Error, LockManager, LossReason, Options};
 use leasehold_testkit::proxy::on;
 use leasehold_testkit::{Arena, FaultProxy, Kind, RedisServer, full_or, on_every_store};
 use tokio::time::timeout;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use leasehold::{Guard, LockManager};
-use leasehold_testkit::history::{Hold, Kind as Happened, now_ns};
+use leasehold_testkit::history::{EventKind as Happened, Hold, now_ns};
 use leasehold_testkit::{RedisServer, WorkerProcess, full_or, report};
 use redis::Value;
 

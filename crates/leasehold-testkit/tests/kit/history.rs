@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use leasehold_testkit::history::{Event, Kind};
+use leasehold_testkit::history::{Event, EventKind};
 use leasehold_testkit::{History, HistoryWriter};
 
 #[test]
@@ -13,8 +13,8 @@ fn lines_of_many_writers_come_back_in_order_of_time() {
             let own = HistoryWriter::open(dir.path()).expect("a history file");
             std::thread::spawn(move || {
                 for fence in 0..100 {
-                    shared.record(&Event::now(task, "a", Kind::Asked));
-                    own.record(&Event::now(task, "a", Kind::Granted).fence(fence).valid_until_ns(u64::MAX));
+                    shared.record(&Event::now(task, "a", EventKind::Asked));
+                    own.record(&Event::now(task, "a", EventKind::Granted).fence(fence).valid_until_ns(u64::MAX));
                 }
             })
         })
@@ -33,7 +33,7 @@ fn lines_of_many_writers_come_back_in_order_of_time() {
 
 #[test]
 fn a_line_has_the_agreed_fields() {
-    let event = Event::now(7, "a", Kind::ReleaseCalled).fence(3).valid_until_ns(9);
+    let event = Event::now(7, "a", EventKind::ReleaseCalled).fence(3).valid_until_ns(9);
     let line = serde_json::to_value(&event).expect("plain data");
     assert_eq!(line["kind"], "release_called");
     assert_eq!(line["pid"], std::process::id());

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use leasehold::store::VALUE_BYTES_MAX;
-use leasehold::{Bindings, ClaimId, Claimed, Error, Invalid, JobBinding, KeySpace, LockManager, Namespace, Reserved};
+use leasehold::bindings::{Bindings, ClaimId, Claimed, JobBinding, Reserved};
+use leasehold::lease::Invalid;
+use leasehold::store::{KeySpace, Namespace, VALUE_BYTES_MAX};
+use leasehold::{Error, LockManager};
 use leasehold_testkit::{Arena, Kind, on_every_store};
 
 const LEASE: Duration = Duration::from_secs(30);
@@ -268,7 +270,7 @@ async fn bad_input_is_refused_before_anything_is_sent(arena: Arena) {
     }
     for lease in [Duration::ZERO, Duration::from_millis(999), Duration::from_secs(401 * 86_400), Duration::MAX] {
         let refused = bindings.try_create("r", &String::new(), lease).await;
-        assert!(matches!(refused, Err(Error::Invalid(Invalid::Keep { .. }))), "{refused:?}");
+        assert!(matches!(refused, Err(Error::Invalid(Invalid::Retention { .. }))), "{refused:?}");
     }
     let too_large = "x".repeat(VALUE_BYTES_MAX - 1);
     let refused = bindings.try_create("r", &too_large, LEASE).await;
@@ -307,7 +309,7 @@ async fn a_value_may_be_as_large_as_allowed(arena: Arena) {
 async fn a_store_that_is_away_is_an_error() {
     let arena = Arena::new(Kind::Redis).await;
     let mut options = arena.options();
-    options.answer_within = Duration::from_millis(300);
+    options.request_timeout = Duration::from_millis(300);
     let locks = arena.manager_with(options).await;
     let bindings = locks.bindings::<u32>();
     arena.server().kill9();

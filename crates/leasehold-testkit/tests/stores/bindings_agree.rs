@@ -5,8 +5,9 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-use leasehold::store::{BindingId, Change, Expected, NewBinding, NodeSlot, SharedStore, Step};
-use leasehold::{ClaimId, Keep, LockName, Shelf};
+use leasehold::LockName;
+use leasehold::bindings::{ClaimId, Retention};
+use leasehold::store::{BindingId, BindingKind, Change, Expected, NewBinding, NodeSlot, SharedStore, Step};
 use leasehold_testkit::{Arena, Kind, full_or};
 
 const STEPS: usize = 80;
@@ -69,13 +70,13 @@ async fn the_three_stores_agree_about_bindings() {
 async fn agree(stores: &[SharedStore], seed: u64) {
     let mut dice = Dice(seed);
     // Every sequence has ids and nodes of its own.
-    let ids: Vec<BindingId> = [(Shelf::Bindings, 0), (Shelf::Results, 0), (Shelf::Results, 1)]
-        .map(|(shelf, n)| BindingId { shelf, id: name(format!("{seed} id:{n}")) })
+    let ids: Vec<BindingId> = [(BindingKind::Bindings, 0), (BindingKind::Results, 0), (BindingKind::Results, 1)]
+        .map(|(kind, n)| BindingId { kind, id: name(format!("{seed} id:{n}")) })
         .into();
     let nodes = [name(format!("{seed} node")), name(format!("{seed} other"))];
     // A claim is one binding's alone: no two ids ever share one.
     let claims = [(); 3].map(|()| [(); 5].map(|()| ClaimId::random()));
-    let keep = Keep::new(Duration::from_secs(600)).expect("a time");
+    let keep = Retention::new(Duration::from_secs(600)).expect("a time");
     for step in 0..STEPS {
         let which = usize::try_from(dice.below(3)).expect("few");
         let (id, claim) = (&ids[which], dice.among(&claims[which]).clone());

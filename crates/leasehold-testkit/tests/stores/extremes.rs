@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use leasehold::{Error, LossReason, StoreError, StoreErrorKind, Token};
+use leasehold::lease::Token;
+use leasehold::store::{StoreError, StoreErrorKind};
+use leasehold::{Error, LossReason};
 use leasehold_testkit::{Arena, on_every_store};
 use tokio::time::timeout;
 
@@ -24,7 +26,7 @@ on_every_store!(
 /// A waiter with these pauses gets the lock when it is free, or says that it did not wait.
 async fn any_wait_and_any_pause_hand_the_lock_on(arena: Arena) {
     let mut polls = arena.options();
-    polls.events = false;
+    polls.notifications = false;
     let (a, told, polling) = (arena.manager().await, arena.manager().await, arena.manager_with(polls).await);
     for wait in EXTREMES {
         for pause in EXTREMES {
@@ -101,12 +103,12 @@ async fn any_longest_hold_ends_when_it_says(arena: Arena) {
 async fn any_options_are_lived_with(arena: Arena) {
     for extreme in [Duration::ZERO, Duration::MAX] {
         let mut options = arena.options();
-        options.patience = extreme;
+        options.outage_timeout = extreme;
         options.heartbeat = extreme;
-        options.ask_again_within = extreme;
+        options.recheck_interval = extreme;
         options.emergency_release_delay = extreme;
         if extreme == Duration::MAX {
-            options.answer_within = extreme;
+            options.request_timeout = extreme;
         }
         let (a, b) = (arena.manager_with(options.clone()).await, arena.manager_with(options).await);
         let guard = a.lock("any").ttl(ms(500)).await.expect("free");

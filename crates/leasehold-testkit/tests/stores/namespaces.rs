@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use leasehold::{EventKind, EvictMode, KeySpace, LockManager, Namespace, RawPattern};
+use leasehold::LockManager;
+use leasehold::events::EventKind;
+use leasehold::inspect::EvictMode;
+use leasehold::store::{KeySpace, Namespace, RawPattern};
 use leasehold_testkit::{Arena, Kind, on_every_store};
 use tokio::time::timeout;
 
@@ -29,7 +32,7 @@ async fn manager(arena: &Arena, keys: KeySpace) -> LockManager {
     arena.manager_with(options).await
 }
 
-fn names(page: &leasehold::Page) -> Vec<&str> {
+fn names(page: &leasehold::inspect::Page) -> Vec<&str> {
     let mut names: Vec<_> = page.locks.iter().map(|(name, _)| name.as_str()).collect();
     names.sort_unstable();
     names
@@ -50,7 +53,7 @@ async fn a_name_is_another_lock_in_another_namespace(arena: Arena) {
         for other in all {
             let same = std::ptr::eq(other, manager);
             let evicted = other.evict("order:1", holder.id, EvictMode::Revoke, "test").await.expect("answered");
-            assert_eq!(matches!(evicted, leasehold::Evicted::Done(_)), same, "{evicted:?}");
+            assert_eq!(matches!(evicted, leasehold::inspect::Evicted::Done(_)), same, "{evicted:?}");
         }
         assert!(guard.release().await.expect("answered"));
         assert!(!manager.is_locked("order:1").await.expect("answered"));

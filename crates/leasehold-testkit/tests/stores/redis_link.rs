@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use crate::support::{RedisHere, World, acquires, claim, eventually, is_granted, queues, renewal, takes, ttl};
+use leasehold::LockManager;
 use leasehold::store::redis::{RedisOptions, RedisStore};
-use leasehold::store::{Inspect, Push, Release, Renewed, Store, StoreError, StoreErrorKind};
-use leasehold::{KeySpace, LockManager};
+use leasehold::store::{Inspect, KeySpace, Push, Release, Renewed, Store, StoreError, StoreErrorKind};
 use leasehold_testkit::{FaultProxy, RedisServer};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
@@ -302,7 +302,7 @@ async fn a_pushed_grant_is_fresh_while_echoes_come() {
     let (holder, waiter) = (claim("a"), claim("a"));
     takes(&*here, &holder).await;
     queues(&there, &waiter).await;
-    let queued = leasehold::clock::Moment::now();
+    let queued = leasehold::lease::Moment::now();
     there.waiting(1, 0, Some(waiter.ttl));
     tokio::time::sleep(Duration::from_millis(1_200)).await;
     here.release(&holder.name, &holder.token).await.expect("an answer");
@@ -334,7 +334,7 @@ async fn a_follower_is_told_of_a_cut_and_follows_again() {
     proxy.reset_all();
     assert_eq!(timeout(Duration::from_secs(10), events.recv()).await.expect("told"), None);
     let mut events = store.follow().await.expect("a follower");
-    let event: leasehold::LockEvent = serde_json::from_str(
+    let event: leasehold::events::LockEvent = serde_json::from_str(
         r#"{"kind":"lost","name":"a","owner":"b","holder_id":"0123456789ab","fence":null,"at_ms":1,"reason":""}"#,
     )
     .expect("an event");

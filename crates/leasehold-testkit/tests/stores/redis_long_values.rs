@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use leasehold::bindings::{ClaimId, Retention};
+use leasehold::inspect::{EvictMode, Evicted};
 use leasehold::store::redis::RedisStore;
 use leasehold::store::{
-    Acquire, Bind, BindingId, Change, EvictMode, Evicted, Expected, Inspect, NewBinding, NodeSlot, Release, Step,
+    Acquire, Bind, BindingId, BindingKind, Change, Expected, Inspect, KeySpace, NewBinding, NodeSlot, Release, Step,
     Store, StoreError, StoreErrorKind, Try,
 };
-use leasehold::{ClaimId, Error, Guard, Keep, KeySpace, LockManager, LockName, Shelf};
+use leasehold::{Error, Guard, LockManager, LockName};
 use leasehold_testkit::{FaultProxy, RedisServer, report};
 use redis::Value;
 use tokio::time::timeout;
@@ -105,9 +107,11 @@ async fn s27_a_long_value_at_a_bindings_key_is_refused_and_costs_no_connection()
     let fence = takes(&store, &ours).await.fence;
     let connection = subscribed(&server).await;
     assert_eq!(connection.len(), 1);
-    for (key, shelf) in [("lh1:bind:leasehold:long", Shelf::Bindings), ("lh1:once:leasehold:long", Shelf::Results)] {
+    for (key, kind) in
+        [("lh1:bind:leasehold:long", BindingKind::Bindings), ("lh1:once:leasehold:long", BindingKind::Results)]
+    {
         plant(&server, key).await;
-        every_verb_refuses(&store, shelf).await;
+        every_verb_refuses(&store, kind).await;
         assert_eq!(server.command(&["STRLEN", key]).await, Value::Int(LONG_VALUE.cast_signed()), "left alone");
     }
     assert_eq!(store.renew(&[crate::support::renewal(&ours, fence)]).await, [leasehold::store::Renewed::Renewed]);
@@ -129,10 +133,10 @@ async fn s27_a_long_value_at_a_bindings_key_is_refused_and_costs_no_connection()
 }
 
 /// Asks for a binding named `long` in every way there is.
-async fn every_verb_refuses(store: &RedisStore, shelf: Shelf) {
+async fn every_verb_refuses(store: &RedisStore, kind: BindingKind) {
     let name = |text: &str| LockName::new(text).expect("a name");
-    let (id, run) = (BindingId { shelf, id: name("long") }, ClaimId::random());
-    let keep = Keep::new(Duration::from_secs(30)).expect("allowed");
+    let (id, run) = (BindingId { kind, id: name("long") }, ClaimId::random());
+    let keep = Retention::new(Duration::from_secs(30)).expect("allowed");
     let new = |slot| NewBinding { id: id.clone(), claim: run.clone(), keep, slot, value: b"1".to_vec() };
     let change = Change { value: b"2".to_vec(), keep: None, give_slot_back: false };
     let step = |over| Step { id: id.clone(), claim: run.clone(), fence: 1, over, keep, value: b"{}\n".to_vec() };

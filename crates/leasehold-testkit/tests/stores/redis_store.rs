@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use crate::support::{LONG, RedisHere, World, acquires, claim, is_granted, is_held, name, queues, renewal, takes, ttl};
-use leasehold::clock::Moment;
+use leasehold::inspect::{Cursor, EvictMode, Evicted};
+use leasehold::lease::Moment;
 use leasehold::store::redis::{RedisOptions, RedisStore};
 use leasehold::store::{
-    Acquire, Claim, Cursor, EvictMode, Evicted, Inspect, Left, Release, Renewed, Store, StoreErrorKind, Try,
+    Acquire, Claim, Inspect, KeySpace, Left, Namespace, Release, Renewed, Store, StoreErrorKind, Try,
 };
-use leasehold::{KeySpace, Namespace};
 use redis::Value;
 
 const KEY: &str = "leasehold:lock:a";

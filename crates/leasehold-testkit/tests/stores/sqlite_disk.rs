@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use leasehold::lease::{Token, Ttl};
 use leasehold::store::sqlite::SqliteStore;
 use leasehold::store::*;
-use leasehold::{LockName, Owner, Token, Ttl};
+use leasehold::{LockName, Owner};
 
 /// A small filesystem of its own, unmounted when dropped.
 struct Disk(PathBuf, #[expect(dead_code, reason = "removed after the unmount")] tempfile::TempDir);

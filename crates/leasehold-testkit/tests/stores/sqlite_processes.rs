@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use leasehold::lease::{Token, Ttl};
 use leasehold::store::sqlite::SqliteStore;
 use leasehold::store::*;
-use leasehold::{LockName, Owner, Token, Ttl};
+use leasehold::{LockName, Owner};
 
 const ROLE: &str = "LEASEHOLD_TEST_ROLE";
 const FILE: &str = "LEASEHOLD_TEST_FILE";
@@ -143,9 +144,9 @@ const WRITES: usize = 40;
 
 fn binding(n: usize) -> NewBinding {
     NewBinding {
-        id: BindingId { shelf: leasehold::Shelf::Bindings, id: name(&format!("r{n}")) },
-        claim: leasehold::ClaimId::random(),
-        keep: leasehold::Keep::new(Duration::from_secs(60)).expect("valid"),
+        id: BindingId { kind: leasehold::store::BindingKind::Bindings, id: name(&format!("r{n}")) },
+        claim: leasehold::bindings::ClaimId::random(),
+        keep: leasehold::bindings::Retention::new(Duration::from_secs(60)).expect("valid"),
         slot: None,
         value: b"v".to_vec(),
     }

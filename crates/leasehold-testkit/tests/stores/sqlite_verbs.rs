@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
+use leasehold::events::{EventKind, LockEvent};
+use leasehold::inspect::{EvictMode, Evicted, FinishRequest};
+use leasehold::lease::{Token, Ttl};
 use leasehold::store::sqlite::SqliteStore;
 use leasehold::store::*;
-use leasehold::{EventKind, LockEvent};
-use leasehold::{LockName, Owner, Token, Ttl};
+use leasehold::{LockName, Owner};
 
 fn name(text: &str) -> LockName {
     LockName::new(text).expect("a valid name")
@@ -170,7 +172,7 @@ async fn taking_away_and_asking_to_finish_reach_the_holder() {
     let a = claim("k");
     let grant = granted(&one, &a).await;
     let id = a.token.holder_id();
-    assert!(matches!(two.ask_to_finish(&a.name, id, "lunch").await, Ok(Asked::Told(_))));
+    assert!(matches!(two.ask_to_finish(&a.name, id, "lunch").await, Ok(FinishRequest::Delivered(_))));
     assert!(matches!(push(&mut pushes).await, Push::Finish { reason, .. } if reason == "lunch"));
     let other = Token::random().holder_id();
     assert!(matches!(two.evict(&a.name, other, EvictMode::Force).await, Ok(Evicted::ChangedHands(_))));

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use leasehold::{Error, EvictMode, Evicted, LockManager, OnUnavailable};
-use leasehold_testkit::history::{Event, HistoryWriter, Kind as EventKind};
+use leasehold::inspect::{EvictMode, Evicted};
+use leasehold::{Error, LockManager, OnUnavailable};
+use leasehold_testkit::history::{Event, EventKind, HistoryWriter};
 use leasehold_testkit::{Arena, History, Kind, WorkerProcess, on_every_store};
 use serde_json::json;
 use tokio::sync::mpsc::unbounded_channel;
@@ -64,7 +65,7 @@ async fn a_lost_lead_cancels_the_work_and_is_stood_for_again(arena: Arena) {
     let (told, mut terms) = unbounded_channel();
     let (cancelled, mut cancellations) = unbounded_channel();
     let campaign = tokio::spawn(async move {
-        let term = async |term: leasehold::Term| {
+        let term = async |term: leasehold::elect::Term| {
             let _ = told.send((term.holder_id(), term.fence()));
             let _tells = TellsWhenDropped(cancelled.clone());
             std::future::pending::<Result<(), Error>>().await
@@ -94,7 +95,7 @@ async fn work_that_fails_leaves_the_lead_to_others(arena: Arena) {
     let looker = failing.clone();
     let second = told.clone();
     let campaign = tokio::spawn(async move {
-        let term = async |_: leasehold::Term| {
+        let term = async |_: leasehold::elect::Term| {
             let _ = told.send("failing");
             // The other one is in line by then.
             while looker.info("scheduler").await?.waiters.is_empty() {
@@ -133,7 +134,7 @@ async fn a_shutdown_ends_the_campaign(arena: Arena) {
     let (told, mut terms) = unbounded_channel();
     let leader = manager.clone();
     let campaign = tokio::spawn(async move {
-        let term = async |_: leasehold::Term| {
+        let term = async |_: leasehold::elect::Term| {
             let _ = told.send(());
             std::future::pending::<Result<(), Error>>().await
         };
@@ -174,7 +175,7 @@ async fn a_panic_gives_the_lead_up(arena: Arena) {
 
 async fn bad_input_is_told_at_once(arena: Arena) {
     let manager = arena.manager().await;
-    let never = async |_: leasehold::Term| -> Result<(), Error> { panic!("nobody was elected") };
+    let never = async |_: leasehold::elect::Term| -> Result<(), Error> { panic!("nobody was elected") };
     assert!(matches!(manager.elect("").run(never).await, Err(Error::Invalid(_))));
     assert!(matches!(manager.elect("").leader().await, Err(Error::Invalid(_))));
     assert!(matches!(manager.elect("a").ttl(ms(1)).run(never).await, Err(Error::Invalid(_))));
@@ -186,7 +187,7 @@ async fn bad_input_is_told_at_once(arena: Arena) {
 async fn nobody_leads_while_the_store_is_gone() {
     let server = leasehold_testkit::RedisServer::start().await;
     let mut options = leasehold::Options::default();
-    (options.on_unavailable, options.patience, options.journal) = (OnUnavailable::FailOpen, ms(300), None);
+    (options.on_unavailable, options.outage_timeout, options.journal) = (OnUnavailable::FailOpen, ms(300), None);
     let manager = LockManager::connect_with(&server.url(), options).await.expect("a manager");
     server.kill9();
     assert!(!manager.lock("plain").await.expect("open").is_protected(), "plain locks fail open here");

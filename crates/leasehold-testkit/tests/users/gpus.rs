@@ -4,8 +4,9 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use leasehold::config::{Config, GpuScope};
-use leasehold::gpu::{CleanUp, Devices, GpuPool, Leaving};
-use leasehold::{Error, EvictMode, LockManager, gpu_lock};
+use leasehold::gpu::{CleanUp, Devices, GpuPool, Leaving, gpu_lock};
+use leasehold::inspect::EvictMode;
+use leasehold::{Error, LockManager};
 use leasehold_testkit::{Arena, on_every_store};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::time::timeout;
@@ -44,7 +45,7 @@ async fn until_free(locks: &LockManager, name: &str) {
 }
 
 #[gpu_lock(gpu_id = 0, locks = locks)]
-async fn holder_of_gpu_0(locks: &LockManager) -> Result<leasehold::Holder, Error> {
+async fn holder_of_gpu_0(locks: &LockManager) -> Result<leasehold::inspect::Holder, Error> {
     assert!(leasehold::current_fence().is_some(), "at hand for whatever is called");
     Ok(locks.holder("gpu_lock:0").await?.expect("held"))
 }
@@ -233,7 +234,8 @@ async fn any_of_a_pool_and_those_by_number(arena: Arena) {
     assert!(matches!(gpus.only(&[2]).expect("here").no_wait().await, Err(Error::NotAcquired { .. })));
     assert!(gpus.only(&[3]).is_err_and(|error| error.to_string().contains("0, 1, 2")));
     assert!(gpus.only(&[]).is_err() && gpus.only(&[1, 1]).is_err());
-    let work = async |gpus: &leasehold::gpu::Gpus| (gpus.ids(), leasehold::current_fence(), gpus.guards()[0].fence());
+    let work =
+        async |gpus: &leasehold::gpu::Gpus| (gpus.ids(), leasehold::current_fence(), gpus.guards()[0].try_fence());
     let (ids, found, own) = gpus.acquire().run(work).await.expect("the one that is left");
     assert_eq!(ids, [1]);
     assert!(found.is_some() && found == own, "{found:?} and {own:?}");

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use leasehold::{Error, EvictMode, LockManager, LossReason, Options, current_fence, lock};
+use leasehold::inspect::EvictMode;
+use leasehold::{Error, LockManager, LossReason, Options, current_fence, lock};
 use leasehold_testkit::{Arena, Kind, on_every_store};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
@@ -278,7 +279,7 @@ async fn the_fence_is_at_hand_and_rises(arena: Arena) {
 /// Options with which a dead store is noticed soon.
 fn impatient(arena: &Arena) -> Options {
     let mut options = arena.options();
-    (options.answer_within, options.patience) = (ms(300), ms(300));
+    (options.request_timeout, options.outage_timeout) = (ms(300), ms(300));
     (options.max_release_retries, options.emergency_release_delay) = (0, ms(10));
     options
 }

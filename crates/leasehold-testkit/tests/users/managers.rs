@@ -7,7 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold::{Error, EventKind, EvictMode, Evicted, Guard, LockManager, LossReason, Owner, Token, Ttl};
+use leasehold::events::EventKind;
+use leasehold::inspect::{EvictMode, Evicted};
+use leasehold::lease::{Token, Ttl};
+use leasehold::{Error, Fence, Guard, LockManager, LossReason, Owner};
 use leasehold_testkit::{Arena, on_every_store};
 use tokio::time::timeout;
 
@@ -64,7 +67,7 @@ pub(crate) async fn stand_in_line(manager: &LockManager, name: &str, waiters: us
 async fn a_lock_is_held_by_one_and_says_by_whom(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
     let guard = a.lock("one").owner("alice").await.expect("free");
-    assert!(guard.is_valid() && guard.is_protected() && guard.fence().is_some());
+    assert!(guard.is_valid() && guard.is_protected() && guard.try_fence().is_some());
     assert!(b.try_lock("one").await.expect("answered").is_none());
     let Err(Error::NotAcquired { name, holder, store, waited }) = b.lock("one").no_wait().await else {
         panic!("held");
@@ -92,7 +95,7 @@ async fn waiters_enter_in_order_without_overlap(arena: Arena) {
         tasks.push(tokio::spawn(async move {
             let guard = manager.lock("line").wait_up_to(LONG).await.expect("its turn");
             assert_eq!(inside.fetch_add(1, SeqCst), 0, "two holders at once");
-            order.lock().expect("no panic before").push((i, guard.fence().expect("fenced")));
+            order.lock().expect("no panic before").push((i, guard.fence()));
             inside.fetch_sub(1, SeqCst);
             guard.release().await.expect("answered");
         }));
@@ -170,9 +173,9 @@ async fn a_lease_without_renewal_ends_and_says_so(arena: Arena) {
     let guard = a.lock("ends").ttl(ms(200)).renew(false).await.expect("free");
     let until = guard.valid_until();
     assert_eq!(timeout(LONG, guard.lost()).await.expect("told"), LossReason::Expired);
-    let late = until.until(leasehold::clock::Moment::now());
+    let late = until.until(leasehold::lease::Moment::now());
     assert!(late < ms(100), "told {late:?} late");
-    assert!(!guard.is_valid() && guard.lost_token().is_cancelled());
+    assert!(!guard.is_valid() && guard.cancellation().is_cancelled());
     let next = b.lock("ends").wait_up_to(LONG).await.expect("free soon");
     assert!(!guard.release().await.expect("answered"), "not ours any more");
     assert!(next.is_valid() && next.release().await.expect("answered"));
@@ -206,7 +209,7 @@ async fn a_late_renewal_does_not_touch_the_successor(arena: Arena) {
     assert!(matches!(late.extend(Duration::from_secs(600)).await, Err(Error::Lost { why: LossReason::Gone, .. })));
     assert_eq!(late.loss(), Some(LossReason::Gone));
     let token = late.token().clone();
-    let renewed = a.renew_token("late", &token, Ttl::default()).await;
+    let renewed = a.lease("late", &token).expect("a name").renew(Ttl::default()).await;
     assert!(matches!(renewed, Err(Error::Lost { .. })), "{renewed:?}");
     assert!(b.ttl_left("late").await.expect("answered").expect("held") <= ms(5_000));
     assert!(successor.release().await.expect("answered"));
@@ -273,14 +276,17 @@ async fn a_holder_can_be_asked_to_finish(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
     let holder = a.lock("finish").await.expect("free");
     let asked = b.ask_to_finish("finish", holder.holder_id(), "over an hour").await.expect("answered");
-    assert!(matches!(asked, leasehold::Asked::Told(_)), "{asked:?}");
+    assert!(matches!(asked, leasehold::inspect::FinishRequest::Delivered(_)), "{asked:?}");
     assert_eq!(timeout(LONG, holder.asked_to_finish()).await.expect("told"), "over an hour");
     assert!(holder.is_valid(), "asked, not told");
     let stranger = Token::random().holder_id();
     let asked = b.ask_to_finish("finish", stranger, "").await.expect("answered");
-    assert!(matches!(asked, leasehold::Asked::ChangedHands(_)), "{asked:?}");
+    assert!(matches!(asked, leasehold::inspect::FinishRequest::ChangedHands(_)), "{asked:?}");
     holder.release().await.expect("answered");
-    assert_eq!(b.ask_to_finish("finish", stranger, "").await.expect("answered"), leasehold::Asked::Free);
+    assert_eq!(
+        b.ask_to_finish("finish", stranger, "").await.expect("answered"),
+        leasehold::inspect::FinishRequest::Free
+    );
 }
 
 async fn extend_prolongs_and_is_recorded(arena: Arena) {
@@ -300,7 +306,7 @@ async fn a_lock_held_for_a_while_shows_its_fence(arena: Arena) {
     // Long before its first renewal is due.
     let guard = a.lock("gpu_lock:0").ttl(Duration::from_secs(3_600)).await.expect("free");
     let shown = async {
-        while b.holder("gpu_lock:0").await.expect("answered").expect("held").fence != guard.fence() {
+        while b.holder("gpu_lock:0").await.expect("answered").expect("held").fence != guard.try_fence() {
             tokio::time::sleep(ms(10)).await;
         }
     };
@@ -312,7 +318,7 @@ async fn with_lock_releases_whatever_happens(arena: Arena) {
     let failed: Result<Result<(), &str>, Error> = manager.with_lock("work", async |_| Err("the work's own")).await;
     assert_eq!(failed.expect("the lock was fine"), Err("the work's own"));
     assert!(!manager.is_locked("work").await.expect("answered"));
-    let told = manager.with_lock("work", async |guard| guard.fence().expect("fenced").get()).await;
+    let told = manager.with_lock("work", async |guard| guard.fence().get()).await;
     assert!(told.expect("answered") > 0);
 }
 
@@ -322,7 +328,7 @@ async fn work_may_borrow_and_be_spawned(arena: Arena) {
     async fn write(log: &Mutex<Vec<String>>, what: &str, guard: &Guard) -> usize {
         tokio::task::yield_now().await;
         let mut log = log.lock().expect("no panic");
-        log.push(format!("{what} under {:?}", guard.fence()));
+        log.push(format!("{what} under {}", guard.fence()));
         log.len()
     }
     fn boxed<'a>(
@@ -387,7 +393,7 @@ async fn a_panic_in_the_section_releases(arena: Arena) {
 
 async fn polling_works_without_events(arena: Arena) {
     let mut options = arena.options();
-    options.events = false;
+    options.notifications = false;
     let (a, b) = (arena.manager().await, arena.manager_with(options).await);
     let guard = a.lock("polled").await.expect("free");
     let waiter = tokio::spawn({
@@ -434,14 +440,14 @@ async fn tasks_of_one_process_stand_in_line_once(arena: Arena) {
 async fn unfenced_locks_exclude_too(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
     let guard = a.lock("plain").unfenced().await.expect("free");
-    assert_eq!(guard.fence(), None);
+    assert_eq!((guard.try_fence(), guard.fence()), (None, Fence::NONE));
     assert!(b.try_lock("plain").await.expect("answered").is_none());
     assert!(b.lock("plain").unfenced().no_wait().optional().await.expect("answered").is_none());
     let waiter = tokio::spawn(async move { b.lock("plain").unfenced().wait_up_to(LONG).await });
     stand_in_line(&a, "plain", 1).await;
     guard.release().await.expect("answered");
     let guard = timeout(LONG, waiter).await.expect("in time").expect("no panic").expect("its turn");
-    assert_eq!(guard.fence(), None, "asked for none");
+    assert_eq!(guard.try_fence(), None, "asked for none");
     assert!(guard.release().await.expect("answered"));
 }
 
@@ -483,7 +489,7 @@ async fn owner_and_stranger_release_at_once(arena: Arena) {
         let guard = a.lock("gpu_lock:0").await.expect("free");
         let stranger = tokio::spawn({
             let b = b.clone();
-            async move { b.release_token("gpu_lock:0", &Token::random()).await }
+            async move { b.lease("gpu_lock:0", &Token::random()).expect("a name").release_without_event().await }
         });
         let owner = tokio::spawn(guard.release());
         assert!(owner.await.expect("no panic").expect("answered"));
@@ -564,7 +570,7 @@ async fn ten_tasks_never_meet_inside(arena: Arena) {
             for _ in 0..50 {
                 let guard = manager.lock("busy").wait_up_to(LONG).await.expect("its turn");
                 assert_eq!(inside.fetch_add(1, SeqCst), 0, "two holders at once");
-                let fence = guard.fence().expect("fenced").get();
+                let fence = guard.fence().get();
                 assert!(last_fence.swap(fence, SeqCst) < fence, "fence did not rise");
                 tokio::task::yield_now().await;
                 inside.fetch_sub(1, SeqCst);

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use leasehold::clock::Moment;
+use leasehold::inspect::EvictMode;
+use leasehold::lease::{Moment, Token, Ttl};
 use leasehold::store::memory::MemoryWorld;
 use leasehold::store::{Claim, Store};
-use leasehold::{EvictMode, LockManager, LockName, LossReason, Options, Owner, Token, Ttl};
+use leasehold::{LockManager, LockName, LossReason, Options, Owner};
 use leasehold_testkit::{Arena, RedisServer, on_every_store};
 use tokio::time::timeout;
 
@@ -107,7 +108,7 @@ async fn a_request_to_finish_that_comes_before_the_guard_is_told() {
     store.release(&held.name, &held.token).await.expect("answered");
     let next = store.holder(&held.name).await.expect("answered").expect("handed on");
     let asked = store.ask_to_finish(&held.name, next.id, "at once").await.expect("answered");
-    assert!(matches!(asked, leasehold::Asked::Told(_)), "{asked:?}");
+    assert!(matches!(asked, leasehold::inspect::FinishRequest::Delivered(_)), "{asked:?}");
     let guard = waiting.await.expect("no panic");
     assert_eq!(guard.holder_id(), next.id, "the very one that was asked");
     let told = timeout(ms(500), guard.asked_to_finish()).await;
@@ -157,7 +158,7 @@ async fn the_end_of_a_lease_is_told_on_time_though_a_renewal_is_never_answered()
     let server = RedisServer::start().await;
     let mut options = options();
     // Far beyond the lease: nothing but its end can tell.
-    options.answer_within = Duration::from_secs(60);
+    options.request_timeout = Duration::from_secs(60);
     let manager = LockManager::connect_with(&server.url(), options).await.expect("a manager");
     let guard = manager.lock("ends").ttl(ms(1_500)).await.expect("free");
     let began = Instant::now();

@@ -5,8 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use leasehold::store::{BindingId, Change, Changed, Create, Expected, NewBinding};
-use leasehold::{ClaimId, Error, EvictMode, Guard, Invalid, Keep, LockManager, LockName, Outcome, Shelf, Started};
+use leasehold::bindings::{ClaimId, Retention};
+use leasehold::inspect::EvictMode;
+use leasehold::lease::Invalid;
+use leasehold::once::{Outcome, Started};
+use leasehold::store::{BindingId, BindingKind, Change, Changed, Create, Expected, NewBinding};
+use leasehold::{Error, Guard, LockManager, LockName};
 use leasehold_testkit::{Arena, Kind, on_every_store};
 use tokio::sync::Notify;
 
@@ -45,7 +49,7 @@ async fn one_runs_and_the_others_get_its_result(arena: Arena) {
         tasks.push(tokio::spawn(async move {
             let work = async |guard: &Guard| {
                 assert_eq!(ran.fetch_add(1, Ordering::SeqCst), 0, "it runs more than once");
-                assert_eq!(leasehold::current_fence(), guard.fence());
+                assert_eq!(leasehold::current_fence(), guard.try_fence());
                 tokio::time::sleep(Duration::from_millis(30)).await;
                 task
             };
@@ -108,9 +112,9 @@ async fn another_payload_is_refused_also_after_a_wait(arena: Arena) {
     while locks.info("once:pay").await.expect("answered").waiters.is_empty() {
         tokio::task::yield_now().await;
     }
-    let id = BindingId { shelf: Shelf::Results, id: LockName::new("pay").expect("a name") };
+    let id = BindingId { kind: BindingKind::Results, id: LockName::new("pay").expect("a name") };
     let value = br#"{"state":"running","by":"a@b:1","at_ms":1,"fence":1,"payload":"of another"}"#;
-    let keep = Keep::new(Keep::MAX).expect("a time");
+    let keep = Retention::new(Retention::MAX).expect("a time");
     let new = NewBinding { id, claim: ClaimId::random(), keep, slot: None, value: [&value[..], b"\n"].concat() };
     assert_eq!(arena.store().await.create(&new).await.expect("answered"), Create::Created);
     turn.release().await.expect("answered");
@@ -245,7 +249,7 @@ async fn bad_input_is_refused(arena: Arena) {
     }
     assert!(locks.once(&long[..507]).run(async |_| 0).await.is_ok());
     let refused = locks.once("job").keep(Duration::ZERO).run(async |_| 0).await;
-    assert!(matches!(refused, Err(Error::Invalid(Invalid::Keep { .. }))), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Invalid(Invalid::Retention { .. }))), "{refused:?}");
     // All of that before anything was done.
     assert!(runs(&locks, "job", 2).await.fresh);
 }
@@ -276,9 +280,9 @@ async fn a_result_that_cannot_be_stored_is_not_made_again(arena: Arena) {
 /// What a build wrote that knew no fences.
 fn unfenced(id: &str, state: &str, result: &str) -> NewBinding {
     NewBinding {
-        id: BindingId { shelf: Shelf::Results, id: LockName::new(id).expect("a name") },
+        id: BindingId { kind: BindingKind::Results, id: LockName::new(id).expect("a name") },
         claim: ClaimId::random(),
-        keep: Keep::new(Duration::from_secs(60)).expect("a time"),
+        keep: Retention::new(Duration::from_secs(60)).expect("a time"),
         slot: None,
         value: format!("{{\"state\":\"{state}\",\"by\":\"old@host:1\",\"at_ms\":1}}\n{result}").into_bytes(),
     }
@@ -340,7 +344,7 @@ async fn a_late_runner_takes_nothing_back(arena: Arena) {
 async fn a_store_that_went_away_costs_the_record_not_the_result() {
     let arena = Arena::new(Kind::Redis).await;
     let mut options = arena.options();
-    (options.answer_within, options.patience) = (Duration::from_millis(200), Duration::from_millis(500));
+    (options.request_timeout, options.outage_timeout) = (Duration::from_millis(200), Duration::from_millis(500));
     let locks = arena.manager_with(options).await;
     let work = async |_: &Guard| {
         arena.server().kill9();

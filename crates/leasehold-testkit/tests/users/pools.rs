@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, EvictMode, Evicted, LockManager, LossReason, Permit, Permits, Pool};
+use leasehold::inspect::{EvictMode, Evicted};
+use leasehold::pool::{Permit, Permits, Pool};
+use leasehold::{Error, LockManager, LossReason};
 use leasehold_testkit::{Arena, FaultProxy, Kind, on_every_store};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -46,9 +48,10 @@ on_every_store!(
 
 async fn work_finds_the_fence_of_its_members(arena: Arena) {
     let pool = pool(&arena, 3).await;
-    let (found, own) = pool.acquire().run(async |one| (leasehold::current_fence(), one.fence())).await.expect("free");
+    let (found, own) =
+        pool.acquire().run(async |one| (leasehold::current_fence(), one.try_fence())).await.expect("free");
     assert!(found.is_some() && found == own, "{found:?} and {own:?}");
-    let highest = |several: &Permits| several.iter().filter_map(|permit| permit.fence()).max();
+    let highest = |several: &Permits| several.iter().filter_map(|permit| permit.try_fence()).max();
     let (found, own) =
         pool.any(2).run(async |several| (leasehold::current_fence(), highest(several))).await.expect("free");
     assert!(found.is_some() && found == own, "{found:?} and {own:?}");
@@ -584,7 +587,7 @@ async fn a_lost_turn_gives_everything_back_and_collects_again(arena: Arena) {
 
 async fn polling_works_without_events(arena: Arena) {
     let mut options = arena.options();
-    options.events = false;
+    options.notifications = false;
     let full = pool(&arena, 2).await;
     let mut held = fill(&full).await;
     let poller = arena.manager_with(options).await.pool("gpu_lock", 0..2).expect("a pool");

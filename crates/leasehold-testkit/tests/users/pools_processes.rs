@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{LockManager, Pool};
+use leasehold::LockManager;
+use leasehold::pool::Pool;
 use leasehold_testkit::history::Hold;
 use leasehold_testkit::job::Job;
 use leasehold_testkit::{Arena, History, Kind, WorkerProcess, full_or, report};

@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use leasehold::{Error, EvictMode, Evicted, Guard, Holder, LockManager, Options};
+use leasehold::inspect::{EvictMode, Evicted, Holder};
+use leasehold::{Error, Guard, LockManager, Options};
 use leasehold_testkit::RedisServer;
 use redis::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use leasehold::{Error, EvictMode, LockManager, LossReason, current_fence, lock};
+use leasehold::inspect::EvictMode;
+use leasehold::{Error, LockManager, LossReason, current_fence, lock};
 use leasehold_testkit::{Arena, on_every_store};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -25,14 +26,14 @@ async fn is_held(locks: &LockManager) -> bool {
 }
 
 /// Enters `r` without waiting, and gives back its fence.
-async fn again(locks: &LockManager) -> Result<Option<u64>, Error> {
-    locks.lock("r").no_wait().run_reentrant(async |guard| guard.fence().map(leasehold::Fence::get)).await
+async fn again(locks: &LockManager) -> Result<u64, Error> {
+    locks.lock("r").no_wait().run_reentrant(async |guard| guard.fence().get()).await
 }
 
 async fn a_task_enters_again_and_the_first_to_enter_gives_back(arena: Arena) {
     let locks = arena.manager().await;
     let first = locks.lock("r").run_reentrant(async |guard| {
-        let fence = guard.fence().map(leasehold::Fence::get);
+        let fence = guard.fence().get();
         for _ in 0..3 {
             assert_eq!(again(&locks).await.expect("mine"), fence, "the same grant");
             assert!(is_held(&locks).await, "the inner ones give nothing back");
@@ -88,7 +89,7 @@ async fn an_error_or_a_panic_inside_leaves_the_lock_with_the_first(arena: Arena)
         let panicked: Result<Result<(), Error>, _> = std::panic::AssertUnwindSafe(panicking).catch_unwind().await;
         assert!(panicked.is_err());
         assert!(guard.is_valid() && is_held(&locks).await);
-        assert_eq!(again(&locks).await.expect("mine"), guard.fence().map(leasehold::Fence::get));
+        assert_eq!(again(&locks).await.expect("mine"), guard.fence().get());
     });
     outcome.await.expect("free");
     assert!(!is_held(&locks).await);

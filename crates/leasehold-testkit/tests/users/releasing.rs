@@ -4,9 +4,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold::{
-    Error, JournalKind, LockManager, Observer, OnUnavailable, Options, ReleaseLayer, StoreErrorKind, Transition,
-};
+use leasehold::events::{Observer, ReleaseLayer, Transition};
+use leasehold::inspect::JournalKind;
+use leasehold::store::StoreErrorKind;
+use leasehold::{Error, Fence, LockManager, OnUnavailable, Options};
 use leasehold_testkit::{Arena, FaultProxy, Kind};
 use tokio::time::timeout;
 
@@ -41,7 +42,7 @@ fn options(arena: &Arena, seen: &Arc<Seen>) -> Options {
     let mut options = arena.options();
     options.max_release_retries = 1;
     options.emergency_release_delay = ms(50);
-    options.answer_within = ms(500);
+    options.request_timeout = ms(500);
     options.observer = Some(seen.clone());
     options
 }
@@ -178,7 +179,7 @@ async fn a_journal_outlives_its_process_and_can_be_settled_by_hand() {
     let journal = manager.journal().expect("kept").clone();
     until("the entry", async || journal.entries().expect("readable").len() == 1).await;
     // By hand, before the store is back and replays it; through another handle, as another process would.
-    let elsewhere = leasehold::Journal::new(journal.dir());
+    let elsewhere = leasehold::inspect::Journal::new(journal.dir());
     let entry = elsewhere.entries().expect("readable").remove(0);
     assert!(elsewhere.settle(&entry.id).expect("settled"));
     proxy.refuse(false);
@@ -197,7 +198,7 @@ async fn a_store_that_is_down_is_an_error_or_unprotected_work_but_never_silent()
     let Err(Error::Store { source, store, .. }) = closed.lock("down").no_wait().await else { panic!("it is down") };
     assert!(source.may_have_happened() && store.starts_with("redis://127.0.0.1:"), "{source} {store}");
     let guard = open.lock("down").no_wait().await.expect("the work may run");
-    assert!(!guard.is_protected() && guard.fence().is_none());
+    assert!(!guard.is_protected() && guard.try_fence().is_none() && guard.fence() == Fence::NONE);
     assert_eq!(open.statistics().unprotected_runs, 1);
     let entries = open.journal().expect("kept").entries().expect("readable");
     assert_eq!(entries.iter().map(|e| e.kind).collect::<Vec<_>>(), [JournalKind::Unprotected]);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold::store::{Finding, Level};
+use leasehold::inspect::{Finding, Level};
 use leasehold::{LockManager, Options};
 use leasehold_testkit::{Arena, Kind, RedisServer, on_every_store};
 use tokio::time::timeout;

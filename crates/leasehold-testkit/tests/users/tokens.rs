@@ -4,7 +4,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold::{Error, Fence, LockManager, Token, Ttl};
+use leasehold::lease::{Lease, Token, Ttl};
+use leasehold::{Error, Fence, LockManager};
 use leasehold_testkit::{Arena, on_every_store};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -26,12 +27,12 @@ on_every_store!(
 
 async fn a_token_can_be_handed_on(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
-    let token = a.lock("handed").renew(false).await.expect("free").into_token().await.expect("ours");
+    let token = a.lock("handed").renew(false).await.expect("free").detach().await.expect("ours").into_token();
     a.shutdown().await;
     assert!(b.is_locked("handed").await.expect("answered"), "it belongs to no process");
-    b.renew_token("handed", &token, Ttl::default()).await.expect("ours");
-    assert!(!b.release_token("handed", &Token::random()).await.expect("answered"));
-    assert!(b.release_token("handed", &token).await.expect("answered"));
+    b.lease("handed", &token).expect("a name").renew(Ttl::default()).await.expect("ours");
+    assert!(!b.lease("handed", &Token::random()).expect("a name").release_without_event().await.expect("answered"));
+    assert!(b.lease("handed", &token).expect("a name").release_without_event().await.expect("answered"));
     assert!(!b.is_locked("handed").await.expect("answered"));
 }
 
@@ -42,7 +43,7 @@ async fn a_token_that_was_waited_for_can_be_handed_on(arena: Arena) {
         let a = a.clone();
         async move {
             let guard = a.lock("waited").renew(false).wait_up_to(LONG).await.expect("its turn");
-            guard.into_token().await.expect("ours")
+            guard.detach().await.expect("ours").into_token()
         }
     });
     stand_in_line(&b, "waited", 1).await;
@@ -51,7 +52,7 @@ async fn a_token_that_was_waited_for_can_be_handed_on(arena: Arena) {
     a.shutdown().await;
     let holder = b.holder("waited").await.expect("answered").expect("it belongs to no process");
     assert!(!holder.listens && holder.ttl_left.expect("ends") > Duration::from_secs(25), "{holder:?}");
-    assert!(b.release_token("waited", &token).await.expect("answered"));
+    assert!(b.lease("waited", &token).expect("a name").release_without_event().await.expect("answered"));
 }
 
 async fn a_chosen_token_waits_in_line(arena: Arena) {
@@ -67,11 +68,13 @@ async fn a_chosen_token_waits_in_line(arena: Arena) {
             // Every other one by a token, between those with guards.
             if i % 2 == 0 {
                 let token = Token::random();
-                entered(request.under_token(&token).await.expect("its turn"));
-                assert!(manager.release_token("line", &token).await.expect("answered"));
+                entered(request.under_token(&token).await.expect("its turn").try_fence());
+                assert!(
+                    manager.lease("line", &token).expect("a name").release_without_event().await.expect("answered")
+                );
             } else {
                 let guard = request.await.expect("its turn");
-                entered(guard.fence());
+                entered(guard.try_fence());
                 assert!(guard.release().await.expect("answered"));
             }
         }));
@@ -97,13 +100,14 @@ async fn one_request_that_waits_twice_is_one_lease(arena: Arena) {
     assert!(first.release().await.expect("answered"));
     let mut fences = Vec::new();
     for call in calls {
-        fences.push(timeout(LONG, call).await.expect("in time").expect("no panic").expect("its turn"));
+        let lease = timeout(LONG, call).await.expect("in time").expect("no panic").expect("its turn");
+        fences.push(lease.try_fence());
     }
     assert!(fences[0].is_some() && fences.iter().all(|fence| *fence == fences[0]), "one lease: {fences:?}");
     let holder = a.holder("twice").await.expect("answered").expect("held");
     assert_eq!((holder.id, holder.fence), (token.holder_id(), fences[0]));
     stand_in_line(&a, "twice", 0).await;
-    assert!(b.release_token("twice", &token).await.expect("answered"));
+    assert!(b.lease("twice", &token).expect("a name").release_without_event().await.expect("answered"));
     assert!(a.try_lock("twice").await.expect("answered").is_some(), "free at once: nobody of them waits any more");
 }
 
@@ -139,17 +143,17 @@ async fn a_request_that_waited_belongs_to_no_process(arena: Arena) {
     let call = waiting(&b, &token);
     stand_in_line(&a, "twice", 1).await;
     assert!(first.release().await.expect("answered"));
-    let fence = timeout(LONG, call).await.expect("in time").expect("no panic").expect("its turn");
+    let lease = timeout(LONG, call).await.expect("in time").expect("no panic").expect("its turn");
     b.shutdown().await;
     let holder = a.holder("twice").await.expect("answered").expect("it outlives who asked for it");
-    assert_eq!((holder.id, holder.fence, holder.listens), (token.holder_id(), fence, false));
+    assert_eq!((holder.id, holder.fence, holder.listens), (token.holder_id(), lease.try_fence(), false));
     assert!(holder.ttl_left.expect("ends") > Duration::from_secs(25), "the whole ttl: {holder:?}");
-    a.renew_token("twice", &token, Ttl::default()).await.expect("its token renews it");
-    assert!(a.release_token("twice", &token).await.expect("answered"));
+    a.lease("twice", &token).expect("a name").renew(Ttl::default()).await.expect("its token renews it");
+    assert!(a.lease("twice", &token).expect("a name").release_without_event().await.expect("answered"));
 }
 
 /// A call that waits for `twice` under a token.
-fn waiting(manager: &LockManager, token: &Token) -> JoinHandle<Result<Option<Fence>, Error>> {
+fn waiting(manager: &LockManager, token: &Token) -> JoinHandle<Result<Lease, Error>> {
     let (manager, token) = (manager.clone(), token.clone());
     tokio::spawn(async move { manager.lock("twice").wait_up_to(LONG).under_token(&token).await })
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Binding, Bindings, Undo, binding, binding_id, change};
+use super::{Binding, BindingUndo, Bindings, binding, binding_id, change};
 use crate::error::Error;
 use crate::facts::{ClaimId, Invalid};
 use crate::store::{Changed, Create, Expected, NodeSlot};
@@ -50,7 +50,7 @@ pub enum Reserved {
 /// a job whose creation failed blocks neither its request nor its node.
 #[must_use = "dropped, the binding and its slot are given back"]
 pub struct Reservation {
-    undo: Undo,
+    undo: BindingUndo,
     claim: ClaimId,
 }
 
@@ -82,7 +82,8 @@ impl Bindings<JobBinding> {
     /// ```
     /// # use std::time::Duration;
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-    /// use leasehold::{JobBinding, LockManager, Reserved};
+    /// use leasehold::bindings::{JobBinding, Reserved};
+    /// use leasehold::LockManager;
     ///
     /// # let locks = LockManager::connect("memory:").await?;
     /// let jobs = locks.bindings::<JobBinding>();
@@ -126,7 +127,7 @@ impl Bindings<JobBinding> {
         let slot = Some(NodeSlot { node, of: slots });
         match self.create(&id, &claim, job, lease, slot).await? {
             Create::Created => {
-                let undo = Undo::arm(self.core.clone(), id, claim.clone());
+                let undo = BindingUndo::arm(self.core.clone(), id, claim.clone());
                 Ok(Reserved::Created(Reservation { undo, claim }))
             }
             Create::Exists(bound) => Ok(Reserved::Exists(binding(&id.id, bound, None)?)),

@@ -1,4 +1,4 @@
-//! Request bindings: whoever asks first creates, everybody else reads what exists, at once.
+//! Values bound to request ids: the first caller creates a value, all others read the one that exists.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -9,16 +9,18 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::engine::Core;
-use crate::error::{Error, Operation};
-use crate::facts::{ClaimId, Invalid, Keep, LockName, Shelf, beginning};
+use crate::error::Error;
+use crate::facts::{BindingKind, Invalid, LockName, beginning};
 use crate::manager::LockManager;
+use crate::store::Operation;
 use crate::store::{BindingId, Bound, Change, Changed, Create, Expected, NewBinding, NodeSlot, Step, VALUE_BYTES_MAX};
 
 mod jobs;
 mod undo;
 
+pub use crate::facts::{ClaimId, Retention};
 pub use jobs::{JobBinding, Reservation, Reserved};
-pub(crate) use undo::Undo;
+pub(crate) use undo::BindingUndo;
 
 /// How often a change is tried again that somebody else's change overtook.
 const OVERTAKEN_MAX: usize = 16;
@@ -28,7 +30,8 @@ const OVERTAKEN_MAX: usize = 16;
 /// ```
 /// # use std::time::Duration;
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
-/// use leasehold::{Claimed, LockManager};
+/// use leasehold::bindings::Claimed;
+/// use leasehold::LockManager;
 ///
 /// let locks = LockManager::connect("memory:").await?;
 /// let uploads = locks.bindings::<String>();
@@ -43,7 +46,7 @@ const OVERTAKEN_MAX: usize = 16;
 /// ```
 ///
 /// A request id is 1 to 512 bytes of UTF-8 without control characters, a value at most 1 MiB of JSON, a
-/// lease 1 s to 400 days ([`Keep`]). Namespaces set ids apart as they do names.
+/// lease 1 s to 400 days ([`Retention`]). Namespaces set ids apart as they do names.
 pub struct Bindings<T> {
     core: Arc<Core>,
     /// Keeps the manager's background tasks alive.
@@ -138,7 +141,7 @@ impl<T: Serialize + DeserializeOwned> Bindings<T> {
         Ok(matches!(self.core.change(&id, &Expected::Any, &change).await?, Changed::Done))
     }
 
-    /// The same for the one that a claim created: `false` also when it is somebody else's by now.
+    /// Removes the value that a claim created. `false`: it is gone, or another claim's by now.
     ///
     /// # Errors
     /// As [`update`](Self::update).
@@ -199,7 +202,7 @@ impl<T: Serialize + DeserializeOwned> Bindings<T> {
         slot: Option<NodeSlot>,
     ) -> Result<Create, Error> {
         let value = json(&id.id, value)?;
-        let new = NewBinding { id: id.clone(), claim: claim.clone(), keep: Keep::new(lease)?, slot, value };
+        let new = NewBinding { id: id.clone(), claim: claim.clone(), keep: Retention::new(lease)?, slot, value };
         self.core.create(&new).await
     }
 }
@@ -209,7 +212,7 @@ impl Core {
     pub(crate) async fn create(self: &Arc<Self>, new: &NewBinding) -> Result<Create, Error> {
         let _call = self.call();
         // Armed before the request leaves: whatever may have been created is ours alone to remove.
-        let mut undo = Undo::arm(self.clone(), new.id.clone(), new.claim.clone());
+        let mut undo = BindingUndo::arm(self.clone(), new.id.clone(), new.claim.clone());
         let answer = self.within(self.store.create(new)).await;
         if !answer.as_ref().is_err_and(crate::store::StoreError::may_have_happened) {
             undo.disarm();
@@ -280,11 +283,11 @@ pub(crate) fn from_json<T: DeserializeOwned>(id: &LockName, json: &[u8]) -> Resu
 }
 
 fn binding_id(text: impl AsRef<str>) -> Result<BindingId, Invalid> {
-    Ok(BindingId { shelf: Shelf::Bindings, id: request_id(text)? })
+    Ok(BindingId { kind: BindingKind::Bindings, id: request_id(text)? })
 }
 
 fn change(id: &LockName, value: &impl Serialize, lease: Option<Duration>) -> Result<Change, Invalid> {
-    let keep = lease.map(Keep::new).transpose()?;
+    let keep = lease.map(Retention::new).transpose()?;
     Ok(Change { value: json(id, value)?, keep, give_slot_back: false })
 }
 

@@ -13,13 +13,13 @@ const TRIES: u32 = 6;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Removes a claim's binding in the background when it is dropped.
-pub(crate) struct Undo {
+pub(crate) struct BindingUndo {
     core: Arc<Core>,
     id: BindingId,
     claim: Option<ClaimId>,
 }
 
-impl Undo {
+impl BindingUndo {
     pub(crate) fn arm(core: Arc<Core>, id: BindingId, claim: ClaimId) -> Self {
         Self { core, id, claim: Some(claim) }
     }
@@ -30,7 +30,7 @@ impl Undo {
     }
 }
 
-impl Drop for Undo {
+impl Drop for BindingUndo {
     fn drop(&mut self) {
         let Some(claim) = self.claim.take() else { return };
         let (core, id) = (self.core.clone(), self.id.clone());
@@ -40,7 +40,7 @@ impl Drop for Undo {
                 match core.within(core.store.remove(&id, &claim)).await {
                     Ok(_) => return,
                     Err(error) if !error.is_passing() => {
-                        tracing::warn!(id = %id.id, %claim, %error, "not removed; it ends with its lease");
+                        tracing::warn!(id = %id.id, %claim, error = %format_args!("{error:#}"), "not removed; it ends with its lease");
                         return;
                     }
                     Err(_) => tokio::time::sleep(pause).await,

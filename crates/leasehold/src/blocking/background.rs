@@ -11,8 +11,9 @@ use tokio::sync::oneshot;
 use tokio::task::coop;
 
 use crate::error::Error;
-use crate::manager::{LockManager, without_secrets};
+use crate::manager::LockManager;
 use crate::options::Options;
+use crate::store::open::without_secrets;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// More than the steps a task may take before it has to let others run: tokio gives it 128.
@@ -91,6 +92,7 @@ impl Background {
         std::process::id() != self.pid.load(Ordering::Relaxed)
     }
 
+    #[cfg(any(test, feature = "test-hooks"))]
     pub(super) fn pretend_forked(&self, forked: bool) {
         let pid = std::process::id();
         self.pid.store(if forked { pid.wrapping_add(1) } else { pid }, Ordering::Relaxed);
@@ -119,7 +121,7 @@ impl Drop for Background {
 async fn run_until(stopped: oneshot::Receiver<LockManager>) {
     if let Ok(locks) = stopped.await {
         let core = locks.core();
-        core.drain(core.options.answer_within).await;
+        core.drain(core.options.request_timeout).await;
     }
 }
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::background::Background;
 use crate::error::Error;
-use crate::event::LossReason;
 use crate::facts::{Fence, HolderId, LockName};
+use crate::loss::LossReason;
 
 /// Holds a lock. Dropping it gives the lock back, and waits until that is done, so that a program which
 /// ends then leaves nothing behind; [`release`](Self::release) also tells how it went.
@@ -22,7 +22,7 @@ use crate::facts::{Fence, HolderId, LockName};
 ///     if !guard.is_valid() {
 ///         break; // somebody else may be at it by now
 ///     }
-///     println!("part {part} under fence {:?}", guard.fence());
+///     println!("part {part} under fence {}", guard.fence());
 /// }
 /// # Ok(()) }
 /// ```
@@ -48,10 +48,15 @@ impl Guard {
         self.held().holder_id()
     }
 
-    /// The fence of this grant: higher than that of every grant of this name before. `None` when it
-    /// was asked for [`unfenced`](super::LockRequest::unfenced), or is unprotected.
-    pub fn fence(&self) -> Option<Fence> {
+    /// Returns the fence of this grant: higher than that of every earlier grant of this name. A guard that is unfenced or
+    /// unprotected returns [`Fence::NONE`]; see [`leasehold::Guard::fence`](crate::Guard::fence).
+    pub fn fence(&self) -> Fence {
         self.held().fence()
+    }
+
+    /// Returns the fence of this grant, or `None` when the guard is unfenced or unprotected.
+    pub fn try_fence(&self) -> Option<Fence> {
+        self.held().try_fence()
     }
 
     /// Whether the lease is proven at this moment. Never in a forked child: the lease is the parent's.
@@ -131,7 +136,7 @@ impl Drop for Guard {
         match self.background.may_wait() {
             Ok(()) => {
                 if let Err(error) = self.background.ask(|_| guard.release()) {
-                    tracing::warn!(%error, "the lock is released in the background");
+                    tracing::warn!(error = %format_args!("{error:#}"), "the lock is released in the background");
                 }
             }
             // Inside a runtime nobody waits: in the background, as an async guard does it.
@@ -145,7 +150,7 @@ impl fmt::Debug for Guard {
         f.debug_struct("Guard")
             .field("name", self.name())
             .field("holder", &self.holder_id())
-            .field("fence", &self.fence())
+            .field("fence", &self.try_fence())
             .field("remaining", &self.remaining())
             .finish_non_exhaustive()
     }

@@ -10,11 +10,11 @@
 //! let locks = LockManager::connect("memory:")?;      // or sqlite:, redis://…
 //!
 //! let guard = locks.lock("order:42").ttl(Duration::from_secs(10)).wait_up_to(Duration::from_secs(5)).acquire()?;
-//! println!("inside, fence {}", guard.fence().expect("fenced by default"));
+//! println!("inside, fence {}", guard.fence());
 //! assert!(locks.try_lock("order:42")?.is_none(), "one at a time");
 //! drop(guard);                                       // given back when this returns
 //!
-//! let paid = locks.with_lock("order:42", |guard| guard.fence().is_some())?;
+//! let paid = locks.with_lock("order:42", |guard| guard.is_protected())?;
 //! assert!(paid);
 //! # Ok(()) }
 //! ```
@@ -29,7 +29,7 @@
 //!   holds the lock: it answers [`Error::InsideRuntime`] and does nothing. Use
 //!   [`leasehold::LockManager`](crate::LockManager) there, or go through `tokio::task::spawn_blocking`.
 //! - **After a fork** the child has no such thread: there every call answers
-//!   [`Forked`](crate::StoreErrorKind::Forked), and the parent's locks stay the parent's.
+//!   [`Forked`](crate::store::StoreErrorKind::Forked), and the parent's locks stay the parent's.
 //! - **Work cannot be cancelled** from outside when its lease is lost: long work looks at
 //!   [`Guard::is_valid`], or another thread waits for [`Guard::lost_within`].
 
@@ -44,13 +44,14 @@ pub use guard::Guard;
 pub use request::LockRequest;
 
 use crate::error::Error;
-use crate::facts::{HolderId, Invalid, LockName};
+use crate::facts::HolderId;
+use crate::inspect::LockInfo;
+use crate::lease::IntoLockName;
 use crate::options::Options;
 use crate::store::{Cursor, EvictMode, Evicted, Holder, Page};
-use crate::view::LockInfo;
 
-/// The way to locks in one store, for threads. Cheap to clone; all clones share one connection, one
-/// renewal pass and one place in every queue.
+/// Manages the locks of one store, for threads. Cheap to clone: all clones share one connection, one renewal pass and one
+/// place in every queue.
 #[derive(Clone)]
 pub struct LockManager {
     background: Arc<Background>,
@@ -75,9 +76,9 @@ impl LockManager {
         Ok(Self { background: Arc::new(Background::connect(url, options)?) })
     }
 
-    /// Asks for a lock; say more about it, then [`acquire`](LockRequest::acquire). By default it waits
-    /// without limit, has a fence, and is renewed while the guard lives.
-    pub fn lock<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> LockRequest {
+    /// Asks for a lock: set its terms, then call [`acquire`](LockRequest::acquire). By default it waits without limit, has a
+    /// fence, and is renewed while the guard lives.
+    pub fn lock<N: IntoLockName>(&self, name: N) -> LockRequest {
         LockRequest::new(self.background.clone(), self.background.locks().lock(name))
     }
 
@@ -85,7 +86,7 @@ impl LockManager {
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer, which is not the same as "held".
-    pub fn try_lock<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<Option<Guard>, Error> {
+    pub fn try_lock<N: IntoLockName>(&self, name: N) -> Result<Option<Guard>, Error> {
         self.lock(name).no_wait().optional()
     }
 
@@ -95,7 +96,7 @@ impl LockManager {
     /// Whatever kept the lock from being acquired, or [`Error::Lost`].
     pub fn with_lock<N, T>(&self, name: N, work: impl FnOnce(&Guard) -> T) -> Result<T, Error>
     where
-        N: TryInto<LockName, Error = Invalid>,
+        N: IntoLockName,
     {
         self.lock(name).run(work)
     }
@@ -104,7 +105,7 @@ impl LockManager {
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
-    pub fn is_locked<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<bool, Error> {
+    pub fn is_locked<N: IntoLockName>(&self, name: N) -> Result<bool, Error> {
         Ok(self.holder(name)?.is_some())
     }
 
@@ -112,7 +113,7 @@ impl LockManager {
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
-    pub fn holder<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<Option<Holder>, Error> {
+    pub fn holder<N: IntoLockName>(&self, name: N) -> Result<Option<Holder>, Error> {
         self.background.ask(|locks| locks.holder(name))
     }
 
@@ -120,7 +121,7 @@ impl LockManager {
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
-    pub fn info<N: TryInto<LockName, Error = Invalid>>(&self, name: N) -> Result<LockInfo, Error> {
+    pub fn info<N: IntoLockName>(&self, name: N) -> Result<LockInfo, Error> {
         self.background.ask(|locks| locks.info(name))
     }
 
@@ -139,7 +140,7 @@ impl LockManager {
     /// [`Error::Store`] when the store did not answer.
     pub fn evict<N>(&self, name: N, holder: HolderId, mode: EvictMode, reason: &str) -> Result<Evicted, Error>
     where
-        N: TryInto<LockName, Error = Invalid>,
+        N: IntoLockName,
     {
         self.background.ask(|locks| locks.evict(name, holder, mode, reason))
     }
@@ -184,6 +185,7 @@ impl LockManager {
     }
 
     /// Makes it believe that another process connected it, as it would after a fork.
+    #[cfg(any(test, feature = "test-hooks"))]
     #[doc(hidden)]
     pub fn pretend_forked(&self, forked: bool) {
         self.background.pretend_forked(forked);

@@ -1,10 +1,10 @@
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::background::Background;
 use super::guard::Guard;
 use crate::error::Error;
-use crate::options::OnUnavailable;
+use crate::lease::Terms;
+use crate::lease::terms::setters;
 
 /// A request for a lock, read like a sentence and sent by [`acquire`](Self::acquire).
 ///
@@ -27,52 +27,10 @@ impl LockRequest {
         Self { background, request }
     }
 
-    /// How long the store keeps the lease when nobody renews it. 30 s unless the manager was told
-    /// otherwise.
-    pub fn ttl(self, ttl: Duration) -> Self {
-        Self { request: self.request.ttl(ttl), ..self }
-    }
+    setters!(ttl, wait_up_to, no_wait, owner, owned_by, renew, max_hold, unfenced, retry_every, on_unavailable, terms,);
 
-    /// Waits at most so long, then answers [`Error::NotAcquired`]. Without this it waits without
-    /// limit.
-    pub fn wait_up_to(self, wait: Duration) -> Self {
-        Self { request: self.request.wait_up_to(wait), ..self }
-    }
-
-    /// Does not wait: [`Error::NotAcquired`] at once when somebody else holds the lock.
-    pub fn no_wait(self) -> Self {
-        Self { request: self.request.no_wait(), ..self }
-    }
-
-    /// What people read who ask for the holder: a task name. Host and process id are added.
-    pub fn owner(self, task: impl AsRef<str>) -> Self {
-        Self { request: self.request.owner(task), ..self }
-    }
-
-    /// Whether the lease is renewed for as long as the guard lives (the default), or ends after its
-    /// ttl.
-    pub fn renew(self, renew: bool) -> Self {
-        Self { request: self.request.renew(renew), ..self }
-    }
-
-    /// The longest time the lock may be held, renewals included: after that it counts as lost.
-    pub fn max_hold(self, hold: Duration) -> Self {
-        Self { request: self.request.max_hold(hold), ..self }
-    }
-
-    /// Without a fence: a little cheaper, for work whose result nobody could check a fence against.
-    pub fn unfenced(self) -> Self {
-        Self { request: self.request.unfenced(), ..self }
-    }
-
-    /// The pause between two looks where a waiter has to poll.
-    pub fn retry_every(self, pause: Duration) -> Self {
-        Self { request: self.request.retry_every(pause), ..self }
-    }
-
-    /// What happens when the store cannot be reached. The manager's own rule unless said.
-    pub fn on_unavailable(self, policy: OnUnavailable) -> Self {
-        Self { request: self.request.on_unavailable(policy), ..self }
+    fn terms_mut(&mut self) -> &mut Terms {
+        self.request.terms_mut()
     }
 
     /// Sends the request and waits for the lock.

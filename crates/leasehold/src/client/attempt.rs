@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::{Context, Seen, may_still_run};
 use crate::clock::Moment;
 use crate::facts::Fence;
-use crate::lease::Belief;
+use crate::lease::belief::Belief;
+use crate::rules::Rule;
 use crate::store::{Acquire, Claim, Grant, Place, StoreError, StoreErrorKind, Ticket};
 
 /// Near the head of a queue a waiter asks again at least this often, however reliable the messages are.
@@ -135,7 +136,7 @@ impl Attempt {
             self.look_by(cx.now);
             return None;
         }
-        if self.asked_at.is_some() {
+        if self.asked_at.is_some() && Rule::PushWaitsForAnswer.applies() {
             self.pushed = Some(grant);
             return None;
         }
@@ -183,13 +184,14 @@ impl Attempt {
         self.unanswered |= lost;
         if let Some(grant) = self.pushed.take() {
             match &answer {
-                // The request was carried out before the grant, so the grant stands.
-                Ok(Acquire::Queued(_)) if is_believable(&grant, now) => {
+                Ok(Acquire::Queued(place)) if is_believable(&grant, now) && is_older(place, &grant) => {
                     return Some(End::Granted { grant, provisional: true });
                 }
                 // Whether the request was carried out is unknown, so the token is given back.
-                Err(_) => return Some(End::TokenUsedUp),
-                Ok(_) => {
+                Err(_) if Rule::PushWithLostAnswerIsGivenBack.applies() => return Some(End::TokenUsedUp),
+                Err(_) if is_believable(&grant, now) => return Some(End::Granted { grant, provisional: true }),
+                // Asking again gets the grant anew, or a place in the queue.
+                _ => {
                     self.stale = self.stale.max(grant.fence);
                     self.look_by(now);
                 }
@@ -217,7 +219,7 @@ impl Attempt {
                 }
                 // Where the connection cannot be ended for certain, the request may still be carried out at any later
                 // time. So its token is not used again.
-                if lost && !cx.may_resend {
+                if lost && !cx.may_resend && Rule::LostAcquireGetsNewToken.applies() {
                     self.carried = Carried { ticket: self.ticket, failing_since: self.failing_since };
                     return Some(End::TokenUsedUp);
                 }
@@ -233,6 +235,33 @@ impl Attempt {
             (self.sent, self.unanswered) = (true, true);
         }
         Finished { claim: self.claim, sent: self.sent, unanswered: self.unanswered, carried: self.carried }
+    }
+
+    /// Whether no answer is awaited.
+    #[cfg(test)]
+    pub(crate) fn may_ask(&self) -> bool {
+        self.asked_at.is_none()
+    }
+
+    /// Makes the next request due now.
+    #[cfg(test)]
+    pub(crate) fn make_due(&mut self, now: Moment) {
+        self.ask_at = now;
+    }
+
+    #[cfg(test)]
+    pub(crate) fn visit(&mut self, visit: &mut dyn super::visit::Visit) {
+        visit.token(&mut self.claim.token);
+        visit.ticket(&mut self.ticket);
+        visit.flag(self.asked_at.is_some());
+        visit.flag(self.sent);
+        visit.flag(self.unanswered);
+        visit.ticket(&mut self.carried.ticket);
+        visit.fence(&mut self.stale);
+        visit.flag(self.pushed.is_some());
+        self.pushed.iter_mut().for_each(|grant| visit.grant(grant));
+        visit.timer(&mut self.ask_at);
+        self.look_by.iter_mut().for_each(|at| visit.timer(at));
     }
 
     fn gives_up_at(&self, cx: &Context<'_>) -> Option<Moment> {
@@ -305,9 +334,17 @@ fn ask_again_after(place: &Place) -> Duration {
     after_end.saturating_add(PER_POSITION.saturating_mul(back(place.position))).min(longest)
 }
 
+/// Whether a place in the queue is older than a grant by message, so that the grant stands. The message may have overtaken
+/// the answer, or the lock may have been taken away since and the token queued again. Fences rise, so the fence of the
+/// holder shows which.
+fn is_older(place: &Place, grant: &Grant) -> bool {
+    let holder = place.holder.as_ref().and_then(|holder| holder.fence);
+    !Rule::QueuedGrantIsProven.applies() || (holder.is_some() && holder < grant.fence)
+}
+
 /// Whether enough of the lease is left to begin with it.
 fn is_believable(grant: &Grant, now: Moment) -> bool {
-    Belief::new(grant.asked_at, grant.lasts).is_valid(now + grant.lasts / 4)
+    Belief::new(now, grant.asked_at, grant.lasts).is_valid(now + grant.lasts / 4)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use super::Context;
 use super::retry::Retry;
 use crate::clock::Moment;
 use crate::facts::{Fence, Ttl};
-use crate::lease::Belief;
+use crate::lease::belief::Belief;
 use crate::store::{Holder, Renewed, StoreError, StoreErrorKind};
 
 /// A call that waits in line looks this often whether its token has got the lock in another way: the same call, sent
@@ -99,7 +99,7 @@ pub(crate) enum Confirmed {
 /// Reads the answer to a renewal that was sent at `asked_at`.
 pub(crate) fn confirmed(now: Moment, asked_at: Moment, ttl: Ttl, answer: Option<Renewed>) -> Confirmed {
     match answer {
-        Some(Renewed::Renewed) if Belief::new(asked_at, ttl.duration()).is_valid(now) => Confirmed::Yes,
+        Some(Renewed::Renewed) if Belief::new(now, asked_at, ttl.duration()).is_valid(now) => Confirmed::Yes,
         Some(Renewed::Renewed) => Confirmed::Unknown(StoreErrorKind::NoAnswer.into()),
         Some(Renewed::Lost) => Confirmed::Lost,
         Some(Renewed::Revoked) => Confirmed::Revoked,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::Context;
 use crate::clock::Moment;
+use crate::rules::Rule;
 use crate::store::Claim;
 
 /// The first pause between two requests; each one is twice the last.
@@ -16,7 +17,7 @@ const PAUSE_IN_AN_OUTAGE: Duration = Duration::from_secs(10);
 
 /// A token that is given up.
 #[derive(Debug, Clone)]
-pub(crate) struct Leaving {
+pub(crate) struct PendingLeave {
     /// Whether it may be in a queue. A queue lives for as long as others ask, so only an answer of the store ends such a
     /// token; any other ends with its lease.
     queued: bool,
@@ -53,7 +54,7 @@ pub(crate) enum AfterLeave {
     Again(Duration),
 }
 
-impl Leaving {
+impl PendingLeave {
     pub(crate) fn new(cx: &Context<'_>, claim: &Claim, queued: bool, unanswered: bool) -> Self {
         let lease_ends = cx.now + claim.ttl.duration() + cx.policy.patience;
         Self { queued, unanswered, lease_ends, confirmed: false, hurried: false, pause: FIRST_PAUSE }
@@ -70,7 +71,7 @@ impl Leaving {
             LeaveReply::Settled => return AfterLeave::Done,
             LeaveReply::Confirmed => {
                 self.confirmed = true;
-                if !self.unanswered || cx.may_resend {
+                if !self.unanswered || cx.may_resend || !Rule::LeaveIsRepeated.applies() {
                     return AfterLeave::Done;
                 }
                 if closing {
@@ -91,6 +92,11 @@ impl Leaving {
         let pause = cx.jittered(self.pause);
         self.pause = (self.pause * 2).min(LONGEST_PAUSE.max(self.pause));
         AfterLeave::Again(pause)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn visit(&mut self, visit: &mut dyn super::visit::Visit) {
+        visit.flag(self.unanswered);
     }
 
     /// Whether a shutdown still has to shorten the pauses.

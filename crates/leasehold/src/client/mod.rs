@@ -30,6 +30,8 @@ pub(crate) mod renewal;
 pub(crate) mod retry;
 pub(crate) mod rooms;
 pub(crate) mod trying;
+#[cfg(test)]
+pub(crate) mod visit;
 
 /// What a decision may know of the world at the moment it is made.
 pub(crate) struct Context<'a> {
@@ -37,11 +39,11 @@ pub(crate) struct Context<'a> {
     pub(crate) policy: &'a Policy,
     /// Whether an unanswered request may be sent again under its own token, as the store says at the moment.
     pub(crate) may_resend: bool,
-    pub(crate) source: &'a mut dyn Source,
+    pub(crate) source: &'a mut dyn RandomSource,
 }
 
 /// Where new tokens, jitter and the time of day come from.
-pub(crate) trait Source {
+pub(crate) trait RandomSource {
     /// A token that no attempt has had before.
     fn token(&mut self) -> Token;
     /// A random number below 256.
@@ -65,11 +67,11 @@ pub(crate) struct Policy {
 impl From<&Options> for Policy {
     fn from(options: &Options) -> Self {
         Self {
-            events: options.events,
+            events: options.notifications,
             poll_interval: options.poll_interval,
             max_poll_interval: options.max_poll_interval,
-            ask_again_within: options.ask_again_within,
-            patience: options.patience,
+            ask_again_within: options.recheck_interval,
+            patience: options.outage_timeout,
         }
     }
 }

@@ -24,11 +24,11 @@ pub(crate) struct PoolCall {
     taken: BTreeSet<usize>,
     /// Members that were tried, or cannot be, since the last look.
     tried: BTreeSet<usize>,
-    step: Step,
+    step: PoolStep,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Step {
+enum PoolStep {
     Start,
     TryingCollectorLock,
     /// Takes what is free without the collector lock: all of it, or nothing.
@@ -109,7 +109,7 @@ impl PoolCall {
             collects: false,
             taken: BTreeSet::new(),
             tried: BTreeSet::new(),
-            step: Step::Start,
+            step: PoolStep::Start,
         }
     }
 
@@ -119,68 +119,68 @@ impl PoolCall {
         if self.wanted == 1 {
             return self.take_first(may_try);
         }
-        self.step = Step::TryingCollectorLock;
+        self.step = PoolStep::TryingCollectorLock;
         Do::TryCollectorLock { draw: self.may_wait && self.ticket.is_none() }
     }
 
     /// What to do after an event.
     pub(crate) fn next(&mut self, event: Event, may_try: &dyn Fn(usize) -> bool) -> Do {
-        match (std::mem::replace(&mut self.step, Step::Start), event) {
-            (Step::TryingCollectorLock, Event::CollectorLockTried { granted, ticket }) => {
+        match (std::mem::replace(&mut self.step, PoolStep::Start), event) {
+            (PoolStep::TryingCollectorLock, Event::CollectorLockTried { granted, ticket }) => {
                 self.ticket = self.ticket.or(ticket);
                 self.collects = granted;
                 if granted {
                     return self.take_first(may_try);
                 }
                 // Somebody else collects. It may want other members, or be about to finish.
-                self.step = Step::LookingForAll;
+                self.step = PoolStep::LookingForAll;
                 Do::Look
             }
-            (Step::LookingForAll, Event::Free(free)) if free.len() >= self.wanted => {
+            (PoolStep::LookingForAll, Event::Free(free)) if free.len() >= self.wanted => {
                 if !self.may_wait {
                     return self.take_all(free, may_try);
                 }
-                self.step = Step::AskingForWaiters { free };
+                self.step = PoolStep::AskingForWaiters { free };
                 Do::LookForWaiters
             }
-            (Step::AskingForWaiters { free }, Event::OthersWait(false)) => self.take_all(free, may_try),
-            (Step::TakingAll { free }, Event::Took(took)) => {
+            (PoolStep::AskingForWaiters { free }, Event::OthersWait(false)) => self.take_all(free, may_try),
+            (PoolStep::TakingAll { free }, Event::Took(took)) => {
                 self.taken.extend(took);
                 self.take_all(free, may_try)
             }
-            (Step::LookingForAll | Step::AskingForWaiters { .. }, _) => self.wait_for_collector_lock(),
-            (Step::WaitingForCollectorLock, Event::Drew(ticket)) => {
+            (PoolStep::LookingForAll | PoolStep::AskingForWaiters { .. }, _) => self.wait_for_collector_lock(),
+            (PoolStep::WaitingForCollectorLock, Event::Drew(ticket)) => {
                 self.ticket = Some(ticket);
                 self.wait_for_collector_lock()
             }
             // A request that has waited for the collector lock is older than others that wait for the members. A try
             // would pass a free member to the first of them; its ticket puts it before them.
-            (Step::WaitingForCollectorLock, _) => {
+            (PoolStep::WaitingForCollectorLock, _) => {
                 self.collects = true;
                 self.wait_for_rest()
             }
-            (Step::TakingFirst, Event::Took(took)) => {
+            (PoolStep::TakingFirst, Event::Took(took)) => {
                 self.taken.extend(took);
                 if self.is_complete() {
                     return Do::Done { waited: false };
                 }
-                self.step = Step::LookingForRest;
+                self.step = PoolStep::LookingForRest;
                 Do::Look
             }
-            (Step::LookingForRest, Event::Free(free)) => self.take_rest(free, may_try),
-            (Step::TakingRest { free }, Event::Took(took)) => {
+            (PoolStep::LookingForRest, Event::Free(free)) => self.take_rest(free, may_try),
+            (PoolStep::TakingRest { free }, Event::Took(took)) => {
                 self.taken.extend(took);
                 self.take_rest(free, may_try)
             }
-            (Step::WaitingForRest, Event::Drew(ticket)) => {
+            (PoolStep::WaitingForRest, Event::Drew(ticket)) => {
                 self.ticket = Some(ticket);
                 self.wait_for_rest()
             }
-            (Step::WaitingForRest, Event::CollectorLockLost) => {
+            (PoolStep::WaitingForRest, Event::CollectorLockLost) => {
                 self.collects = false;
                 Do::GiveBack
             }
-            (Step::WaitingForRest, _) => Do::Done { waited: true },
+            (PoolStep::WaitingForRest, _) => Do::Done { waited: true },
             (step, event) => unreachable!("{event:?} in {step:?}"),
         }
     }
@@ -190,7 +190,7 @@ impl PoolCall {
         self.taken.clear();
         self.tried.clear();
         match self.step {
-            Step::TakingAll { .. } => self.wait_for_collector_lock(),
+            PoolStep::TakingAll { .. } => self.wait_for_collector_lock(),
             _ => self.begin(may_try),
         }
     }
@@ -206,14 +206,14 @@ impl PoolCall {
             return self.wait_for_rest();
         }
         self.tried.extend(&first);
-        self.step = Step::TakingFirst;
+        self.step = PoolStep::TakingFirst;
         Do::Try(first)
     }
 
     fn take_rest(&mut self, free: Vec<usize>, may_try: &dyn Fn(usize) -> bool) -> Do {
         match self.try_some_of(&free, may_try) {
             Some(next) => {
-                self.step = Step::TakingRest { free };
+                self.step = PoolStep::TakingRest { free };
                 Do::Try(next)
             }
             None => self.wait_for_rest(),
@@ -225,7 +225,7 @@ impl PoolCall {
             return Do::Done { waited: false };
         }
         let next = self.try_some_of(&free, may_try);
-        self.step = Step::TakingAll { free };
+        self.step = PoolStep::TakingAll { free };
         match next {
             Some(next) => Do::Try(next),
             // No request waits with a part in hand and without the collector lock.
@@ -246,7 +246,7 @@ impl PoolCall {
         if !self.may_wait {
             return Do::Late;
         }
-        self.step = Step::WaitingForCollectorLock;
+        self.step = PoolStep::WaitingForCollectorLock;
         self.ticket.map_or(Do::Draw, Do::WaitForCollectorLock)
     }
 
@@ -258,7 +258,7 @@ impl PoolCall {
         if !self.may_wait {
             return Do::Late;
         }
-        self.step = Step::WaitingForRest;
+        self.step = PoolStep::WaitingForRest;
         self.ticket.map_or(Do::Draw, Do::WaitForRest)
     }
 }

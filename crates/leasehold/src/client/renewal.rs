@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use crate::clock::Moment;
-use crate::event::LossReason;
 use crate::facts::{Owner, Ttl};
-use crate::lease::{Belief, Plan, Step, check_every};
+use crate::lease::belief::{Belief, LeaseStep, Plan, check_every};
+use crate::loss::LossReason;
+use crate::rules::Rule;
 use crate::store::{Grant, Renewed};
 
 /// Leases due within this are renewed in the same pass.
@@ -106,12 +107,15 @@ impl LeaseState {
         let renew_at = match record {
             Record::Complete => plan.every.map(|every| grant.asked_at + every),
             Record::Fence => plan.every.map(|every| grant.asked_at + every.min(PUBLISHED_AFTER)),
-            Record::Provisional => Some(now + CONFIRM_AFTER.min(grant.lasts / 16)),
+            Record::Provisional if Rule::ProvisionalGrantIsConfirmed.applies() => {
+                Some(now + CONFIRM_AFTER.min(grant.lasts / 16))
+            }
+            Record::Provisional => plan.every.map(|every| grant.asked_at + every),
             Record::Anothers => Some(now),
         };
         Self {
             granted_at: now,
-            belief: Belief::new(grant.asked_at, grant.lasts),
+            belief: Belief::new(now, grant.asked_at, grant.lasts),
             plan,
             ttl,
             owner,
@@ -141,15 +145,15 @@ impl LeaseState {
         let step = self.plan.next_step(&self.belief, renew_at, check_at, now + PASS);
         let over = !self.belief.is_valid(now) || self.plan.at_most_until.is_some_and(|end| now >= end);
         let then = match step {
-            Step::Renew | Step::Check => {
+            LeaseStep::Renew | LeaseStep::Check => {
                 self.renewing = true;
-                Then::Ask { prolong: step == Step::Renew, look_again: self.with_publishing(self.ends_at()) }
+                Then::Ask { prolong: step == LeaseStep::Renew, look_again: self.with_publishing(self.ends_at()) }
             }
-            Step::Sleep(until) => Then::Wait(self.with_publishing(until)),
+            LeaseStep::Sleep(until) => Then::Wait(self.with_publishing(until)),
             // A pass looks a little ahead. The end itself is never reported early.
-            Step::Lost | Step::MaxHold if !over => Then::Wait(self.with_publishing(self.ends_at())),
-            Step::Lost => Then::Lost(LossReason::Expired),
-            Step::MaxHold => Then::Lost(LossReason::MaxHold),
+            LeaseStep::Lost | LeaseStep::MaxHold if !over => Then::Wait(self.with_publishing(self.ends_at())),
+            LeaseStep::Lost => Then::Lost(LossReason::Expired),
+            LeaseStep::MaxHold => Then::Lost(LossReason::MaxHold),
         };
         Look { publish, then }
     }
@@ -211,6 +215,14 @@ impl LeaseState {
         self.check_at = now;
     }
 
+    /// The holder gives the lease back. The belief ends before the release is sent: no work may rely on a lease that is
+    /// being given up.
+    pub(crate) fn give_up(&mut self) {
+        if Rule::BeliefEndsBeforeRelease.applies() {
+            self.belief.give_up();
+        }
+    }
+
     /// Marks the lease as lost. `false`: it was before.
     pub(crate) fn lose(&mut self, why: LossReason) -> bool {
         self.belief.give_up();
@@ -225,6 +237,32 @@ impl LeaseState {
     pub(crate) fn request(&self, prolong: bool) -> Sent {
         let rewrote = (prolong && self.rewrite).then(|| self.owner.clone());
         Sent { prolong, ttl: self.ttl, rewrote }
+    }
+
+    /// Makes the next renewal, or otherwise the next check, due now. `false`: neither is due by itself.
+    #[cfg(test)]
+    pub(crate) fn make_due(&mut self, now: Moment, prolong: bool) -> bool {
+        if self.renewing || self.lost.is_some() || (prolong && self.renew_at.is_none()) {
+            return false;
+        }
+        if prolong {
+            self.renew_at = Some(now);
+        } else {
+            self.check_at = now;
+        }
+        true
+    }
+
+    #[cfg(test)]
+    pub(crate) fn visit(&mut self, visit: &mut dyn super::visit::Visit) {
+        self.belief.visit(visit);
+        visit.flag(self.renewing);
+        visit.flag(self.rewrite);
+        visit.flag(self.lost.is_some());
+        visit.timer(&mut self.granted_at);
+        visit.timer(&mut self.check_at);
+        visit.flag(self.renew_at.is_some());
+        self.renew_at.iter_mut().for_each(|at| visit.timer(at));
     }
 
     /// When the holder has to learn that it is over, as things are.

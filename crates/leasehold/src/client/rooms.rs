@@ -13,6 +13,7 @@ use super::renewal::Record;
 use super::{Context, Seen};
 use crate::clock::Moment;
 use crate::facts::{LockName, Owner, Token, Ttl};
+use crate::rules::Rule;
 use crate::store::{Acquire, Claim, Grant, Push, StoreError, Ticket};
 
 /// A task that handed a lock to the next in line, and wants it again within this, waits in line without a try.
@@ -22,6 +23,7 @@ const CONTENDED_KEPT: usize = 256;
 
 /// The waiting rooms of a process. `T` is what the engine has to know of a waiting task.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Rooms<T> {
     rooms: BTreeMap<LockName, Room<T>>,
     /// When each room's timer fires.
@@ -35,6 +37,7 @@ pub(crate) struct Rooms<T> {
 
 /// What all rooms share.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 struct Out<T> {
     /// Every token under which this process is, or may still be, in a queue.
     tokens: BTreeMap<Token, Queued>,
@@ -57,6 +60,7 @@ enum Queued {
 }
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 struct Room<T> {
     name: LockName,
     seats: VecDeque<(SeatId, Seat<T>)>,
@@ -69,6 +73,7 @@ struct Room<T> {
 
 /// A task's place in a room.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Seat<T> {
     pub(crate) ttl: Ttl,
     pub(crate) owner: Owner,
@@ -86,6 +91,7 @@ pub(crate) struct SeatId(u64);
 
 /// What the engine has to carry out, in this order.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) enum Effect<T> {
     /// Send an acquire, and pass its answer to [`Rooms::answered`].
     Ask { claim: Claim, ticket: Option<Ticket> },
@@ -298,6 +304,50 @@ impl<T> Rooms<T> {
         self.rooms.is_empty() && self.out.tokens.is_empty() && self.timers.is_empty()
     }
 
+    /// Whether the store may grant a lock to this token by message.
+    #[cfg(test)]
+    pub(crate) fn knows(&self, token: &Token) -> bool {
+        self.out.tokens.contains_key(token)
+    }
+
+    /// Whether a room waits under this token.
+    #[cfg(test)]
+    pub(crate) fn waits(&self, token: &Token) -> bool {
+        matches!(self.out.tokens.get(token), Some(Queued::Waits(_)))
+    }
+
+    /// The tokens of attempts that await an answer (`true`), or none.
+    #[cfg(test)]
+    pub(crate) fn attempts(&self, asking: bool) -> impl Iterator<Item = &Token> {
+        let attempts = self.rooms.values().filter_map(|room| room.attempt.as_ref());
+        attempts.filter(move |attempt| attempt.may_ask() != asking).map(|attempt| &attempt.claim.token)
+    }
+
+    /// Fires the timers of all rooms now.
+    #[cfg(test)]
+    pub(crate) fn make_due(&mut self, cx: &mut Context<'_>) {
+        self.with_all(cx, |room, cx, _| room.attempt.iter_mut().for_each(|attempt| attempt.make_due(cx.now)));
+    }
+
+    #[cfg(test)]
+    pub(crate) fn visit(&mut self, visit: &mut dyn super::visit::Visit) {
+        for room in self.rooms.values_mut() {
+            visit.count(room.seats.len());
+            visit.ticket(&mut room.carried.ticket);
+            visit.flag(room.attempt.is_some());
+            room.attempt.iter_mut().for_each(|attempt| attempt.visit(visit));
+        }
+        visit.count(self.out.tokens.len());
+        let mut visited = BTreeMap::new();
+        for (token, queued) in &self.out.tokens {
+            let mut token = token.clone();
+            visit.flag(*queued == Queued::Leaves);
+            visit.token(&mut token);
+            visited.insert(token, queued.clone());
+        }
+        self.out.tokens = visited;
+    }
+
     fn with_all(&mut self, cx: &mut Context<'_>, mut change: impl FnMut(&mut Room<T>, &mut Context<'_>, &mut Out<T>)) {
         let names: Vec<LockName> = self.rooms.keys().cloned().collect();
         for name in names {
@@ -481,7 +531,7 @@ impl<T> Out<T> {
     /// Gives up an attempt, unless the store never got a request of it.
     fn leave(&mut self, finished: Finished) {
         let Finished { claim, sent, unanswered, .. } = finished;
-        if !sent {
+        if !sent || !Rule::GivenUpTokenLeaves.applies() {
             self.tokens.remove(&claim.token);
             return;
         }
@@ -495,7 +545,7 @@ mod tests {
     use super::*;
     use crate::client::Policy;
     use crate::facts::Fence;
-    use crate::store::{Place, StoreErrorKind};
+    use crate::store::{Holder, Place, StoreErrorKind};
 
     /// A process with waiting rooms, on a clock that the test moves.
     struct Process {
@@ -510,7 +560,7 @@ mod tests {
     /// Tokens that count up, and no jitter.
     struct Counter(u32);
 
-    impl crate::client::Source for Counter {
+    impl crate::client::RandomSource for Counter {
         fn token(&mut self) -> Token {
             self.0 += 1;
             token(self.0)
@@ -534,6 +584,11 @@ mod tests {
 
     fn queued(ticket: u64, position: usize) -> Result<Acquire, StoreError> {
         Ok(Acquire::Queued(Place { ticket: Ticket(ticket), position, holder: None }))
+    }
+
+    fn queued_behind(ticket: u64, holder_fence: u64) -> Result<Acquire, StoreError> {
+        let holder = Holder { fence: Some(Fence::new(holder_fence)), ..Holder::foreign(b"", None) };
+        Ok(Acquire::Queued(Place { ticket: Ticket(ticket), position: 0, holder: Some(holder) }))
     }
 
     impl Process {
@@ -622,13 +677,26 @@ mod tests {
         let mut process = Process::new();
         process.sit("task", None);
         assert_eq!(process.pushed(1, grant(8, 900)), [""; 0], "the acquire could still put the token into the queue");
-        assert_eq!(process.answered(1, queued(7, 0)), ["give 1 to task, Provisional"]);
+        assert_eq!(process.answered(1, queued_behind(7, 6)), ["give 1 to task, Provisional"]);
 
         // Without an answer nobody knows whether the acquire was carried out: the token is given up.
         process.sit("task", None);
         process.pushed(2, grant(9, 900));
         let lost = Err(StoreErrorKind::NoAnswer.into());
         assert_eq!(process.answered(2, lost), ["leave 2, unanswered", "ask 3 with None"]);
+    }
+
+    /// The lock was taken away from the token before its acquire was carried out, which put the token into the queue again.
+    #[test]
+    fn a_grant_that_is_over_when_its_token_is_queued_again_is_not_believed() {
+        for answer in [queued_behind(7, 9), queued(7, 0)] {
+            let mut process = Process::new();
+            let seat = process.sit("task", None).0;
+            process.pushed(1, grant(8, 900));
+            assert_eq!(process.answered(1, answer), ["ask 1 with Some(7)"], "only the store knows");
+            assert_eq!(process.answered(1, queued_behind(7, 9)), [""; 0]);
+            assert_eq!(process.get_up(seat), (true, vec!["leave 1".to_owned()]), "the queue forgets the token");
+        }
     }
 
     #[test]

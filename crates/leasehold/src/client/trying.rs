@@ -5,7 +5,8 @@ use std::time::Duration;
 use super::retry::Retry;
 use super::{Context, may_still_run};
 use crate::clock::Moment;
-use crate::lease::Belief;
+use crate::lease::belief::Belief;
+use crate::rules::Rule;
 use crate::store::{Grant, Holder, StoreError, StoreErrorKind, Try};
 
 /// A try in progress.
@@ -47,7 +48,7 @@ impl Trying {
         answer: Result<Try, StoreError>,
     ) -> AfterTry {
         match answer {
-            Ok(Try::Granted(grant)) if Belief::new(grant.asked_at, grant.lasts).is_valid(cx.now) => {
+            Ok(Try::Granted(grant)) if Belief::new(cx.now, grant.asked_at, grant.lasts).is_valid(cx.now) => {
                 AfterTry::Granted(grant)
             }
             // The answer took as long as the lease, so nobody may begin with it. Asking again with the token renews it.
@@ -72,7 +73,8 @@ impl Trying {
             return AfterTry::Failed { error, undo: self.touched || used_up };
         };
         // With the same token: should the lost request have been granted, it is ours.
-        let new_token = used_up || (may_still_run(&error) && !cx.may_resend);
+        let may_run_later = may_still_run(&error) && !cx.may_resend;
+        let new_token = used_up || (may_run_later && Rule::LostTryGetsNewToken.applies());
         AfterTry::Again { after, new_token, error }
     }
 }
@@ -80,12 +82,12 @@ impl Trying {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::{Policy, Source};
+    use crate::client::{Policy, RandomSource};
     use crate::facts::Token;
 
     struct NoJitter;
 
-    impl Source for NoJitter {
+    impl RandomSource for NoJitter {
         fn token(&mut self) -> Token {
             Token::random()
         }

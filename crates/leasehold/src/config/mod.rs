@@ -88,7 +88,7 @@ impl Config {
         Self::from_layers(Settings::of_this_process(file))
     }
 
-    /// The same from layers of one's own.
+    /// Reads the configuration from other layers than those of [`load`](Self::load).
     ///
     /// # Errors
     /// Everything that is wrong with them, at once.
@@ -96,7 +96,7 @@ impl Config {
         Self::with_origins(settings).map(|(config, _)| config)
     }
 
-    /// The same, and every key of it with the value in force and where that came from.
+    /// Reads the configuration, and returns every key with the value in force and where it came from.
     ///
     /// # Errors
     /// Everything that is wrong with them, at once.
@@ -112,7 +112,6 @@ impl Config {
     /// [`Settings::finish`] has found nothing wrong does it mean anything.
     pub fn read(settings: &mut Settings) -> Self {
         let options = Options::default();
-        let default_store = StoreUrl::parse("sqlite:").expect("a URL");
         let namespace = settings.get("namespace", Namespace::default());
         let raw = settings.get("raw_names", options.keys.raw().to_vec());
         let keys = KeySpace::new(namespace, raw).unwrap_or_else(|invalid| {
@@ -120,13 +119,13 @@ impl Config {
             KeySpace::default()
         });
         Self {
-            store: settings.get("store", default_store),
+            store: settings.get("store", StoreUrl::embedded()),
             keys,
             ttl: settings.get("ttl", options.ttl),
             owner: settings.get("owner", options.owner),
             on_unavailable: settings.get("on_unavailable", options.on_unavailable),
-            answer_within: settings.get("answer_within", options.answer_within),
-            patience: settings.get("patience", options.patience),
+            answer_within: settings.get("answer_within", options.request_timeout),
+            patience: settings.get("patience", options.outage_timeout),
             journal: settings.get("journal", JournalDir(options.journal)),
             gpu_scope: settings.get("gpu_scope", GpuScope::Shared),
             gpu_lock: GpuLock::read(settings),
@@ -141,8 +140,8 @@ impl Config {
             ttl: self.ttl,
             owner: self.owner.clone(),
             on_unavailable: self.on_unavailable,
-            answer_within: self.answer_within,
-            patience: self.patience,
+            request_timeout: self.answer_within,
+            outage_timeout: self.patience,
             journal: self.journal.0.clone(),
             ..Options::default()
         }
@@ -159,10 +158,10 @@ impl Config {
         Options {
             ttl: self.gpu_ttl(),
             heartbeat: heartbeat.interval.min(self.gpu_lock_monitor.heartbeat.interval),
-            events: self.gpu_lock.use_event_driven,
+            notifications: self.gpu_lock.use_event_driven,
             poll_interval: self.gpu_lock.poll_interval,
             max_poll_interval: max_poll,
-            ask_again_within: self.gpu_lock.fallback_timeout,
+            recheck_interval: self.gpu_lock.fallback_timeout,
             emergency_release: release.enable_emergency_release,
             emergency_release_delay: release.emergency_release_delay,
             max_release_retries: release.max_release_retries,

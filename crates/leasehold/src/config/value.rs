@@ -258,6 +258,11 @@ impl Setting for JournalDir {
 pub struct StoreUrl(String);
 
 impl StoreUrl {
+    /// The embedded store in its default place. A build without SQLite refuses it when it is opened.
+    pub(super) fn embedded() -> Self {
+        Self("sqlite:".to_owned())
+    }
+
     /// The URL itself, with whatever secrets it has.
     pub fn reveal(&self) -> &str {
         &self.0
@@ -267,12 +272,12 @@ impl StoreUrl {
 impl Setting for StoreUrl {
     fn parse(text: &str) -> Result<Self, String> {
         // The colon at an end would need quotes in YAML; without it the meaning is just as plain.
-        crate::manager::check_url(text).map_err(|error| error.detail().to_owned())?;
+        crate::store::open::check_url(text).map_err(|error| error.detail().to_owned())?;
         Ok(Self(text.to_owned()))
     }
 
     fn show(&self) -> String {
-        crate::manager::without_secrets(&self.0)
+        crate::store::open::without_secrets(&self.0)
     }
 }
 
@@ -320,12 +325,14 @@ mod tests {
         }
     }
 
+    #[cfg(feature = "redis")]
     #[test]
     fn a_store_is_shown_without_its_password() {
         let store = StoreUrl::parse("redis://u:hunter2@h:1").expect("a URL");
         assert!(!format!("{store:?} {}", store.show()).contains("hunter2"));
     }
 
+    #[cfg(feature = "redis")]
     #[test]
     fn an_address_that_cannot_work_says_why_and_repeats_nothing() {
         for (url, why) in [

@@ -1,28 +1,27 @@
 //! Acquiring: one try, and where that says "held" and the caller can wait, a seat in the room.
 
-use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use super::call::{CallScope, Ended, Wait};
 use super::lease_cell::{LeaseCell, NewLease};
 use super::waiting::Reply;
-use super::{Alive, Core, lock};
+use super::{Core, EngineHandle, lock};
 use crate::client::Seen;
 use crate::client::renewal::Record;
 use crate::client::trying::{AfterTry, Trying};
 use crate::clock::{Moment, sleep_until, wall_ms};
-use crate::error::{Error, Operation};
-use crate::event::{LossReason, Transition};
+use crate::engine::guard::Guard;
+use crate::error::Error;
+use crate::events::Transition;
 use crate::facts::{LockName, Owner, Token, Ttl};
-use crate::guard::Guard;
 use crate::journal::JournalKind;
+use crate::loss::LossReason;
 use crate::options::OnUnavailable;
+use crate::store::Operation;
 use crate::store::{Claim, StoreError, StoreErrorKind, Ticket};
-
-/// A call may overrun its deadline by this much to hear the answer to a question already asked.
-pub(super) const GRACE: Duration = Duration::from_millis(150);
 
 /// A request as the caller put it, checked.
 #[derive(Debug, Clone)]
@@ -37,32 +36,6 @@ pub(crate) struct Wish {
     pub(crate) wait: Wait,
     pub(crate) retry_every: Option<Duration>,
     pub(crate) on_unavailable: OnUnavailable,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wait {
-    Not,
-    UpTo(Duration),
-    Forever,
-}
-
-impl Wait {
-    pub(super) fn deadline(self, began: Moment) -> Option<Moment> {
-        match self {
-            Self::UpTo(wait) => Some(began + wait),
-            Self::Not | Self::Forever => None,
-        }
-    }
-
-    /// Until when a call is answered. The store may need as long as it is allowed for one answer, or as
-    /// long as the caller waits.
-    pub(super) fn answer_by(self, began: Moment, answer_within: Duration) -> Option<Moment> {
-        match self {
-            Self::Not => Some(began + answer_within),
-            Self::UpTo(wait) => Some(began + wait + GRACE),
-            Self::Forever => None,
-        }
-    }
 }
 
 /// Gives back, in the background, whatever an unanswered or cancelled request may have got.
@@ -97,80 +70,56 @@ impl Drop for Undo<'_> {
 }
 
 /// Takes a lock as wished.
-pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish) -> Result<Guard, Error> {
-    let core = &alive.0;
-    // Before the look: a shutdown either is seen here, or waits for this call.
-    let _call = core.call();
-    if core.closing.is_cancelled() {
-        return Err(Error::ShutDown { name: wish.name });
-    }
-    let began = Moment::now();
+pub(crate) async fn acquire(engine: &Arc<EngineHandle>, wish: Wish) -> Result<Guard, Error> {
+    let core = &engine.core;
+    let call = CallScope::begin(core, &wish.name, wish.wait)?;
     let seen = Mutex::new(Seen::default());
-    let answer_by = wish.wait.answer_by(began, core.options.answer_within);
-    let outcome = {
-        let mut obtaining = pin!(obtain(alive, &wish, began, &seen));
-        match answer_by {
-            None => obtaining.await,
-            Some(by) => tokio::select! {
-                biased;
-                outcome = &mut obtaining => outcome,
-                () = sleep_until(Some(by)) => Err(Ended::Late),
-            },
-        }
-    };
-    let waited = began.until(Moment::now());
+    let (outcome, waited) = call.run(obtain(engine, &wish, call.began, &seen)).await;
     let error = match outcome {
         Ok((guard, handed_over)) => {
-            core.stats.total_locks.add_one();
-            tracing::debug!(name = %wish.name, ?waited, fence = ?guard.fence(), "acquired");
-            core.observe(&Transition::Acquired { name: wish.name.as_str(), waited, handed_over });
+            call.acquired(&wish.name, guard.try_fence(), waited, handed_over);
             if handed_over {
-                core.figures.handed_over(guard.held_for());
+                core.metrics.handed_over(guard.held_for());
             }
             return Ok(guard);
         }
         Err(Ended::Error(error)) => error,
-        Err(Ended::Late) => {
-            let seen = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
-            match seen.unknown(Moment::now()) {
-                None => not_acquired(core, &wish, waited, seen),
-                Some(source) => core.store_error(Operation::Acquire, &wish.name, source),
-            }
-        }
+        Err(Ended::Late) => late(&call, &wish.name, waited, seen),
     };
     match error {
         Error::Store { source, .. } if wish.on_unavailable == OnUnavailable::FailOpen && source.is_passing() => {
-            Ok(Box::pin(go_on_unprotected(alive, wish, source)).await)
-        }
-        Error::NotAcquired { .. } => {
-            core.stats.not_acquired.add_one();
-            tracing::debug!(name = %wish.name, ?waited, "not acquired");
-            core.observe(&Transition::NotAcquired { name: wish.name.as_str(), waited });
-            Err(error)
+            Ok(Box::pin(go_on_unprotected(engine, wish, source)).await)
         }
         error => Err(error),
     }
 }
 
-pub(super) enum Ended {
-    /// The time is over; what was seen until then says how to put it.
-    Late,
-    Error(Error),
-}
-
-impl Ended {
-    pub(super) fn shut_down(name: &LockName) -> Self {
-        Self::Error(Error::ShutDown { name: name.clone() })
+/// The error of a call whose time is over: the lock is held, or the store did not say so.
+pub(super) fn late(call: &CallScope<'_>, name: &LockName, waited: Duration, seen: Mutex<Seen>) -> Error {
+    let seen = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if let Some(source) = seen.unknown(Moment::now()) {
+        return call.store_error(name, source);
+    }
+    Error::NotAcquired {
+        name: name.clone(),
+        waited: call.not_acquired(name, waited),
+        holder: seen.holder.map(Box::new),
+        store: call.store(),
     }
 }
 
 /// The guard, and whether another holder handed the lock over.
-async fn obtain(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<Seen>) -> Result<(Guard, bool), Ended> {
-    let core = &alive.0;
+async fn obtain(
+    engine: &Arc<EngineHandle>,
+    wish: &Wish,
+    began: Moment,
+    seen: &Mutex<Seen>,
+) -> Result<(Guard, bool), Ended> {
+    let core = &engine.core;
     // A call that can wait does not overtake tasks of its own process that wait already, and does not try in vain for a
     // lock that was just handed on.
     if wish.wait == Wait::Not || !core.waiting.is_contended(&wish.name) {
-        if let Some(guard) = try_once(alive, wish, seen).await? {
+        if let Some(guard) = try_once(engine, wish, seen).await? {
             return Ok((guard, false));
         }
         if wish.wait == Wait::Not {
@@ -178,12 +127,16 @@ async fn obtain(alive: &Arc<Alive>, wish: &Wish, began: Moment, seen: &Mutex<See
         }
     }
     // Boxed: a lock that is free should not carry the room for waiting around.
-    Ok((Box::pin(wait(alive, wish, None, began, seen)).await?, true))
+    Ok((Box::pin(wait(engine, wish, None, began, seen)).await?, true))
 }
 
 /// One try; `None` when somebody else holds the lock. Sent again where the store did not answer.
-pub(super) async fn try_once(alive: &Arc<Alive>, wish: &Wish, seen: &Mutex<Seen>) -> Result<Option<Guard>, Ended> {
-    let core = &alive.0;
+pub(super) async fn try_once(
+    engine: &Arc<EngineHandle>,
+    wish: &Wish,
+    seen: &Mutex<Seen>,
+) -> Result<Option<Guard>, Ended> {
+    let core = &engine.core;
     let mut undo = Undo::arm(core, claim(wish));
     let mut trying = Trying::new();
     loop {
@@ -202,7 +155,7 @@ pub(super) async fn try_once(alive: &Arc<Alive>, wish: &Wish, seen: &Mutex<Seen>
             let lease = wish.lease(undo.disarm().token);
             let later = wish.fenced && core.store.writes_fence_later();
             let record = if later { Record::Fence } else { Record::Complete };
-            if let Some(guard) = received(Guard::begin(alive.clone(), lease, &grant, record))? {
+            if let Some(guard) = received(Guard::begin(engine.clone(), lease, &grant, record))? {
                 return Ok(Some(guard));
             }
             undo = Undo::arm(core, claim(wish));
@@ -238,17 +191,17 @@ pub(super) async fn try_once(alive: &Arc<Alive>, wish: &Wish, seen: &Mutex<Seen>
 
 /// Waits for its turn in the room of the name, under a ticket of its own or the room's.
 pub(super) async fn wait(
-    alive: &Arc<Alive>,
+    engine: &Arc<EngineHandle>,
     wish: &Wish,
     ticket: Option<Ticket>,
     began: Moment,
     seen: &Mutex<Seen>,
 ) -> Result<Guard, Ended> {
-    let core = &alive.0;
+    let core = &engine.core;
     let deadline = wish.wait.deadline(began);
     loop {
         let (reply, mut answer) = oneshot::channel();
-        let mut seated = core.waiting.sit(alive, wish, ticket, Reply::One(reply));
+        let mut seated = core.waiting.sit(engine, wish, ticket, Reply::One(reply));
         let answered = tokio::select! {
             biased;
             answered = &mut answer => answered,
@@ -287,24 +240,15 @@ pub(super) fn received(guard: Guard) -> Result<Option<Guard>, Ended> {
 }
 
 /// The store is unreachable and the policy is to go on: never silently.
-async fn go_on_unprotected(alive: &Arc<Alive>, wish: Wish, why: StoreError) -> Guard {
-    let core = &alive.0;
+async fn go_on_unprotected(engine: &Arc<EngineHandle>, wish: Wish, why: StoreError) -> Guard {
+    let core = &engine.core;
     core.stats.unprotected_runs.add_one();
     tracing::warn!(name = %wish.name, store = core.store.describe(), error = %why,
         "going on WITHOUT the lock: the store is unreachable and the policy is fail_open");
     core.observe(&Transition::Unprotected { name: wish.name.as_str() });
     let cell = Arc::new(LeaseCell::unprotected(wish.lease(Token::random())));
     core.write_journal(JournalKind::Unprotected, &cell, &why).await;
-    Guard::unprotected(alive.clone(), cell)
-}
-
-pub(super) fn not_acquired(core: &Core, wish: &Wish, waited: Duration, seen: Seen) -> Error {
-    Error::NotAcquired {
-        name: wish.name.clone(),
-        waited: if wish.wait == Wait::Not { Duration::ZERO } else { waited },
-        holder: seen.holder.map(Box::new),
-        store: core.store.describe(),
-    }
+    Guard::unprotected(engine.clone(), cell)
 }
 
 fn claim(wish: &Wish) -> Claim {

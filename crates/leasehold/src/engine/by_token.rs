@@ -6,18 +6,21 @@
 //! a lost call may have taken is had by asking again with its token, or ends by its ttl.
 
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use super::acquiring::{self, Ended, Undo, Wait, Wish, not_acquired};
+use super::acquiring::{self, Undo, Wish, late};
+use super::call::{CallScope, Ended, Wait};
 use super::lease_cell::LeaseCell;
-use super::{Alive, Core, lock};
+use super::{Core, EngineHandle, lock};
 use crate::client::Seen;
 use crate::client::by_token::{AfterLook, Confirmed, TokenAnswer, TokenCall, confirmed};
 use crate::client::retry::Retry;
-use crate::clock::{Moment, sleep_until, wall_ms};
-use crate::error::{Error, Operation};
-use crate::event::{EventKind, LockEvent, LossReason, Transition};
+use crate::clock::{Moment, wall_ms};
+use crate::error::Error;
+use crate::events::{EventKind, LockEvent};
 use crate::facts::{Fence, LockName, Owner, Token, Ttl};
+use crate::loss::LossReason;
+use crate::store::Operation;
 use crate::store::{Claim, Note, Renewal, Renewed, StoreError, StoreErrorKind, Try};
 
 /// How often a grant is asked for anew when it is another one by the time it is confirmed: two calls with
@@ -25,51 +28,29 @@ use crate::store::{Claim, Note, Renewal, Renewed, StoreError, StoreErrorKind, Tr
 const CONFIRMS: usize = 4;
 
 /// Takes a lock as wished; the fence of the lease, which lasts its full ttl from some moment of this call.
-pub(crate) async fn acquire(alive: &Arc<Alive>, wish: Wish, token: &Token) -> Result<Option<Fence>, Error> {
-    let core = &alive.0;
-    // Before the look: a shutdown either is seen here, or waits for this call.
-    let _call = core.call();
-    if core.closing.is_cancelled() {
-        return Err(Error::ShutDown { name: wish.name });
-    }
-    let began = Moment::now();
+pub(crate) async fn acquire(engine: &Arc<EngineHandle>, wish: Wish, token: &Token) -> Result<Option<Fence>, Error> {
+    let call = CallScope::begin(&engine.core, &wish.name, wish.wait)?;
     let seen = Mutex::new(Seen::default());
-    let answer_by = wish.wait.answer_by(began, core.options.answer_within);
-    let outcome = tokio::select! {
-        biased;
-        outcome = obtain(alive, &wish, token, began, &seen) => outcome,
-        () = sleep_until(answer_by) => Err(Ended::Late),
-    };
-    let waited = began.until(Moment::now());
+    let (outcome, waited) = call.run(obtain(engine, &wish, token, call.began, &seen)).await;
     match outcome {
         Ok((fence, handed_over)) => {
-            core.stats.total_locks.add_one();
-            tracing::debug!(name = %wish.name, ?waited, ?fence, "acquired");
-            core.observe(&Transition::Acquired { name: wish.name.as_str(), waited, handed_over });
+            call.acquired(&wish.name, fence, waited, handed_over);
             Ok(fence)
         }
         Err(Ended::Error(error)) => Err(error),
-        Err(Ended::Late) => {
-            let seen = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
-            if let Some(failed) = seen.unknown(Moment::now()) {
-                return Err(core.store_error(Operation::Acquire, &wish.name, failed));
-            }
-            core.stats.not_acquired.add_one();
-            core.observe(&Transition::NotAcquired { name: wish.name.as_str(), waited });
-            Err(not_acquired(core, &wish, waited, seen))
-        }
+        Err(Ended::Late) => Err(late(&call, &wish.name, waited, seen)),
     }
 }
 
 /// The fence, and whether another holder handed the lock over.
 async fn obtain(
-    alive: &Arc<Alive>,
+    engine: &Arc<EngineHandle>,
     wish: &Wish,
     token: &Token,
     began: Moment,
     seen: &Mutex<Seen>,
 ) -> Result<(Option<Fence>, bool), Ended> {
-    let core = &alive.0;
+    let core = &engine.core;
     let claim = Claim {
         name: wish.name.clone(),
         token: token.clone(),
@@ -80,7 +61,7 @@ async fn obtain(
         since_ms: wall_ms(),
     };
     // In the room of this process, under a token of the room's own. It sits down when it is first polled.
-    let mut turn = pin!(acquiring::wait(alive, wish, None, began, seen));
+    let mut turn = pin!(acquiring::wait(engine, wish, None, began, seen));
     let mut call = TokenCall::new(wish.wait != Wait::Not);
     loop {
         let asked_at = Moment::now();
@@ -121,14 +102,14 @@ async fn obtain(
                     }
                     guard => guard?,
                 };
-                let fence = guard.fence();
+                let fence = guard.try_fence();
                 // From here on whoever gets no answer may have the lock.
                 lock(seen).failed = Some(StoreErrorKind::NoAnswer.into());
                 match guard.hand_to(token).await {
                     Ok(()) => return Ok((fence, true)),
                     // So slow were we, or the store. It is the next one's, and our turn comes again.
                     Err(Error::Lost { why: LossReason::Gone | LossReason::Expired, .. }) => {
-                        turn.set(acquiring::wait(alive, wish, None, began, seen));
+                        turn.set(acquiring::wait(engine, wish, None, began, seen));
                     }
                     Err(error) => return Err(Ended::Error(error)),
                 }

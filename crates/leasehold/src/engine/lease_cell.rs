@@ -8,8 +8,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::client::renewal::{LeaseState, Record, Sent};
 use crate::clock::Moment;
-use crate::event::LossReason;
 use crate::facts::{Fence, LockName, Owner, Token, Ttl};
+use crate::loss::LossReason;
 use crate::store::{Grant, Renewal};
 
 pub(crate) struct LeaseCell {
@@ -30,7 +30,7 @@ pub(crate) struct LeaseCell {
     /// Wakes whoever waits for `lost` or `finish_reason` of the state.
     pub(crate) told: Notify,
     /// For work that listens to such a token; made when somebody wants it.
-    lost_token: OnceLock<CancellationToken>,
+    cancellation: OnceLock<CancellationToken>,
     /// Where the tending task finds it.
     pub(crate) due: Mutex<Option<Due>>,
 }
@@ -67,7 +67,7 @@ impl LeaseCell {
             protected: true,
             state: Mutex::new(LeaseState::new(granted_at, terms, new.renew_every, new.max_hold, grant, record)),
             told: Notify::new(),
-            lost_token: OnceLock::new(),
+            cancellation: OnceLock::new(),
             due: Mutex::new(None),
         }
     }
@@ -92,7 +92,7 @@ impl LeaseCell {
             return false;
         }
         self.told.notify_waiters();
-        if let Some(token) = self.lost_token.get() {
+        if let Some(token) = self.cancellation.get() {
             token.cancel();
         }
         true
@@ -118,8 +118,8 @@ impl LeaseCell {
     }
 
     /// Is cancelled when the lease is lost.
-    pub(crate) fn lost_token(&self) -> CancellationToken {
-        let token = self.lost_token.get_or_init(CancellationToken::new).clone();
+    pub(crate) fn cancellation(&self) -> CancellationToken {
+        let token = self.cancellation.get_or_init(CancellationToken::new).clone();
         // Lost before the token was made, or while it was.
         if self.state().lost.is_some() {
             token.cancel();

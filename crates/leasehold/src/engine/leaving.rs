@@ -1,4 +1,4 @@
-//! Gives up tokens in the background, as [`Leaving`] decides.
+//! Gives up tokens in the background, as [`PendingLeave`] decides.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::Core;
 use super::releasing::is_script_error;
-use crate::client::leaving::{AfterLeave, LeaveReply, Leaving};
+use crate::client::leaving::{AfterLeave, LeaveReply, PendingLeave};
 use crate::store::{Claim, Release, StoreErrorKind};
 
 /// A shutdown waits at most this long for tokens that are given up. Its subscription ends with it, so the queues pass
@@ -59,7 +59,7 @@ impl Core {
         answered: oneshot::Sender<()>,
     ) -> bool {
         let claim = &given_up.claim;
-        let mut leaving = self.decide(|cx| Leaving::new(cx, claim, given_up.queued, given_up.unanswered));
+        let mut leaving = self.decide(|cx| PendingLeave::new(cx, claim, given_up.queued, given_up.unanswered));
         let mut answered = Some(answered);
         loop {
             let reply = self.ask_to_leave(claim).await;

@@ -14,17 +14,20 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::client::Policy;
 use crate::clock::Moment;
-use crate::error::{Error, Operation};
-use crate::event::Transition;
+use crate::error::Error;
+use crate::events::Transition;
 use crate::facts::LockName;
-use crate::figures::Figures;
 use crate::journal::Journal;
+use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::stats::Stats;
+use crate::store::Operation;
 use crate::store::{Note, Push, PushReceiver, SharedStore, StoreError};
 
 pub(crate) mod acquiring;
 pub(crate) mod by_token;
+pub(crate) mod call;
+pub(crate) mod guard;
 pub(crate) mod lease_cell;
 mod leaving;
 pub(crate) mod pooling;
@@ -33,7 +36,7 @@ pub(crate) mod renewal;
 pub(crate) mod waiting;
 
 use renewal::Leases;
-use waiting::Waiting;
+use waiting::WaitingRooms;
 
 /// A process that has just begun does not read the journal: many are over before that, and the next one does.
 const BEFORE_THE_JOURNAL: Duration = Duration::from_secs(1);
@@ -48,9 +51,9 @@ pub(crate) struct Core {
     /// The part of the options that decisions depend on.
     policy: Policy,
     pub(crate) leases: Leases,
-    pub(crate) waiting: Waiting,
+    pub(crate) waiting: WaitingRooms,
     pub(crate) stats: Stats,
-    pub(crate) figures: Figures,
+    pub(crate) metrics: Metrics,
     pub(crate) journal: Option<Journal>,
     replaying: AtomicBool,
     runtime: Handle,
@@ -64,26 +67,28 @@ pub(crate) struct Core {
 }
 
 /// Held by every manager and guard; when the last one is gone the background tasks end.
-pub(crate) struct Alive(pub(crate) Arc<Core>);
+pub(crate) struct EngineHandle {
+    pub(crate) core: Arc<Core>,
+}
 
-impl Drop for Alive {
+impl Drop for EngineHandle {
     fn drop(&mut self) {
-        self.0.end();
+        self.core.end();
     }
 }
 
 impl Core {
     /// Starts the background tasks on the current runtime.
-    pub(crate) fn start(store: SharedStore, options: Options) -> Arc<Alive> {
+    pub(crate) fn start(store: SharedStore, options: Options) -> Arc<EngineHandle> {
         let journal = options.journal.clone().map(Journal::new);
         let core = Arc::new(Self {
             store,
             policy: Policy::from(&options),
             options,
             leases: Leases::default(),
-            waiting: Waiting::default(),
+            waiting: WaitingRooms::default(),
             stats: Stats::default(),
-            figures: Figures::default(),
+            metrics: Metrics::default(),
             journal,
             replaying: AtomicBool::new(false),
             runtime: Handle::current(),
@@ -97,7 +102,7 @@ impl Core {
         drop(core.runtime.spawn(waiting::run_timers(core.clone(), core.ended.clone())));
         core.store.deliver_to(Arc::new(Listener(Arc::downgrade(&core))));
         core.replay_journal_in_background(BEFORE_THE_JOURNAL);
-        Arc::new(Alive(core))
+        Arc::new(EngineHandle { core })
     }
 
     /// Runs work in the background. After the runtime is gone this does nothing, quietly: there is
@@ -125,7 +130,7 @@ impl Core {
                 self.leases.wait_until_empty().await;
                 // Not for ever: a future that nobody polls any more never ends.
                 let ended = self.under_way.wait();
-                let in_time = tokio::time::timeout(self.options.answer_within, ended).await.is_ok();
+                let in_time = tokio::time::timeout(self.options.request_timeout, ended).await.is_ok();
                 self.tasks.wait().await;
                 if self.leases.is_empty() && (self.under_way.is_empty() || !in_time) {
                     return;
@@ -171,19 +176,19 @@ impl Core {
         }
         let mut deltas = self.stats.take_deltas();
         if figures {
-            deltas.extend(self.figures.take_deltas());
+            deltas.extend(self.metrics.take_deltas());
         }
         if !deltas.is_empty()
             && let Err(error) = self.store.count(&deltas).await
         {
             tracing::debug!(%error, "counters were not written");
             self.stats.put_back(&deltas);
-            self.figures.put_back(&deltas);
+            self.metrics.put_back(&deltas);
         }
     }
 
     pub(crate) fn observe(&self, transition: &Transition<'_>) {
-        self.figures.count(transition);
+        self.metrics.count(transition);
         let Some(observer) = &self.options.observer else { return };
         // An observer's panic must not end the task that renews every lease.
         let observed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| observer.observe(transition)));

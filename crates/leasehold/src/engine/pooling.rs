@@ -1,26 +1,27 @@
 //! Carries out requests for members of a pool, as [`PoolCall`] decides.
 
 use std::future::pending;
-use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{join_all, select_all, try_join_all};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
-use super::acquiring::{Ended, Wait, Wish, received, try_once, wait};
+use super::acquiring::{Wish, received, try_once, wait};
+use super::call::{CallScope, Ended, Wait};
 use super::waiting::{Arrival, Reply, Seated};
-use super::{Alive, Core, lock};
+use super::{Core, EngineHandle, lock};
 use crate::client::pool::{Do, Event, PoolCall};
 use crate::client::retry::Retry;
 use crate::client::{Seen, worth_asking_again};
 use crate::clock::{Moment, sleep_until};
-use crate::error::{Error, Operation};
-use crate::event::Transition;
+use crate::engine::guard::Guard;
+use crate::error::Error;
 use crate::facts::{LockName, Ttl};
-use crate::guard::Guard;
+use crate::inspect::view::LockInfo;
+use crate::inspect::view::PoolMember;
+use crate::store::Operation;
 use crate::store::{StoreErrorKind, Ticket};
-use crate::view::{LockInfo, PoolMember};
 
 /// The lease of the collector lock, and of the members collected under it until the set is complete. A collector that
 /// died keeps others from collecting for this long.
@@ -44,51 +45,33 @@ pub(crate) type Taken = (usize, Guard);
 
 /// Takes `count` members as wished; the wish names the pool.
 pub(crate) async fn acquire(
-    alive: &Arc<Alive>,
+    engine: &Arc<EngineHandle>,
     pool: &PoolParts,
     count: usize,
     wish: Wish,
 ) -> Result<Vec<Taken>, Error> {
-    let core = &alive.0;
-    // Before the look: a shutdown either is seen here, or waits for this call.
-    let _call = core.call();
-    if core.closing.is_cancelled() {
-        return Err(Error::ShutDown { name: wish.name });
-    }
-    let hunt = Hunt::new(alive, pool, count, wish);
-    let outcome = {
-        let mut obtaining = pin!(hunt.obtain());
-        match hunt.wish.wait.answer_by(hunt.began, core.options.answer_within) {
-            None => obtaining.await,
-            Some(by) => tokio::select! {
-                biased;
-                outcome = &mut obtaining => outcome,
-                () = sleep_until(Some(by)) => Err(Ended::Late),
-            },
-        }
-    };
-    let waited = hunt.began.until(Moment::now());
+    let call = CallScope::begin(&engine.core, &wish.name, wish.wait)?;
+    let hunt = Hunt::new(engine, pool, count, wish, call.began);
+    let (outcome, waited) = call.run(hunt.obtain()).await;
     match outcome {
         Ok((mut taken, handed_over)) => {
             taken.sort_by_key(|(which, _)| *which);
             for (_, guard) in &taken {
-                core.stats.total_locks.add_one();
-                tracing::debug!(name = %guard.name(), ?waited, fence = ?guard.fence(), "acquired from its pool");
-                core.observe(&Transition::Acquired { name: guard.name().as_str(), waited, handed_over });
+                call.acquired(guard.name(), guard.try_fence(), waited, handed_over);
                 if handed_over {
-                    core.figures.handed_over(guard.held_for());
+                    engine.core.metrics.handed_over(guard.held_for());
                 }
             }
             Ok(taken)
         }
         Err(Ended::Error(error)) => Err(error),
-        Err(Ended::Late) => Err(hunt.late(waited)),
+        Err(Ended::Late) => Err(hunt.late(&call, waited)),
     }
 }
 
 /// One request under way.
 struct Hunt<'a> {
-    alive: &'a Arc<Alive>,
+    engine: &'a Arc<EngineHandle>,
     pool: &'a PoolParts,
     count: usize,
     wish: Wish,
@@ -99,9 +82,9 @@ struct Hunt<'a> {
 }
 
 impl<'a> Hunt<'a> {
-    fn new(alive: &'a Arc<Alive>, pool: &'a PoolParts, count: usize, wish: Wish) -> Self {
+    fn new(engine: &'a Arc<EngineHandle>, pool: &'a PoolParts, count: usize, wish: Wish, began: Moment) -> Self {
         let seen = pool.members.iter().map(|_| Mutex::default()).collect();
-        Self { alive, pool, count, wish, began: Moment::now(), seen, seen_of_collector: Mutex::default() }
+        Self { engine, pool, count, wish, began, seen, seen_of_collector: Mutex::default() }
     }
 
     /// The members, and whether others handed them over.
@@ -128,7 +111,7 @@ impl<'a> Hunt<'a> {
                 Do::Draw => Event::Drew(self.draw().await?),
                 Do::WaitForCollectorLock(ticket) => {
                     let wish = self.terms(&self.pool.collector);
-                    let guard = wait(self.alive, &wish, Some(ticket), self.began, &self.seen_of_collector).await?;
+                    let guard = wait(self.engine, &wish, Some(ticket), self.began, &self.seen_of_collector).await?;
                     collector = Some(guard);
                     Event::CollectorLockGranted
                 }
@@ -168,7 +151,7 @@ impl<'a> Hunt<'a> {
         if !self.may_try(&self.pool.collector) {
             return Ok(None);
         }
-        try_once(self.alive, &self.terms(&self.pool.collector), &self.seen_of_collector).await
+        try_once(self.engine, &self.terms(&self.pool.collector), &self.seen_of_collector).await
     }
 
     /// Whether others wait for the collector lock, as far as is known.
@@ -184,7 +167,7 @@ impl<'a> Hunt<'a> {
         let Some(collector) = collector else { return };
         self.core().spawn(async move {
             if let Err(error) = collector.release().await {
-                tracing::debug!(%error, "the collector lock is released in the background");
+                tracing::debug!(error = %format_args!("{error:#}"), "the collector lock is released in the background");
             }
             drop(seats);
         });
@@ -199,7 +182,7 @@ impl<'a> Hunt<'a> {
     async fn try_these(&self, which: &[usize], taken: &mut Vec<Taken>) -> Result<Vec<usize>, Ended> {
         let tries = which.iter().map(async |&which| {
             let wish = self.terms(&self.pool.members[which].name);
-            let guard = try_once(self.alive, &wish, &self.seen[which]).await?;
+            let guard = try_once(self.engine, &wish, &self.seen[which]).await?;
             Ok(guard.map(|guard| (which, guard)))
         });
         let mut took = Vec::new();
@@ -303,7 +286,7 @@ impl<'a> Hunt<'a> {
     fn sit(&self, which: usize, ticket: Ticket, reply: &UnboundedSender<Arrival>, seats: &mut Seats) {
         let wish = self.terms(&self.pool.members[which].name);
         let reply = Reply::Some(reply.clone(), which);
-        seats.seated.push((which, self.core().waiting.sit(self.alive, &wish, Some(ticket), reply)));
+        seats.seated.push((which, self.core().waiting.sit(self.engine, &wish, Some(ticket), reply)));
         seats.waiting += 1;
     }
 
@@ -333,8 +316,7 @@ impl<'a> Hunt<'a> {
     }
 
     /// The time is over: says no, or that nobody knows.
-    fn late(self, waited: Duration) -> Error {
-        let core = &self.alive.0;
+    fn late(self, call: &CallScope<'_>, waited: Duration) -> Error {
         let open = |seen: Mutex<Seen>| seen.into_inner().unwrap_or_else(PoisonError::into_inner);
         let of_collector = open(self.seen_of_collector);
         let seen: Vec<Seen> = self.seen.into_iter().map(open).collect();
@@ -342,11 +324,8 @@ impl<'a> Hunt<'a> {
         let failed = seen.iter().filter(|seen| seen.is_failing(now)).find_map(|seen| seen.unknown(now));
         if failed.is_some() || !(of_collector.answered || seen.iter().any(|seen| seen.answered)) {
             let source = failed.or(of_collector.failed).unwrap_or(StoreErrorKind::NoAnswer.into());
-            return core.store_error(Operation::Acquire, &self.pool.name, source);
+            return call.store_error(&self.pool.name, source);
         }
-        core.stats.not_acquired.add_one();
-        tracing::debug!(pool = %self.pool.name, wanted = self.count, ?waited, "not acquired");
-        core.observe(&Transition::NotAcquired { name: self.pool.name.as_str(), waited });
         let member = |(member, seen): (&Member, Seen)| PoolMember {
             index: member.index,
             lock: LockInfo { name: member.name.clone(), holder: seen.holder, waiters: Vec::new() },
@@ -355,8 +334,8 @@ impl<'a> Hunt<'a> {
             name: self.pool.name.clone(),
             wanted: self.count,
             members: self.pool.members.iter().zip(seen).map(member).collect(),
-            waited: if self.wish.wait == Wait::Not { Duration::ZERO } else { waited },
-            store: core.store.describe(),
+            waited: call.not_acquired(&self.pool.name, waited),
+            store: call.store(),
         }
     }
 
@@ -379,7 +358,7 @@ impl<'a> Hunt<'a> {
     }
 
     fn core(&self) -> &'a Arc<Core> {
-        &self.alive.0
+        &self.engine.core
     }
 }
 

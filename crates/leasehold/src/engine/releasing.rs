@@ -12,10 +12,12 @@ use super::lease_cell::LeaseCell;
 use super::renewal::lock_event;
 use super::waiting::jittered;
 use crate::clock::Moment;
-use crate::error::{Error, Operation};
-use crate::event::{EventKind, ReleaseLayer, Transition};
+use crate::error::Error;
+use crate::events::lock_event::alert_kind;
+use crate::events::{EventKind, ReleaseLayer, Transition};
 use crate::facts::LockName;
 use crate::journal::{JournalEntry, JournalKind};
+use crate::store::Operation;
 use crate::store::{Note, Release, StoreError, StoreErrorKind};
 
 /// The first pause between two tries; each one is twice the last.
@@ -82,11 +84,10 @@ impl Core {
         self.spawn(async move { drop(core.release_once(cell).await) });
     }
 
-    /// The belief ends before the release is sent: nobody may act on a lease that is being given up.
     fn give_up(&self, cell: &LeaseCell) {
         // First of all nobody tends it any more: whoever found it without belief, but tended, would tell of a loss.
         self.leases.remove(cell);
-        cell.state().belief.give_up();
+        cell.state().give_up();
         if cell.handed_over {
             self.waiting.handed_on(&cell.name);
         }
@@ -97,7 +98,7 @@ impl Core {
         let released = if cell.waited {
             self.within(self.store.release(&cell.name, &cell.token)).await
         } else {
-            self.within(self.store.let_go(&cell.name, &cell.token)).await
+            self.within(self.store.release_uncontended(&cell.name, &cell.token)).await
         };
         if released.is_ok() {
             self.answered(Operation::Release, asked_at);
@@ -126,7 +127,7 @@ impl Core {
                 Ok(answer) => {
                     if answer == Release::Released {
                         self.stats.emergency_releases.add_one();
-                        self.alert("gpu_lock_emergency_release", cell, &error.to_string());
+                        self.alert(alert_kind::EMERGENCY_RELEASE, cell, &error.to_string());
                     }
                     self.released(cell, answer, ReleaseLayer::Emergency);
                     return;
@@ -141,7 +142,7 @@ impl Core {
         tracing::error!(name = %cell.name, holder = %cell.token.holder_id(), %error, "a release failed; trying again");
         self.observe(&Transition::StoreFailed { operation: Operation::Release, kind: error.kind() });
         if is_script_error(error) {
-            self.alert("lua_script_error", cell, &error.to_string());
+            self.alert(alert_kind::SCRIPT_ERROR, cell, &error.to_string());
         }
     }
 
@@ -188,7 +189,7 @@ impl Core {
 
     async fn journal_release(&self, cell: &LeaseCell, error: &StoreError) {
         self.stats.journalled_releases.add_one();
-        self.alert("release_journalled", cell, &error.to_string());
+        self.alert(alert_kind::RELEASE_JOURNALLED, cell, &error.to_string());
         let held = cell.granted_at.until(Moment::now());
         self.observe(&Transition::Released { name: cell.name.as_str(), held, layer: ReleaseLayer::Journalled });
         self.write_journal(JournalKind::Unreleased, cell, error).await;
@@ -203,7 +204,7 @@ impl Core {
         entry.store = self.store.describe();
         self.options.keys.namespace().as_str().clone_into(&mut entry.namespace);
         entry.owner = cell.state().owner.to_string();
-        entry.fence = cell.fence.map(crate::Fence::get);
+        entry.fence = cell.fence.map(crate::facts::Fence::get);
         entry.ttl_ms = cell.state().ttl.as_millis();
         entry.why = error.to_string();
         let written = self.runtime.spawn_blocking(move || journal.write(&entry).map_err(|e| (journal, e))).await;
@@ -253,7 +254,7 @@ impl Core {
 
     /// No question to the store goes unanswered for longer than the options allow.
     pub(crate) async fn within<T>(&self, ask: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
-        match tokio::time::timeout(self.options.answer_within, ask).await {
+        match tokio::time::timeout(self.options.request_timeout, ask).await {
             Ok(answer) => answer,
             Err(_) => Err(StoreErrorKind::NoAnswer.into()),
         }

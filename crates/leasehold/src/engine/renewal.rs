@@ -14,8 +14,9 @@ use super::lease_cell::{Due, LeaseCell};
 use super::{Core, lock};
 use crate::client::renewal::{PASS, Sent, Then, Verdict};
 use crate::clock::{Moment, Sleeper, wall_ms};
-use crate::event::{EventKind, LockEvent, LossReason, Transition};
+use crate::events::{EventKind, LockEvent, Transition};
 use crate::facts::Token;
+use crate::loss::LossReason;
 use crate::store::{Note, Renewal, Renewed, StoreError, StoreErrorKind};
 
 /// Renewals in one request.
@@ -225,7 +226,7 @@ impl Schedule {
 }
 
 /// One renewal or check in flight.
-struct InFlight {
+struct RenewalInFlight {
     cell: Arc<LeaseCell>,
     sent: Sent,
 }
@@ -280,7 +281,7 @@ pub(crate) async fn run(core: Arc<Core>, ended: CancellationToken) {
 }
 
 /// Looks at every lease that is due. Returns those to renew or check, earliest deadline first.
-fn look(core: &Core, now: Moment) -> Vec<InFlight> {
+fn look(core: &Core, now: Moment) -> Vec<RenewalInFlight> {
     let due = core.leases.lock().due_until(now + PASS);
     let mut to_ask = Vec::new();
     for cell in due {
@@ -298,7 +299,7 @@ fn look(core: &Core, now: Moment) -> Vec<InFlight> {
             Then::Wait(until) => until,
             Then::Ask { prolong, look_again } => {
                 let sent = state.request(prolong);
-                to_ask.push((state.belief.valid_until(), InFlight { cell: cell.clone(), sent }));
+                to_ask.push((state.belief.valid_until(), RenewalInFlight { cell: cell.clone(), sent }));
                 look_again
             }
             Then::Lost(why) => {
@@ -314,19 +315,19 @@ fn look(core: &Core, now: Moment) -> Vec<InFlight> {
     to_ask.into_iter().map(|(_, in_flight)| in_flight).collect()
 }
 
-async fn renew(core: &Core, pass: Vec<InFlight>) -> (Moment, Vec<InFlight>, Vec<Renewed>) {
-    let renewals: Vec<Renewal> = pass.iter().map(|InFlight { cell, sent }| cell.renewal(sent)).collect();
+async fn renew(core: &Core, pass: Vec<RenewalInFlight>) -> (Moment, Vec<RenewalInFlight>, Vec<Renewed>) {
+    let renewals: Vec<Renewal> = pass.iter().map(|RenewalInFlight { cell, sent }| cell.renewal(sent)).collect();
     let asked_at = Moment::now();
-    let answered = tokio::time::timeout(core.options.answer_within, core.store.renew(&renewals)).await;
+    let answered = tokio::time::timeout(core.options.request_timeout, core.store.renew(&renewals)).await;
     if answered.is_ok() {
-        core.answered(crate::Operation::Renew, asked_at);
+        core.answered(crate::store::Operation::Renew, asked_at);
     }
     let answers =
         answered.unwrap_or_else(|_| vec![Renewed::Unknown(StoreError::from(StoreErrorKind::NoAnswer)); renewals.len()]);
     (asked_at, pass, answers)
 }
 
-fn take_answer(core: &Core, InFlight { cell, sent }: &InFlight, asked_at: Moment, answer: &Renewed) {
+fn take_answer(core: &Core, RenewalInFlight { cell, sent }: &RenewalInFlight, asked_at: Moment, answer: &Renewed) {
     let mut state = cell.state();
     let verdict = state.answered(Moment::now(), sent, asked_at, answer);
     let (published, lasts) = (state.published, state.ttl.duration());
@@ -348,7 +349,10 @@ fn take_answer(core: &Core, InFlight { cell, sent }: &InFlight, asked_at: Moment
                 } else {
                     tracing::debug!(name = %cell.name, %error, "a check was not answered");
                 }
-                core.observe(&Transition::StoreFailed { operation: crate::Operation::Renew, kind: error.kind() });
+                core.observe(&Transition::StoreFailed {
+                    operation: crate::store::Operation::Renew,
+                    kind: error.kind(),
+                });
             }
         }
     }
@@ -389,7 +393,7 @@ pub(crate) fn lock_event(cell: &LeaseCell, owner: &str, kind: EventKind, reason:
         name: cell.name.to_string(),
         owner: owner.to_owned(),
         holder_id: cell.token.holder_id().to_string(),
-        fence: cell.fence.map(crate::Fence::get),
+        fence: cell.fence.map(crate::facts::Fence::get),
         at_ms: wall_ms(),
         reason: reason.to_owned(),
     }

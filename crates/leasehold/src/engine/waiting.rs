@@ -14,13 +14,14 @@ use tokio_util::sync::CancellationToken;
 use super::acquiring::Wish;
 use super::lease_cell::NewLease;
 use super::leaving::GivenUp;
-use super::{Alive, Core, lock};
+use super::{Core, EngineHandle, lock};
 use crate::client::rooms::{Effect, Rooms, Seat, SeatId};
-use crate::client::{Context, Seen, Source};
+use crate::client::{Context, RandomSource, Seen};
 use crate::clock::{Moment, sleep_until, wall_ms};
-use crate::error::{Error, Operation};
+use crate::engine::guard::Guard;
+use crate::error::Error;
 use crate::facts::{LockName, Token};
-use crate::guard::Guard;
+use crate::store::Operation;
 use crate::store::{Acquire, Claim, Push, StoreError, Ticket};
 
 /// A task whose time is over, and that was the last of its room, waits at most this long until the store has confirmed
@@ -29,7 +30,7 @@ const LEAVES_WITHIN: Duration = Duration::from_millis(100);
 
 /// The waiting rooms of a manager, and what they have in flight.
 #[derive(Default)]
-pub(crate) struct Waiting {
+pub(crate) struct WaitingRooms {
     inner: Mutex<Inner>,
     /// Wakes the timer task: a timer was set that fires before the one it sleeps for.
     timer_set: Notify,
@@ -37,7 +38,7 @@ pub(crate) struct Waiting {
 
 #[derive(Default)]
 struct Inner {
-    rooms: Rooms<Waiter>,
+    rooms: Rooms<WaitingTask>,
     /// The acquires in flight.
     asks: HashMap<Token, JoinHandle<()>>,
     /// Wakes the leaves in progress.
@@ -47,8 +48,8 @@ struct Inner {
 }
 
 /// A task that waits.
-pub(crate) struct Waiter {
-    alive: Arc<Alive>,
+pub(crate) struct WaitingTask {
+    engine: Arc<EngineHandle>,
     lease: NewLease,
     reply: Reply,
 }
@@ -108,13 +109,13 @@ impl Drop for Seated {
     }
 }
 
-impl Waiting {
+impl WaitingRooms {
     /// Sits down in the room of the name that is wished for.
-    pub(crate) fn sit(&self, alive: &Arc<Alive>, wish: &Wish, ticket: Option<Ticket>, reply: Reply) -> Seated {
-        let waiter = Waiter { alive: alive.clone(), lease: wish.lease(Token::random()), reply };
+    pub(crate) fn sit(&self, engine: &Arc<EngineHandle>, wish: &Wish, ticket: Option<Ticket>, reply: Reply) -> Seated {
+        let waiter = WaitingTask { engine: engine.clone(), lease: wish.lease(Token::random()), reply };
         let seat =
             Seat { ttl: wish.ttl, owner: wish.owner.clone(), retry_every: wish.retry_every, ticket, task: waiter };
-        let core = alive.0.clone();
+        let core = engine.core.clone();
         let (id, _) = self.change(&core, |rooms, cx| rooms.sit(cx, &wish.name, seat));
         Seated { core, name: wish.name.clone(), id: Some(id) }
     }
@@ -150,7 +151,7 @@ impl Waiting {
     fn change<R>(
         &self,
         core: &Arc<Core>,
-        change: impl FnOnce(&mut Rooms<Waiter>, &mut Context<'_>) -> R,
+        change: impl FnOnce(&mut Rooms<WaitingTask>, &mut Context<'_>) -> R,
     ) -> (R, Option<oneshot::Receiver<()>>) {
         let mut inner = lock(&self.inner);
         let changed = core.decide(|cx| change(&mut inner.rooms, cx));
@@ -223,11 +224,11 @@ async fn ask(core: Arc<Core>, claim: Claim, ticket: Option<Ticket>) {
 
 /// Answers a task that waited. Not to be called while the rooms are locked: a guard that nobody takes is dropped here,
 /// and an observer may be called.
-fn carry_out(core: &Core, answer: Effect<Waiter>) {
+fn carry_out(core: &Core, answer: Effect<WaitingTask>) {
     match answer {
         Effect::Give { task, token, grant, record } => {
             let lease = NewLease { token, waited: true, ..task.lease };
-            task.reply.send(Ok(Guard::begin(task.alive, lease, &grant, record)));
+            task.reply.send(Ok(Guard::begin(task.engine, lease, &grant, record)));
         }
         Effect::Fail { task, name, error: Some(error) } => {
             task.reply.send(Err(core.store_error(Operation::Acquire, &name, error)));
@@ -280,7 +281,7 @@ impl Core {
 /// The real source of tokens and jitter.
 struct Random;
 
-impl Source for Random {
+impl RandomSource for Random {
     fn token(&mut self) -> Token {
         Token::random()
     }

@@ -9,6 +9,13 @@ use std::fmt;
 pub struct Fence(u64);
 
 impl Fence {
+    /// The fence of a guard that has none: lower than every fence that a store grants.
+    ///
+    /// A resource that checks fences refuses a write with it. A guard has none when its request was
+    /// [`unfenced`](crate::LockRequest::unfenced), or when it is unprotected
+    /// ([`OnUnavailable::FailOpen`](crate::OnUnavailable::FailOpen)).
+    pub const NONE: Self = Self(0);
+
     /// Below this no counter that was ever raised to the server's time in µs can be: a smaller
     /// number means that the counter was lost.
     pub(crate) const SANE_MIN: u64 = 1_000_000_000_000_000;

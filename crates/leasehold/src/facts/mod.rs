@@ -2,17 +2,17 @@
 
 mod claim_id;
 mod fence;
-mod keep;
 mod name;
 mod owner;
+mod retention;
 mod token;
 mod ttl;
 
 pub use claim_id::ClaimId;
 pub use fence::Fence;
-pub use keep::Keep;
-pub use name::{KeySpace, LockName, Namespace, RawPattern, Shelf};
+pub use name::{BindingKind, KeySpace, LockName, Namespace, RawPattern};
 pub use owner::Owner;
+pub use retention::Retention;
 pub use token::{HolderId, Token};
 pub use ttl::Ttl;
 
@@ -36,9 +36,9 @@ pub enum Invalid {
         /// What is wrong with it.
         problem: &'static str,
     },
-    /// A time to keep something outside [`Keep::MIN`]`..=`[`Keep::MAX`] or not in whole milliseconds.
+    /// A time to keep something outside [`Retention::MIN`]`..=`[`Retention::MAX`] or not in whole milliseconds.
     #[error("keeping it for {given:?} is not possible: that {problem}")]
-    Keep {
+    Retention {
         /// The duration that was refused.
         given: std::time::Duration,
         /// What is wrong with it.

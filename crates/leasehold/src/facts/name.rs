@@ -62,24 +62,10 @@ impl TryFrom<&str> for LockName {
     }
 }
 
-impl TryFrom<&String> for LockName {
-    type Error = Invalid;
-    fn try_from(name: &String) -> Result<Self, Invalid> {
-        Self::new(name)
-    }
-}
-
 impl TryFrom<String> for LockName {
     type Error = Invalid;
     fn try_from(name: String) -> Result<Self, Invalid> {
         Self::new(name)
-    }
-}
-
-impl TryFrom<&LockName> for LockName {
-    type Error = Invalid;
-    fn try_from(name: &LockName) -> Result<Self, Invalid> {
-        Ok(name.clone())
     }
 }
 
@@ -166,7 +152,7 @@ impl fmt::Display for RawPattern {
 
 /// The kind of binding that an id belongs to: the same id means another thing in each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Shelf {
+pub enum BindingKind {
     /// What [`bindings`](crate::LockManager::bindings) create.
     Bindings,
     /// What [`once`](crate::LockManager::once) has stored.
@@ -178,12 +164,13 @@ pub enum Shelf {
 /// The one function from a name to its key, and back.
 ///
 /// ```
-/// use leasehold::{KeySpace, LockName};
+/// use leasehold::store::KeySpace;
+/// use leasehold::LockName;
 ///
 /// let keys = KeySpace::default();
 /// assert_eq!(keys.key(&LockName::new("order:42")?)?, "leasehold:lock:order:42");
 /// assert_eq!(keys.key(&LockName::new("gpu_lock:0")?)?, "gpu_lock:0");
-/// # Ok::<(), leasehold::Invalid>(())
+/// # Ok::<(), leasehold::lease::Invalid>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeySpace {
@@ -247,13 +234,13 @@ impl KeySpace {
 
     /// The key of a binding. Among the helper keys, where no lock can be; a namespace has no `:`, so no
     /// two ids share one.
-    pub fn binding_key(&self, shelf: Shelf, id: &LockName) -> String {
-        let shelf = match shelf {
-            Shelf::Bindings => "bind",
-            Shelf::Results => "once",
-            Shelf::Secrets => "secret",
+    pub fn binding_key(&self, kind: BindingKind, id: &LockName) -> String {
+        let kind = match kind {
+            BindingKind::Bindings => "bind",
+            BindingKind::Results => "once",
+            BindingKind::Secrets => "secret",
         };
-        format!("{}{shelf}:{}:{id}", Self::RESERVED, self.namespace.as_str())
+        format!("{}{kind}:{}:{id}", Self::RESERVED, self.namespace.as_str())
     }
 
     /// The key of the slots of a node.
@@ -367,10 +354,13 @@ mod tests {
     fn bindings_are_where_no_lock_can_be() {
         let keys = |ns: &str| KeySpace::new(Namespace::new(ns).expect("valid"), vec![]).expect("valid");
         let (a, raw) = (keys("a"), keys(""));
-        assert_eq!(a.binding_key(Shelf::Bindings, &name("x")), "lh1:bind:a:x");
-        assert_eq!(raw.binding_key(Shelf::Results, &name("a:x")), "lh1:once::a:x");
-        assert_eq!(a.binding_key(Shelf::Secrets, &name("x")), "lh1:secret:a:x");
-        assert_ne!(raw.binding_key(Shelf::Bindings, &name("a:x")), a.binding_key(Shelf::Bindings, &name("x")));
+        assert_eq!(a.binding_key(BindingKind::Bindings, &name("x")), "lh1:bind:a:x");
+        assert_eq!(raw.binding_key(BindingKind::Results, &name("a:x")), "lh1:once::a:x");
+        assert_eq!(a.binding_key(BindingKind::Secrets, &name("x")), "lh1:secret:a:x");
+        assert_ne!(
+            raw.binding_key(BindingKind::Bindings, &name("a:x")),
+            a.binding_key(BindingKind::Bindings, &name("x"))
+        );
         assert!(raw.key(&name("lh1:bind:a:x")).is_err());
         assert_eq!(a.slots_key(&name("node 7")), "lh1:slots:a:node 7");
     }

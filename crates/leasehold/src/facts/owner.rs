@@ -5,7 +5,7 @@ use super::{Invalid, beginning};
 
 /// Who holds or waits, for people: a task name, the host and the process id.
 ///
-/// It proves nothing (the [`Token`](crate::Token) does); it answers "who has it?".
+/// It proves nothing (the [`Token`](crate::lease::Token) does); it answers "who has it?".
 ///
 /// ```
 /// use leasehold::Owner;
@@ -14,7 +14,7 @@ use super::{Invalid, beginning};
 /// assert_eq!(owner.task(), "nightly-report");
 /// assert_eq!(owner.pid(), std::process::id());
 /// assert!(owner.to_string().starts_with("nightly-report@"));
-/// # Ok::<(), leasehold::Invalid>(())
+/// # Ok::<(), leasehold::lease::Invalid>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Owner {
@@ -45,7 +45,7 @@ impl Owner {
         Err(Invalid::Owner { owner: beginning(task), problem })
     }
 
-    /// Somebody whose host and process are not known here: who asks through a server.
+    /// Creates an owner whose host and process are not known here: a client of a server.
     ///
     /// # Errors
     /// As [`Owner::named`].
@@ -53,8 +53,7 @@ impl Owner {
         Ok(Self { host: "".into(), pid: 0, ..Self::named(task)? })
     }
 
-    /// The same under another process id of this host: the process that people know, where that is not
-    /// the one that talks to the store.
+    /// Replaces the process id, where the process that people know is not the one that talks to the store.
     #[must_use]
     pub fn with_pid(self, pid: u32) -> Self {
         Self { pid, ..self }

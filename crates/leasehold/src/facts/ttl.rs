@@ -6,7 +6,7 @@ use super::Invalid;
 ///
 /// ```
 /// use std::time::Duration;
-/// use leasehold::Ttl;
+/// use leasehold::lease::Ttl;
 ///
 /// assert_eq!(Ttl::default().duration(), Duration::from_secs(30));
 /// assert!(Ttl::new(Duration::ZERO).is_err(), "a lock that is over before it began");

@@ -45,10 +45,10 @@ pub struct CleanUp {
     within: Duration,
 }
 
-type Outcome = Result<(), String>;
+type CleanUpOutcome = Result<(), String>;
 
 enum Work {
-    Async(Box<dyn FnOnce(Leaving) -> BoxFuture<'static, Outcome> + Send>),
+    Async(Box<dyn FnOnce(Leaving) -> BoxFuture<'static, CleanUpOutcome> + Send>),
     Command(Vec<OsString>),
 }
 
@@ -149,7 +149,7 @@ impl CleanUp {
     }
 }
 
-fn run_command(words: &[OsString], leaving: &Leaving, within: Duration) -> Outcome {
+fn run_command(words: &[OsString], leaving: &Leaving, within: Duration) -> CleanUpOutcome {
     let Some((program, arguments)) = words.split_first() else { return Err("the command is empty".into()) };
     let said = |error: std::io::Error| format!("{}: {error}", program.display());
     let mut child = Command::new(program)

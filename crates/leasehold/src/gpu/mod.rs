@@ -20,3 +20,34 @@ pub use devices::{Device, Devices, DevicesError, Driver, Memory, ORDER, Source, 
 pub use pool::{GpuPool, GpuRequest, Gpus};
 
 use defaults::Defaults;
+
+/// Runs an async function, or method, while holding the lock of a GPU.
+///
+/// ```
+/// use leasehold::gpu::gpu_lock;
+/// use leasehold::{Error, LockManager};
+///
+/// #[gpu_lock(gpu_id = 0, max_wait_time = 1800, locks = locks)]
+/// async fn transcribe(locks: &LockManager, file: &str) -> Result<String, Error> {
+///     Ok(format!("{file}: on GPU 0, by one at a time"))
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
+/// # let locks = LockManager::connect("memory:").await?;
+/// # assert!(transcribe(&locks, "talk.wav").await?.starts_with("talk.wav"));
+/// # Ok(()) }
+/// ```
+///
+/// As [`lock`](macro@crate::lock), with the lock `gpu_lock:<id>`, and defaults from the section `gpu_lock` of the
+/// [configuration](configure). The lease is renewed while the body runs. Times are seconds.
+///
+/// | option | default | |
+/// |---|---|---|
+/// | `gpu_id = 0` | | which GPU: a number, or a `u32` such as a parameter |
+/// | `locks = self.locks` | the [installed](crate::install) one | a [`LockManager`](crate::LockManager), by value or reference |
+/// | `max_wait_time = 1800` | as configured: 300 | how long to wait for the GPU |
+/// | `lock_timeout = 600` | as configured: 600 | the lease; while it is renewed, the heartbeat's timeout if that is shorter |
+/// | `cleanup = free_memory` | | an async function of [`Leaving`], or a command (a text, for `sh`): runs before the GPU is given back, whatever happened. See [`CleanUp`] |
+/// | `cleanup_timeout = 5` | 30 | how long that may take |
+/// | `on_lost = "continue"` | `"cancel"` | a lost lease cancels the body, and the caller gets [`Error::Lost`](crate::Error::Lost); or the body goes on |
+#[cfg(feature = "macros")]
+pub use leasehold_macros::gpu_lock;

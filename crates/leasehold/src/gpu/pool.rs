@@ -12,12 +12,13 @@ use super::{CleanUp, Defaults, Device, Devices, Leaving, visible};
 use crate::clock::Moment;
 use crate::config::Config;
 use crate::engine::Core;
+use crate::engine::guard::Guard;
 use crate::error::Error;
-use crate::event::LossReason;
 use crate::facts::{Invalid, LockName, Ttl};
-use crate::guard::Guard;
+use crate::lease::Terms;
+use crate::lease::terms::setters;
+use crate::loss::LossReason;
 use crate::manager::LockManager;
-use crate::options::OnUnavailable;
 use crate::pool::{Permit, Permits, Pool, PoolRequest};
 use crate::request::LockRequest;
 use crate::scope;
@@ -96,8 +97,8 @@ impl GpuPool {
         }
         if let [id] = ids {
             let lock = self.locks.lock(self.defaults.scope.lock(*id));
-            // As a pool has it: without a store nobody can say that no one else is on the device.
-            return Ok(self.request(Ask::This(*id, lock.on_unavailable(OnUnavailable::FailClosed))));
+            // Like a pool: without a store it is unknown whether another process uses the device.
+            return Ok(self.request(Ask::This(*id, lock.protected())));
         }
         // All of a smaller pool: it collects under the same turn as the whole one does.
         let these = self.locks.pool(self.pool.name(), ids.iter().copied())?;
@@ -105,21 +106,12 @@ impl GpuPool {
     }
 
     fn request(&self, ask: Ask) -> GpuRequest {
-        let request = GpuRequest {
-            ask,
-            devices: self.devices.clone(),
-            defaults: self.defaults.clone(),
-            clean_up: None,
-            core: self.locks.core().clone(),
-        };
-        let ttl = self.defaults.ttl(None).duration();
-        let (wait, renew) = (self.defaults.max_wait, self.defaults.renews());
-        let ask = match request.ask {
-            Ask::This(id, this) => Ask::This(id, this.ttl(ttl).wait_up_to(wait).renew(renew)),
-            Ask::One(one) => Ask::One(one.ttl(ttl).wait_up_to(wait).renew(renew)),
-            Ask::Several(some) => Ask::Several(some.ttl(ttl).wait_up_to(wait).renew(renew)),
-        };
-        GpuRequest { ask, ..request }
+        let (devices, defaults, core) = (self.devices.clone(), self.defaults.clone(), self.locks.core().clone());
+        let mut request = GpuRequest { ask, devices, defaults, clean_up: None, core };
+        let defaults = &self.defaults;
+        let terms = Terms::new().ttl(defaults.ttl(None).duration()).wait_up_to(defaults.max_wait);
+        request.terms_mut().merge(&terms.renew(defaults.renews()));
+        request
     }
 }
 
@@ -146,47 +138,27 @@ enum Ask {
 }
 
 impl GpuRequest {
-    /// Waits at most so long: a long task's `max_wait_time`.
-    pub fn wait_up_to(self, wait: Duration) -> Self {
-        let ask = match self.ask {
-            Ask::This(id, this) => Ask::This(id, this.wait_up_to(wait)),
-            Ask::One(one) => Ask::One(one.wait_up_to(wait)),
-            Ask::Several(some) => Ask::Several(some.wait_up_to(wait)),
-        };
-        Self { ask, ..self }
+    setters!(wait_up_to, no_wait, owner, owned_by, max_hold, retry_every);
+
+    fn terms_mut(&mut self) -> &mut Terms {
+        match &mut self.ask {
+            Ask::This(_, this) => this.terms_mut(),
+            Ask::One(one) => one.terms_mut(),
+            Ask::Several(several) => several.terms_mut(),
+        }
     }
 
-    /// Waits without limit.
+    /// Waits without limit, also where the configuration sets one.
     pub fn wait_for_ever(self) -> Self {
         self.wait_up_to(Duration::MAX)
     }
 
-    /// Does not wait.
-    pub fn no_wait(self) -> Self {
-        self.wait_up_to(Duration::ZERO)
-    }
-
-    /// What people read who ask for the holder: a task name. Host and process id are added.
-    pub fn owner(self, task: impl AsRef<str>) -> Self {
-        let task = task.as_ref();
-        let ask = match self.ask {
-            Ask::This(id, this) => Ask::This(id, this.owner(task)),
-            Ask::One(one) => Ask::One(one.owner(task)),
-            Ask::Several(some) => Ask::Several(some.owner(task)),
-        };
-        Self { ask, ..self }
-    }
-
-    /// A long task's `lock_timeout`: the lease. While leases are renewed it is never longer than the
-    /// heartbeat's timeout, so that a dead holder is found.
-    pub fn lock_timeout(self, lock_timeout: Ttl) -> Self {
+    /// Sets the lease: a long task's `lock_timeout`. While leases are renewed it is never longer than the heartbeat's
+    /// timeout, so that a dead holder is found.
+    pub fn lock_timeout(mut self, lock_timeout: Ttl) -> Self {
         let ttl = self.defaults.ttl(Some(lock_timeout)).duration();
-        let ask = match self.ask {
-            Ask::This(id, this) => Ask::This(id, this.ttl(ttl)),
-            Ask::One(one) => Ask::One(one.ttl(ttl)),
-            Ask::Several(some) => Ask::Several(some.ttl(ttl)),
-        };
-        Self { ask, ..self }
+        self.terms_mut().set_ttl(ttl);
+        self
     }
 
     /// What is done before the devices are given back, always.
@@ -208,7 +180,7 @@ impl GpuRequest {
         let done = scope::run(&guards, gpus.lost(), work(&gpus)).await;
         drop(guards);
         if let Err(error) = gpus.release().await {
-            tracing::warn!(%error, "the work is done; its GPUs are given back in the background");
+            tracing::warn!(error = %format_args!("{error:#}"), "the work is done; its GPUs are given back in the background");
         }
         done
     }
@@ -232,7 +204,7 @@ impl IntoFuture for GpuRequest {
             let device = |id: u32| self.devices.iter().find(|device| device.id == id).cloned();
             let devices = taken.iter().map(|(id, _)| device(*id).unwrap_or_else(|| Device::numbered(*id))).collect();
             let guards = taken.into_iter().map(|(_, guard)| guard).collect();
-            Ok(Gpus { held: Some(Held { guards, devices, clean_up: self.clean_up }), core: self.core })
+            Ok(Gpus { held: Some(HeldGpu { guards, devices, clean_up: self.clean_up }), core: self.core })
         })
     }
 }
@@ -245,11 +217,11 @@ fn numbered(permit: Permit) -> (u32, Guard) {
 #[must_use = "dropping it gives the devices up"]
 pub struct Gpus {
     /// There until they are given back.
-    held: Option<Held>,
+    held: Option<HeldGpu>,
     core: Arc<Core>,
 }
 
-struct Held {
+struct HeldGpu {
     guards: Vec<Guard>,
     devices: Vec<Device>,
     clean_up: Option<CleanUp>,
@@ -299,7 +271,7 @@ impl Gpus {
     /// # Cancel safety
     /// Dropped before the answer, both go on in the background.
     pub async fn release(mut self) -> Result<bool, Error> {
-        let Some(Held { guards, devices, clean_up }) = self.held.take() else { return Ok(false) };
+        let Some(HeldGpu { guards, devices, clean_up }) = self.held.take() else { return Ok(false) };
         let Some(clean_up) = clean_up else { return give_back(guards).await };
         let leaving = leaving(&guards, devices);
         clean_up.run_before(&self.core, leaving, give_back(guards)).await.unwrap_or(Ok(false))
@@ -308,11 +280,11 @@ impl Gpus {
     /// The guards and their devices, in the same order. What was to be done before they are given back is
     /// up to whoever has them.
     pub fn into_guards(mut self) -> (Vec<Guard>, Vec<Device>) {
-        let Held { guards, devices, .. } = self.held.take().expect("there until they are given back");
+        let HeldGpu { guards, devices, .. } = self.held.take().expect("there until they are given back");
         (guards, devices)
     }
 
-    fn held(&self) -> &Held {
+    fn held(&self) -> &HeldGpu {
         self.held.as_ref().expect("there until they are given back")
     }
 }
@@ -320,7 +292,7 @@ impl Gpus {
 impl Drop for Gpus {
     fn drop(&mut self) {
         // Without a clean-up every guard gives its own lock back.
-        if let Some(Held { guards, devices, clean_up: Some(clean_up) }) = self.held.take() {
+        if let Some(HeldGpu { guards, devices, clean_up: Some(clean_up) }) = self.held.take() {
             let leaving = leaving(&guards, devices);
             drop(clean_up.run_before(&self.core, leaving, give_back(guards)));
         }

@@ -52,12 +52,12 @@ impl IntoResponse for Error {
                 answer(status, "held", "all of these are in use; try again soon", name, Some(SOON))
             }
             Self::Lost { .. } => {
-                tracing::warn!(error = %self, "answered with lease_lost");
+                tracing::warn!(error = %format_args!("{self:#}"), "answered with lease_lost");
                 let text = "the lock was lost while this was worked on; see what was done before you try again";
                 answer(StatusCode::SERVICE_UNAVAILABLE, "lease_lost", text, name, Some(SOON))
             }
             Self::Store { .. } | Self::Connect { .. } => {
-                tracing::error!(error = %self, "answered with store_unreachable");
+                tracing::error!(error = %format_args!("{self:#}"), "answered with store_unreachable");
                 let text = "the lock store did not answer; try again later";
                 answer(StatusCode::SERVICE_UNAVAILABLE, "store_unreachable", text, name, Some(SOON))
             }
@@ -70,18 +70,22 @@ impl IntoResponse for Error {
                 answer(StatusCode::UNPROCESSABLE_ENTITY, "other_payload", text, name, None)
             }
             Self::ResultNotStored { .. } => {
-                tracing::error!(error = %self, "answered with result_not_stored");
+                tracing::error!(error = %format_args!("{self:#}"), "answered with result_not_stored");
                 let text = "this was carried out before; its result could not be stored";
                 answer(StatusCode::CONFLICT, "result_not_stored", text, name, None)
             }
             // Names are made of what callers send.
             Self::Invalid(Invalid::Name { .. }) => {
-                tracing::debug!(error = %self, "answered with invalid_name");
+                tracing::debug!(error = %format_args!("{self:#}"), "answered with invalid_name");
                 let text = "this cannot be the name of a lock: it is empty, too long or has control characters";
                 answer(StatusCode::BAD_REQUEST, "invalid_name", text, None, None)
             }
-            Self::Unreadable { .. } | Self::Invalid(_) | Self::NotInstalled { .. } | Self::InsideRuntime => {
-                tracing::error!(error = %self, "answered with internal");
+            Self::Unreadable { .. }
+            | Self::Invalid(_)
+            | Self::AlreadyInstalled
+            | Self::NotInstalled { .. }
+            | Self::InsideRuntime => {
+                tracing::error!(error = %format_args!("{self:#}"), "answered with internal");
                 answer(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the service is set up wrongly", None, None)
             }
         }

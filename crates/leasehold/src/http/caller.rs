@@ -8,8 +8,9 @@ use sha2::{Digest, Sha256};
 
 use crate::clock::Moment;
 use crate::engine::Core;
-use crate::error::{Error, Operation};
-use crate::facts::{ClaimId, Keep, LockName, Shelf};
+use crate::error::Error;
+use crate::facts::{BindingKind, ClaimId, LockName, Retention};
+use crate::store::Operation;
 use crate::store::{BindingId, Change, Create, Expected, NewBinding};
 
 /// The id of the shared key in the store.
@@ -41,8 +42,8 @@ impl CallerHash {
     pub(super) fn new() -> Self {
         let mut key = vec![0; KEY_BYTES];
         getrandom::fill(&mut key).expect("the system has random numbers");
-        let id = BindingId { shelf: Shelf::Secrets, id: LockName::new(KEY_ID).expect("a name") };
-        let keep = Keep::new(Keep::MAX).expect("the longest there is");
+        let id = BindingId { kind: BindingKind::Secrets, id: LockName::new(KEY_ID).expect("a name") };
+        let keep = Retention::new(Retention::MAX).expect("the longest there is");
         let offered = NewBinding { id, claim: ClaimId::random(), keep, slot: None, value: key };
         Self { key: Arc::new(Mutex::new(SharedKey { offered, confirmed: None, prolonged: None })) }
     }

@@ -19,6 +19,8 @@ use super::caller::CallerHash;
 use super::stored::{self, Collected};
 use crate::engine::Core;
 use crate::error::Error;
+use crate::lease::Terms;
+use crate::lease::terms::setters;
 use crate::manager::LockManager;
 use crate::once::{Once, Running, Started};
 use crate::scope::{Entered, OnLoss};
@@ -41,7 +43,8 @@ const SOON: Duration = Duration::from_secs(1);
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use std::time::Duration;
 /// use axum::{Router, routing::post};
-/// use leasehold::{LockManager, http::IdempotencyLayer};
+/// use leasehold::http::IdempotencyLayer;
+/// use leasehold::LockManager;
 ///
 /// let locks = LockManager::connect("memory:").await?;
 /// let once = IdempotencyLayer::new(locks).per_header("x-tenant").keep(Duration::from_secs(86_400));
@@ -66,16 +69,17 @@ const SOON: Duration = Duration::from_secs(1);
 /// - A response with a status of 5xx is not stored: the request was not carried out, and the same key may be
 ///   tried again. Everything else is stored, refusals (4xx) as well, but without `Set-Cookie`: a session
 ///   belongs to the connection that opened it.
+/// - A request that meets the same one under way does not wait unless [`wait_up_to`](Self::wait_up_to) says so. The
+///   [`ttl`](Self::ttl) is how long a key is blocked by an instance that crashed.
 /// - The handler runs to its end when its client goes away: the next request with the key gets what came of
 ///   it. It is cancelled only when its lease is lost, and answered with 503 `lease_lost`.
 /// - A [scope](IdempotencyScope) is required: the same key from two callers must not meet.
 #[derive(Clone)]
 pub struct IdempotencyLayer {
     locks: LockManager,
-    scope: Scope,
+    scope: CallerScope,
     keep: Duration,
-    wait: Duration,
-    ttl: Option<Duration>,
+    terms: Terms,
     required: bool,
     body_limit: usize,
     response_limit: usize,
@@ -85,7 +89,8 @@ pub struct IdempotencyLayer {
 /// called:
 ///
 /// ```compile_fail
-/// # use leasehold::{LockManager, http::IdempotencyLayer};
+/// # use leasehold::http::IdempotencyLayer;
+/// # use leasehold::LockManager;
 /// # fn layer(locks: LockManager, app: axum::Router) -> axum::Router {
 /// app.layer(IdempotencyLayer::new(locks)) // whose keys?
 /// # }
@@ -106,7 +111,8 @@ impl IdempotencyScope {
     /// put into its extensions. `None` or an empty text: the caller is unknown, and a request with a key is refused.
     ///
     /// ```
-    /// # use leasehold::{LockManager, http::IdempotencyLayer};
+    /// # use leasehold::http::IdempotencyLayer;
+    /// # use leasehold::LockManager;
     /// #[derive(Clone)]
     /// struct Account(u64);
     ///
@@ -115,7 +121,7 @@ impl IdempotencyScope {
     /// # }
     /// ```
     pub fn per(self, caller: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> IdempotencyLayer {
-        self.with(Scope::Function(Arc::new(caller), CallerHash::new()))
+        self.with(CallerScope::Function(Arc::new(caller), CallerHash::new()))
     }
 
     /// Tells callers apart by a header that a proxy or the authentication in front has verified, such as
@@ -125,22 +131,21 @@ impl IdempotencyScope {
     /// # Panics
     /// When this cannot be the name of a header: lower case, plain text.
     pub fn per_header(self, header: &'static str) -> IdempotencyLayer {
-        self.with(Scope::Header(HeaderName::from_static(header), CallerHash::new()))
+        self.with(CallerScope::Header(HeaderName::from_static(header), CallerHash::new()))
     }
 
     /// All callers share one set of keys: for a service with one client, or clients that trust each other. A
     /// caller that uses a key of another one gets its response.
     pub fn shared(self) -> IdempotencyLayer {
-        self.with(Scope::Shared)
+        self.with(CallerScope::Shared)
     }
 
-    fn with(self, scope: Scope) -> IdempotencyLayer {
+    fn with(self, scope: CallerScope) -> IdempotencyLayer {
         IdempotencyLayer {
             locks: self.locks,
             scope,
             keep: Duration::from_secs(24 * 60 * 60),
-            wait: Duration::ZERO,
-            ttl: None,
+            terms: Terms::new().no_wait(),
             required: false,
             body_limit: 256 * 1024,
             response_limit: 256 * 1024,
@@ -153,13 +158,13 @@ type Caller = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
 /// How callers are told apart.
 #[derive(Clone)]
-enum Scope {
+enum CallerScope {
     Shared,
     Header(HeaderName, CallerHash),
     Function(Arc<Caller>, CallerHash),
 }
 
-impl Scope {
+impl CallerScope {
     /// What stands for the caller in a name, or the answer to a caller that is not known.
     async fn caller(&self, parts: &Parts, core: &Core) -> Result<String, Box<Response>> {
         let (caller, hash) = match self {
@@ -198,16 +203,10 @@ impl IdempotencyLayer {
         self
     }
 
-    /// How long a request waits for the same one that is under way; not at all unless said.
-    pub fn wait_up_to(mut self, wait: Duration) -> Self {
-        self.wait = wait;
-        self
-    }
+    setters!(ttl, wait_up_to, no_wait, owner, retry_every, terms);
 
-    /// How long a key is blocked by an instance that crashed: the lease, renewed while the handler works.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = Some(ttl);
-        self
+    fn terms_mut(&mut self) -> &mut Terms {
+        &mut self.terms
     }
 
     /// Whether a request without a key is refused.
@@ -249,8 +248,7 @@ impl IdempotencyLayer {
     }
 
     fn once(&self, name: &str, asked: &[u8]) -> Once {
-        let once = self.locks.once(name).keep(self.keep).wait_up_to(self.wait).payload_bytes(asked);
-        if let Some(ttl) = self.ttl { once.ttl(ttl) } else { once }
+        self.locks.once(name).keep(self.keep).terms(&self.terms).payload_bytes(asked)
     }
 }
 
@@ -361,7 +359,7 @@ where
         // Somebody else has begun it anew: what this one did is not the answer.
         Err(error @ Error::Lost { .. }) if carried_out => Ok(error.into_response()),
         Err(error) => {
-            tracing::warn!(%error, "the answer was not stored");
+            tracing::warn!(error = %format_args!("{error:#}"), "the answer was not stored");
             response
         }
         Ok(_) => response,

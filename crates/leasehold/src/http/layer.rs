@@ -14,6 +14,8 @@ use tower_service::Service;
 
 use super::answer::answer;
 use crate::facts::Invalid;
+use crate::lease::Terms;
+use crate::lease::terms::setters;
 use crate::manager::LockManager;
 use crate::request::LockRequest;
 use crate::scope::{Entered, Entry, OnLoss};
@@ -25,7 +27,8 @@ use crate::scope::{Entered, Entry, OnLoss};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use std::time::Duration;
 /// use axum::{Router, routing::put};
-/// use leasehold::{LockManager, http::LockLayer};
+/// use leasehold::http::LockLayer;
+/// use leasehold::LockManager;
 ///
 /// let locks = LockManager::connect("memory:").await?;
 /// let one_at_a_time = LockLayer::new(locks, "cart:{header:x-tenant}:{cart_id}")?.wait_up_to(Duration::from_secs(2));
@@ -44,9 +47,7 @@ use crate::scope::{Entered, Entry, OnLoss};
 pub struct LockLayer {
     locks: LockManager,
     key: Arc<[Piece]>,
-    ttl: Duration,
-    wait: Duration,
-    renew: bool,
+    terms: Terms,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -69,31 +70,18 @@ impl LockLayer {
             given: key.chars().take(64).collect(),
             problem,
         })?;
-        Ok(Self { locks, key: key.into(), ttl: Duration::from_secs(10), wait: Duration::ZERO, renew: false })
+        let terms = Terms::new().ttl(Duration::from_secs(10)).no_wait().renew(false);
+        Ok(Self { locks, key: key.into(), terms: terms.retry_every(Duration::from_millis(50)) })
     }
 
-    /// How long the lease lasts.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = ttl;
-        self
-    }
+    setters!(ttl, wait_up_to, no_wait, owner, renew, max_hold, retry_every, on_unavailable, terms);
 
-    /// How long a request waits for its turn.
-    pub fn wait_up_to(mut self, wait: Duration) -> Self {
-        self.wait = wait;
-        self
-    }
-
-    /// Whether the lease is renewed while the handler works; otherwise the handler is cancelled when
-    /// it ends.
-    pub fn renew(mut self, renew: bool) -> Self {
-        self.renew = renew;
-        self
+    fn terms_mut(&mut self) -> &mut Terms {
+        &mut self.terms
     }
 
     fn request(&self, name: String) -> LockRequest {
-        let request = self.locks.lock(name).ttl(self.ttl).wait_up_to(self.wait).renew(self.renew);
-        request.retry_every(Duration::from_millis(50))
+        self.locks.lock(name).terms(&self.terms)
     }
 
     /// The name of the lock of one request, or the answer to it.

@@ -19,7 +19,7 @@ const NOT_STORED: [HeaderName; 7] = [
 ];
 
 #[derive(Serialize, Deserialize)]
-struct Head {
+struct ResponseHead {
     status: u16,
     headers: Vec<(String, String)>,
     /// The body was too large; nothing follows.
@@ -68,7 +68,7 @@ pub(super) async fn collect(response: Response, limit: usize) -> Collected {
 /// When this is no response: something else uses the id.
 pub(super) fn read(stored: &[u8]) -> Result<Option<Response>, &'static str> {
     let end = stored.iter().position(|byte| *byte == b'\n').ok_or("no first line")?;
-    let head: Head = serde_json::from_slice(&stored[..end]).map_err(|_| "no head")?;
+    let head: ResponseHead = serde_json::from_slice(&stored[..end]).map_err(|_| "no head")?;
     if head.cut {
         return Ok(None);
     }
@@ -90,7 +90,7 @@ fn head(status: StatusCode, headers: &HeaderMap, cut: bool) -> Vec<u8> {
     let text = |value: &HeaderValue| value.as_bytes().iter().copied().map(char::from).collect();
     let kept = headers.iter().filter(|(name, _)| !NOT_STORED.contains(name));
     let headers = kept.map(|(name, value)| (name.as_str().to_owned(), text(value))).collect();
-    let mut head = serde_json::to_vec(&Head { status: status.as_u16(), headers, cut }).expect("a head is JSON");
+    let mut head = serde_json::to_vec(&ResponseHead { status: status.as_u16(), headers, cut }).expect("a head is JSON");
     head.push(b'\n');
     head
 }

@@ -1,46 +1,47 @@
-//! The state machine of one lock: what every verb of a store means, without clock, I/O or async.
+//! The state machine of one lock: what every operation of a store means, without clock, I/O or async.
 //!
-//! The memory store runs it, the SQLite store runs it inside a transaction whenever somebody waits,
-//! and the Redis scripts say the same in Lua; a property test drives all three and compares every
-//! answer. `explore` (a test) walks through every state of small worlds and shows that at most one
-//! client believes in a lease at a time, that fences rise, that what was taken away stays so, and
-//! that one of these fails as soon as one [`Rule`] is left out.
+//! The memory store runs it, the SQLite store runs it inside a transaction when a claim waits, and the Redis scripts
+//! implement it again in Lua. A property test drives all three and compares every answer. `explore` (a test) visits every
+//! state of small worlds in which the real client code ([`crate::client`]) runs against it: at most one client believes
+//! in a lease at a time, fences rise, and a lease that was taken away stays so. Without any one [`Rule`] it finds a
+//! violation.
 
 use crate::facts::{Fence, HolderId, Owner, Token};
+use crate::rules::Rule;
 
 #[cfg(test)]
 mod explore;
-mod rules;
 
-pub(crate) use rules::{Rule, Rules};
-
-/// The address of a process that can be told something. `None` where one is expected: it polls,
-/// or the lease belongs to no process.
+/// The address of a process that receives messages. `None` where an address is expected: the waiter polls, or the lease
+/// belongs to no process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct InboxId(pub(crate) std::sync::Arc<str>);
 
-/// One lock: who has it, who waits.
+/// One lock: its holder and its queue.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Lock {
     pub(crate) slot: Slot,
-    /// In order of tickets.
-    pub(crate) queue: Vec<Waiting>,
-    /// A queue whose waiters stopped asking vanishes.
+    /// The waiters in order of their tickets.
+    pub(crate) queue: Vec<QueueEntry>,
+    /// The queue is deleted at this time unless a waiter asks before.
     pub(crate) queue_ends_ms: u64,
 }
 
+/// The holder of a lock.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub(crate) enum Slot {
     #[default]
     Free,
     Held(Held),
-    /// Written by another kind of client: excluded and respected, never changed.
+    /// Written by another kind of client. It is respected and never changed.
+    #[cfg_attr(not(any(test, feature = "test-hooks")), expect(dead_code, reason = "only tests write one"))]
     Foreign {
         value: String,
         ends_ms: Option<u64>,
     },
 }
 
+/// A lease as the store knows it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Held {
     pub(crate) flag: Flag,
@@ -51,30 +52,33 @@ pub(crate) struct Held {
     pub(crate) since_ms: u64,
     pub(crate) ttl_ms: u64,
     pub(crate) owner: Owner,
-    /// `None`: somebody removed the expiry.
+    /// `None` if another program removed the expiry.
     pub(crate) ends_ms: Option<u64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Flag {
-    NobodyWaits,
-    SomebodyWaits,
+    Uncontended,
+    /// A waiter has queued.
+    Contended,
+    /// The lease was revoked. It is not prolonged any more.
     Revoked,
 }
 
+/// A waiter in a queue.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Waiting {
+pub(crate) struct QueueEntry {
     pub(crate) ticket: u64,
     pub(crate) token: Token,
     pub(crate) inbox: Option<InboxId>,
     pub(crate) ttl_ms: u64,
     pub(crate) since_ms: u64,
     pub(crate) owner: Owner,
-    /// When it last asked; counts only for one that polls.
+    /// When it last asked. Only the age of a polling waiter matters.
     pub(crate) polled_ms: u64,
 }
 
-/// What a process is told.
+/// A message to a process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Message {
     Granted { token: Token, fence: u64, lasts_ms: u64 },
@@ -86,11 +90,11 @@ pub(crate) enum Message {
 /// Fixed numbers of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limits {
-    /// A grant nobody has confirmed yet ends after this: what a hung waiter costs.
+    /// How long an unconfirmed grant lasts: what a waiter that hangs costs.
     pub(crate) provisional_ms: u64,
-    /// Dead waiters passed over in one call.
+    /// How many dead waiters one call passes over.
     pub(crate) sweep: usize,
-    /// A queue lives this long after its last waiter asked.
+    /// How long a queue outlives the last request of a waiter.
     pub(crate) queue_ttl_ms: u64,
     /// A polling waiter that has not asked for this long is passed over.
     pub(crate) poll_grace_ms: u64,
@@ -101,29 +105,28 @@ impl Limits {
         Self { provisional_ms: 2_000, sweep: 200, queue_ttl_ms: 60_000, poll_grace_ms: 3_000 };
 }
 
-/// One call's surroundings.
-pub(crate) struct Turn<'a> {
-    /// The clock that leases end by.
+/// What one call may read and change besides the lock.
+pub(crate) struct CallContext<'a> {
+    /// The clock by which leases end.
     pub(crate) now_ms: u64,
-    /// Wall-clock time: `since_ms`, and the floor of fences.
+    /// Wall-clock time, for `since_ms` and as the lower bound of fences.
     pub(crate) wall_us: u64,
     /// The store's fence counter.
     pub(crate) counter: &'a mut u64,
-    /// Whether anybody listens at an inbox.
+    /// Whether a process receives messages at an inbox.
     pub(crate) listening: &'a mut dyn FnMut(&InboxId) -> bool,
-    /// What is to be told once the call has taken effect.
-    pub(crate) told: &'a mut Vec<(InboxId, Message)>,
+    /// Messages to deliver once the call has taken effect.
+    pub(crate) outbox: &'a mut Vec<(InboxId, Message)>,
     pub(crate) limits: Limits,
-    pub(crate) rules: Rules,
 }
 
-/// The fence counter is above 2⁵²: nothing may be granted.
+/// The fence counter is above 2⁵², so nothing may be granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FenceUnusable;
 
-/// An attempt as the machine sees it.
+/// An attempt to hold a lock.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Asking {
+pub(crate) struct Claimant {
     pub(crate) token: Token,
     pub(crate) inbox: Option<InboxId>,
     pub(crate) ttl_ms: u64,
@@ -149,7 +152,7 @@ pub(crate) enum AcquireReply {
         position: usize,
     },
     Revoked,
-    /// The very same call must be sent again: dead waiters were passed over, more may follow.
+    /// The same call must be sent again: dead waiters were passed over, and more may follow.
     Again {
         ticket: u64,
     },
@@ -179,28 +182,30 @@ pub(crate) enum EvictReply {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AskReply {
-    Told,
-    Deaf,
+pub(crate) enum FinishReply {
+    Sent,
+    NotListening,
     ChangedHands,
     Free,
 }
 
 enum HandOff {
-    Me(u64),
-    Gave,
-    Nobody,
+    /// The caller is the next waiter, and holds the lock under this fence.
+    ToCaller(u64),
+    ToWaiter,
+    NoWaiter,
+    /// Dead waiters were passed over, and more may follow.
     Again,
-    Unusable,
+    FenceUnusable,
 }
 
 impl Lock {
-    /// Nothing is left to remember.
+    /// Whether the lock is free and has no queue.
     pub(crate) fn is_gone(&self) -> bool {
         self.slot == Slot::Free && self.queue.is_empty()
     }
 
-    /// Lets time pass: what has ended is gone.
+    /// Removes a lease and a queue that have ended.
     pub(crate) fn lapse(&mut self, now_ms: u64) {
         let ends = match &self.slot {
             Slot::Free => None,
@@ -215,7 +220,7 @@ impl Lock {
         }
     }
 
-    /// A dead process holds it: it is free. For stores that can see a death.
+    /// Frees the lock if the process at this inbox holds it. For stores that can see a process die.
     pub(crate) fn holder_died(&mut self, inbox: &InboxId) {
         if let Slot::Held(held) = &self.slot
             && held.inbox.as_ref() == Some(inbox)
@@ -224,184 +229,191 @@ impl Lock {
         }
     }
 
-    /// Takes the lock if it is free and nobody who came before listens, in one step.
+    /// Takes the lock if it is free and no earlier waiter listens, in one step.
     ///
-    /// On Redis this is three plain commands and, where somebody waits, [`Lock::yield_to_queue`].
-    pub(crate) fn try_acquire(&mut self, turn: &mut Turn<'_>, asking: &Asking) -> Result<TryReply, FenceUnusable> {
-        self.lapse(turn.now_ms);
-        if let Some(held) = self.held_by(&asking.token) {
-            // A re-sent try. The re-send did not restart the countdown: renew before believing.
+    /// On Redis this is three plain commands and, if a queue exists, [`Lock::yield_to_queue`].
+    pub(crate) fn try_acquire(
+        &mut self,
+        cx: &mut CallContext<'_>,
+        claimant: &Claimant,
+    ) -> Result<TryReply, FenceUnusable> {
+        self.lapse(cx.now_ms);
+        if let Some(held) = self.held_by(&claimant.token) {
+            // Sent again. The second send must restart the countdown.
             if held.flag == Flag::Revoked {
                 return Ok(TryReply::Revoked);
             }
-            held.prolong(turn.now_ms, asking.ttl_ms);
+            held.prolong(cx.now_ms, claimant.ttl_ms);
             return Ok(TryReply::Granted { fence: held.fence });
         }
         if self.slot != Slot::Free {
             return Ok(TryReply::Held);
         }
-        let fence = if asking.fenced { turn.fence()? } else { 0 };
-        while asking.fenced && !self.queue.is_empty() {
-            match self.hand_off(turn, None, Some(fence)) {
-                HandOff::Gave => return Ok(TryReply::Held),
+        let fence = if claimant.fenced { cx.fence()? } else { 0 };
+        while claimant.fenced && !self.queue.is_empty() {
+            match self.hand_off(cx, None, Some(fence)) {
+                HandOff::ToWaiter => return Ok(TryReply::Held),
                 HandOff::Again => {}
-                HandOff::Nobody | HandOff::Me(_) => break,
-                HandOff::Unusable => return Err(FenceUnusable),
+                HandOff::NoWaiter | HandOff::ToCaller(_) => break,
+                HandOff::FenceUnusable => return Err(FenceUnusable),
             }
         }
-        self.hold(turn, fence, asking.clone().into(), asking.ttl_ms);
+        self.hold(cx, fence, claimant.clone().into(), claimant.ttl_ms);
         Ok(TryReply::Granted { fence })
     }
 
-    /// The first of a try's three commands: `SET NX GET`. `None`: it was free and is ours now.
+    /// Runs the first of the three commands of a try on Redis, `SET NX`. `None`: the lock was free and is taken now.
     #[cfg(test)]
-    pub(crate) fn plant(&mut self, turn: &mut Turn<'_>, asking: &Asking) -> Option<Slot> {
-        self.lapse(turn.now_ms);
+    pub(crate) fn plant(&mut self, cx: &mut CallContext<'_>, claimant: &Claimant) -> Option<Slot> {
+        self.lapse(cx.now_ms);
         if self.slot != Slot::Free {
             return Some(self.slot.clone());
         }
         self.slot = Slot::Held(Held {
-            flag: Flag::NobodyWaits,
-            token: asking.token.clone(),
+            flag: Flag::Uncontended,
+            token: claimant.token.clone(),
             fence: 0,
-            inbox: asking.inbox.clone(),
-            since_ms: turn.wall_us / 1_000,
-            ttl_ms: asking.ttl_ms,
-            owner: asking.owner.clone(),
-            ends_ms: Some(turn.now_ms + asking.ttl_ms),
+            inbox: claimant.inbox.clone(),
+            since_ms: cx.wall_us / 1_000,
+            ttl_ms: claimant.ttl_ms,
+            owner: claimant.owner.clone(),
+            ends_ms: Some(cx.now_ms + claimant.ttl_ms),
         });
         None
     }
 
-    /// A try found a queue: hands over to the first listening waiter with a ticket below our fence.
+    /// Hands a lock that a try took to the first listening waiter with a ticket below its fence.
     #[cfg(test)]
     pub(crate) fn yield_to_queue(
         &mut self,
-        turn: &mut Turn<'_>,
+        cx: &mut CallContext<'_>,
         token: &Token,
         fence: u64,
     ) -> Result<YieldReply, FenceUnusable> {
-        self.lapse(turn.now_ms);
+        self.lapse(cx.now_ms);
         let Some(held) = self.held_by(token) else { return Ok(YieldReply::NotOurs) };
         if held.flag == Flag::Revoked {
             return Ok(YieldReply::Revoked);
         }
-        let outcome = self.hand_off(turn, None, Some(fence));
-        if matches!(outcome, HandOff::Gave) {
+        // Another call with this token has confirmed the lease meanwhile, and its caller relies on it.
+        if held.fence != 0 && held.fence != fence {
+            return Ok(YieldReply::Ours);
+        }
+        let outcome = self.hand_off(cx, None, Some(fence));
+        if matches!(outcome, HandOff::ToWaiter) {
             return Ok(YieldReply::NotOurs);
         }
-        let somebody = !self.queue.is_empty();
+        let contended = !self.queue.is_empty();
         if let Some(held) = self.held_by(token)
-            && somebody
+            && contended
         {
-            held.flag = Flag::SomebodyWaits;
+            held.flag = Flag::Contended;
         }
         Ok(if matches!(outcome, HandOff::Again) { YieldReply::Again } else { YieldReply::Ours })
     }
 
-    /// Takes the lock or stands in line. Idempotent on the token.
+    /// Takes the lock or joins the queue. Idempotent on the token.
     pub(crate) fn acquire(
         &mut self,
-        turn: &mut Turn<'_>,
-        asking: &Asking,
+        cx: &mut CallContext<'_>,
+        claimant: &Claimant,
         ticket: Option<u64>,
     ) -> Result<AcquireReply, FenceUnusable> {
-        self.lapse(turn.now_ms);
-        if let Some(held) = self.held_by(&asking.token) {
+        self.lapse(cx.now_ms);
+        if let Some(held) = self.held_by(&claimant.token) {
             // Re-sent, or granted by a message that was lost: confirm.
             if held.flag == Flag::Revoked {
                 return Ok(AcquireReply::Revoked);
             }
-            held.prolong(turn.now_ms, asking.ttl_ms);
+            held.prolong(cx.now_ms, claimant.ttl_ms);
             if held.fence == 0 {
-                held.fence = turn.fence()?;
+                held.fence = cx.fence()?;
             }
             return Ok(AcquireReply::Granted { fence: held.fence });
         }
         if self.slot == Slot::Free && self.queue.is_empty() {
-            let fence = turn.fence()?;
-            self.hold(turn, fence, asking.clone().into(), asking.ttl_ms);
+            let fence = cx.fence()?;
+            self.hold(cx, fence, claimant.clone().into(), claimant.ttl_ms);
             return Ok(AcquireReply::Granted { fence });
         }
-        let ticket = self.stand_in_line(turn, asking, ticket)?;
+        let ticket = self.join_queue(cx, claimant, ticket)?;
         match &mut self.slot {
-            Slot::Free => match self.hand_off(turn, Some(&asking.token), None) {
-                HandOff::Me(fence) => return Ok(AcquireReply::Granted { fence }),
+            Slot::Free => match self.hand_off(cx, Some(&claimant.token), None) {
+                HandOff::ToCaller(fence) => return Ok(AcquireReply::Granted { fence }),
                 HandOff::Again => return Ok(AcquireReply::Again { ticket }),
-                HandOff::Unusable => return Err(FenceUnusable),
-                HandOff::Gave | HandOff::Nobody => {}
+                HandOff::FenceUnusable => return Err(FenceUnusable),
+                HandOff::ToWaiter | HandOff::NoWaiter => {}
             },
             Slot::Held(held) => {
-                if held.flag == Flag::NobodyWaits || !turn.rules.keep(Rule::AskingKeepsARevocation) {
-                    held.flag = Flag::SomebodyWaits;
+                if held.flag == Flag::Uncontended || !Rule::AcquireKeepsRevocation.applies() {
+                    held.flag = Flag::Contended;
                 }
                 if held.ends_ms.is_none() {
-                    // Somebody removed the expiry: a full ttl from now outlasts any belief.
-                    held.ends_ms = Some(turn.now_ms + held.ttl_ms);
+                    // Another program removed the expiry. A full ttl from now outlasts any belief.
+                    held.ends_ms = Some(cx.now_ms + held.ttl_ms);
                 }
             }
             Slot::Foreign { .. } => {}
         }
-        let position = self.queue.iter().position(|w| w.token == asking.token).unwrap_or(0);
+        let position = self.queue.iter().position(|w| w.token == claimant.token).unwrap_or(0);
         Ok(AcquireReply::Queued { ticket, position })
     }
 
-    /// The holder is done.
-    pub(crate) fn release(&mut self, turn: &mut Turn<'_>, token: &Token) -> PassReply {
-        self.lapse(turn.now_ms);
+    /// Gives the lock back.
+    pub(crate) fn release(&mut self, cx: &mut CallContext<'_>, token: &Token) -> PassReply {
+        self.lapse(cx.now_ms);
         let ours = self.held_by(token).is_some();
-        if !ours && (turn.rules.keep(Rule::ReleaseComparesTheToken) || !matches!(self.slot, Slot::Held(_))) {
+        if !ours && (Rule::ReleaseComparesToken.applies() || !matches!(self.slot, Slot::Held(_))) {
             return PassReply::NotOurs;
         }
-        self.pass_on(turn)
+        self.pass_on(cx)
     }
 
-    /// An attempt is given up wherever it stands.
-    pub(crate) fn leave(&mut self, turn: &mut Turn<'_>, token: &Token) -> PassReply {
-        self.lapse(turn.now_ms);
+    /// Gives an attempt up, in the queue or as the holder.
+    pub(crate) fn leave(&mut self, cx: &mut CallContext<'_>, token: &Token) -> PassReply {
+        self.lapse(cx.now_ms);
         self.queue.retain(|w| w.token != *token);
         if self.held_by(token).is_none() {
             return PassReply::NotOurs;
         }
-        self.pass_on(turn)
+        self.pass_on(cx)
     }
 
-    /// Restarts the countdown. Never shortens, never re-creates.
+    /// Restarts the countdown of a lease. Never shortens it and never creates one.
     pub(crate) fn renew(
         &mut self,
-        turn: &mut Turn<'_>,
+        cx: &mut CallContext<'_>,
         token: &Token,
         ttl_ms: u64,
         fence: Option<Fence>,
         rewrite: Option<&Owner>,
         hand_to: Option<&Token>,
     ) -> RenewReply {
-        self.lapse(turn.now_ms);
-        let rules = turn.rules;
-        if !rules.keep(Rule::RenewalComparesTheToken)
+        self.lapse(cx.now_ms);
+        if !Rule::RenewalComparesToken.applies()
             && let Slot::Held(held) = &mut self.slot
         {
-            held.prolong(turn.now_ms, ttl_ms);
+            held.prolong(cx.now_ms, ttl_ms);
             return RenewReply::Renewed;
         }
         let Slot::Held(held) = &mut self.slot else { return RenewReply::Lost };
-        // Handed on already, and sent again: the fence says that it is still the same lease.
+        // Handed on already, and sent again. The fence shows that it is still the same lease.
         let handed_on = hand_to == Some(&held.token) && fence.is_some_and(|fence| fence.get() == held.fence);
         if held.token != *token && !handed_on {
             return RenewReply::Lost;
         }
-        if held.flag == Flag::Revoked && rules.keep(Rule::RenewalRespectsARevocation) {
+        if held.flag == Flag::Revoked && Rule::RenewalRespectsRevocation.applies() {
             return RenewReply::Revoked;
         }
         if let Some(fence) = fence.map(Fence::get)
             && fence != held.fence
         {
-            if held.fence != 0 && rules.keep(Rule::RenewalComparesTheFence) {
+            if held.fence != 0 && Rule::RenewalComparesFence.applies() {
                 return RenewReply::Lost;
             }
             held.fence = fence;
         }
-        held.prolong(turn.now_ms, ttl_ms);
+        held.prolong(cx.now_ms, ttl_ms);
         if let Some(owner) = rewrite {
             held.ttl_ms = ttl_ms;
             held.owner = owner.clone();
@@ -413,7 +425,7 @@ impl Lock {
         RenewReply::Renewed
     }
 
-    /// Says whether a lease is still its holder's, and changes nothing.
+    /// Checks whether a lease is still its holder's, and changes nothing.
     pub(crate) fn check(&mut self, now_ms: u64, token: &Token, fence: Option<Fence>) -> RenewReply {
         self.lapse(now_ms);
         let Some(held) = self.held_by(token) else { return RenewReply::Lost };
@@ -424,19 +436,19 @@ impl Lock {
         if granted_anew { RenewReply::Lost } else { RenewReply::Renewed }
     }
 
-    /// Takes the lock away from the holder that was looked at.
-    pub(crate) fn evict(&mut self, turn: &mut Turn<'_>, holder: HolderId, force: bool) -> EvictReply {
-        self.lapse(turn.now_ms);
+    /// Takes the lock away from the holder that was inspected.
+    pub(crate) fn evict(&mut self, cx: &mut CallContext<'_>, holder: HolderId, force: bool) -> EvictReply {
+        self.lapse(cx.now_ms);
         let Some(found) = self.slot.holder_id() else { return EvictReply::Free };
-        if found != holder && turn.rules.keep(Rule::EvictComparesTheHolder) {
+        if found != holder && Rule::EvictionComparesHolder.applies() {
             return EvictReply::ChangedHands;
         }
         if let Slot::Held(held) = &mut self.slot {
             if let Some(inbox) = held.inbox.clone() {
-                turn.say(&inbox, Message::Revoked { token: held.token.clone() });
+                cx.send(&inbox, Message::Revoked { token: held.token.clone() });
             }
             if force {
-                return match self.pass_on(turn) {
+                return match self.pass_on(cx) {
                     PassReply::Again => EvictReply::Again,
                     PassReply::Done | PassReply::NotOurs => EvictReply::Done,
                 };
@@ -447,25 +459,25 @@ impl Lock {
         if !force {
             return EvictReply::Foreign;
         }
-        // A foreign value is never written into: it stays until somebody is found.
-        match self.hand_off(turn, None, None) {
-            HandOff::Gave => {}
+        // A foreign value is never changed: it stays until a waiter takes over.
+        match self.hand_off(cx, None, None) {
+            HandOff::ToWaiter => {}
             HandOff::Again => return EvictReply::Again,
-            HandOff::Nobody | HandOff::Unusable | HandOff::Me(_) => self.slot = Slot::Free,
+            HandOff::NoWaiter | HandOff::FenceUnusable | HandOff::ToCaller(_) => self.slot = Slot::Free,
         }
         EvictReply::Done
     }
 
-    /// Asks the holder that was looked at to come to an end.
-    pub(crate) fn ask_to_finish(&mut self, turn: &mut Turn<'_>, holder: HolderId, reason: &str) -> AskReply {
-        self.lapse(turn.now_ms);
-        let Some(found) = self.slot.holder_id() else { return AskReply::Free };
+    /// Asks the holder that was inspected to finish.
+    pub(crate) fn ask_to_finish(&mut self, cx: &mut CallContext<'_>, holder: HolderId, reason: &str) -> FinishReply {
+        self.lapse(cx.now_ms);
+        let Some(found) = self.slot.holder_id() else { return FinishReply::Free };
         if found != holder {
-            return AskReply::ChangedHands;
+            return FinishReply::ChangedHands;
         }
-        let Slot::Held(Held { inbox: Some(inbox), token, .. }) = &self.slot else { return AskReply::Deaf };
+        let Slot::Held(Held { inbox: Some(inbox), token, .. }) = &self.slot else { return FinishReply::NotListening };
         let message = Message::Finish { token: token.clone(), reason: reason.to_owned() };
-        if turn.say(&inbox.clone(), message) { AskReply::Told } else { AskReply::Deaf }
+        if cx.send(&inbox.clone(), message) { FinishReply::Sent } else { FinishReply::NotListening }
     }
 
     fn held_by(&mut self, token: &Token) -> Option<&mut Held> {
@@ -475,105 +487,105 @@ impl Lock {
         }
     }
 
-    fn stand_in_line(
+    fn join_queue(
         &mut self,
-        turn: &mut Turn<'_>,
-        asking: &Asking,
+        cx: &mut CallContext<'_>,
+        claimant: &Claimant,
         ticket: Option<u64>,
     ) -> Result<u64, FenceUnusable> {
-        self.queue_ends_ms = turn.now_ms + turn.limits.queue_ttl_ms;
-        if let Some(waiting) = self.queue.iter_mut().find(|w| w.token == asking.token) {
-            waiting.polled_ms = turn.now_ms;
+        self.queue_ends_ms = cx.now_ms + cx.limits.queue_ttl_ms;
+        if let Some(waiting) = self.queue.iter_mut().find(|w| w.token == claimant.token) {
+            waiting.polled_ms = cx.now_ms;
             return Ok(waiting.ticket);
         }
         let ticket = match ticket {
             Some(ticket) => ticket,
-            None => turn.fence()?,
+            None => cx.fence()?,
         };
-        let mut waiting = Waiting::from(asking.clone());
+        let mut waiting = QueueEntry::from(claimant.clone());
         waiting.ticket = ticket;
-        waiting.polled_ms = turn.now_ms;
+        waiting.polled_ms = cx.now_ms;
         let place = self.queue.partition_point(|w| w.ticket < ticket);
         self.queue.insert(place, waiting);
         Ok(ticket)
     }
 
-    /// Gives the lock to the first waiter that is there; `me` is served by the reply, in full.
-    /// With `before`, only tickets below it are served. A dead waiter is never put back.
-    fn hand_off(&mut self, turn: &mut Turn<'_>, me: Option<&Token>, before: Option<u64>) -> HandOff {
+    /// Gives the lock to the first waiter that listens. The caller (`me`) gets its full lease with the reply. With
+    /// `before`, only waiters with a lower ticket are served. A dead waiter is never put back.
+    fn hand_off(&mut self, cx: &mut CallContext<'_>, me: Option<&Token>, before: Option<u64>) -> HandOff {
         if self.queue.is_empty() {
-            return HandOff::Nobody;
+            return HandOff::NoWaiter;
         }
-        let Ok(fence) = turn.fence() else { return HandOff::Unusable };
-        for _ in 0..turn.limits.sweep {
-            let Some(first) = self.queue.first() else { return HandOff::Nobody };
+        let Ok(fence) = cx.fence() else { return HandOff::FenceUnusable };
+        for _ in 0..cx.limits.sweep {
+            let Some(first) = self.queue.first() else { return HandOff::NoWaiter };
             if before.is_some_and(|limit| first.ticket > limit) {
-                return HandOff::Nobody;
+                return HandOff::NoWaiter;
             }
             let next = self.queue.remove(0);
-            let lasts_ms = next.ttl_ms.min(turn.limits.provisional_ms);
+            let lasts_ms = next.ttl_ms.min(cx.limits.provisional_ms);
             if me == Some(&next.token) {
                 let full = next.ttl_ms;
-                self.hold(turn, fence, next, full);
-                return HandOff::Me(fence);
+                self.hold(cx, fence, next, full);
+                return HandOff::ToCaller(fence);
             }
-            let there = match &next.inbox {
-                Some(inbox) => turn.say(inbox, Message::Granted { token: next.token.clone(), fence, lasts_ms }),
-                None => turn.now_ms.saturating_sub(next.polled_ms) < turn.limits.poll_grace_ms,
+            let listens = match &next.inbox {
+                Some(inbox) => cx.send(inbox, Message::Granted { token: next.token.clone(), fence, lasts_ms }),
+                None => cx.now_ms.saturating_sub(next.polled_ms) < cx.limits.poll_grace_ms,
             };
-            if there {
-                self.hold(turn, fence, next, lasts_ms);
-                self.hint(turn, self.queue.first().cloned(), lasts_ms);
-                return HandOff::Gave;
+            if listens {
+                self.hold(cx, fence, next, lasts_ms);
+                self.notify(cx, self.queue.first().cloned(), lasts_ms);
+                return HandOff::ToWaiter;
             }
         }
         HandOff::Again
     }
 
-    /// The holder is done with the lock: the next waiter has it, or it is free.
-    fn pass_on(&mut self, turn: &mut Turn<'_>) -> PassReply {
-        match self.hand_off(turn, None, None) {
-            HandOff::Gave | HandOff::Me(_) => PassReply::Done,
-            HandOff::Nobody | HandOff::Unusable => {
+    /// Passes the lock to the next waiter, or frees it.
+    fn pass_on(&mut self, cx: &mut CallContext<'_>) -> PassReply {
+        match self.hand_off(cx, None, None) {
+            HandOff::ToWaiter | HandOff::ToCaller(_) => PassReply::Done,
+            HandOff::NoWaiter | HandOff::FenceUnusable => {
                 self.slot = Slot::Free;
                 PassReply::Done
             }
             HandOff::Again => {
-                // Still under its token, but no renewal can prolong it. The dead stand in front:
-                // the first and the last are told, should the caller die now.
-                let limit = turn.limits.provisional_ms;
+                // Still under its token, but no renewal can prolong it. Dead waiters are in front: the first and the last
+                // waiter are notified in case the caller dies now.
+                let limit = cx.limits.provisional_ms;
                 if let Slot::Held(held) = &mut self.slot {
-                    if turn.rules.keep(Rule::AnUnfinishedReleaseRevokes) {
+                    if Rule::UnfinishedReleaseRevokes.applies() {
                         held.flag = Flag::Revoked;
                     }
-                    let cut = turn.now_ms + limit;
+                    let cut = cx.now_ms + limit;
                     held.ends_ms = Some(held.ends_ms.map_or(cut, |end| end.min(cut)));
                 }
-                self.hint(turn, self.queue.first().cloned(), limit);
-                self.hint(turn, self.queue.last().cloned(), limit);
+                self.notify(cx, self.queue.first().cloned(), limit);
+                self.notify(cx, self.queue.last().cloned(), limit);
                 PassReply::Again
             }
         }
     }
 
-    fn hold(&mut self, turn: &Turn<'_>, fence: u64, new: Waiting, lasts_ms: u64) {
+    fn hold(&mut self, cx: &CallContext<'_>, fence: u64, new: QueueEntry, lasts_ms: u64) {
         self.slot = Slot::Held(Held {
-            flag: if self.queue.is_empty() { Flag::NobodyWaits } else { Flag::SomebodyWaits },
+            flag: if self.queue.is_empty() { Flag::Uncontended } else { Flag::Contended },
             token: new.token,
             fence,
             inbox: new.inbox,
-            since_ms: turn.wall_us / 1_000,
+            since_ms: cx.wall_us / 1_000,
             ttl_ms: new.ttl_ms,
             owner: new.owner,
-            ends_ms: Some(turn.now_ms + lasts_ms),
+            ends_ms: Some(cx.now_ms + lasts_ms),
         });
     }
 
-    /// Tells a waiter when to look again.
+    /// Notifies a waiter when to ask again.
     #[expect(clippy::unused_self, reason = "reads like the rest")]
-    fn hint(&self, turn: &mut Turn<'_>, waiter: Option<Waiting>, after_ms: u64) {
-        if let Some(Waiting { inbox: Some(inbox), token, .. }) = waiter {
-            turn.say(&inbox, Message::LookAgain { token, after_ms });
+    fn notify(&self, cx: &mut CallContext<'_>, waiter: Option<QueueEntry>, after_ms: u64) {
+        if let Some(QueueEntry { inbox: Some(inbox), token, .. }) = waiter {
+            cx.send(&inbox, Message::LookAgain { token, after_ms });
         }
     }
 }
@@ -587,7 +599,7 @@ impl Slot {
         }
     }
 
-    /// Where its holder can be told something.
+    /// The inbox of the holder.
     pub(crate) fn inbox(&self) -> Option<&InboxId> {
         match self {
             Self::Held(held) => held.inbox.as_ref(),
@@ -604,15 +616,15 @@ impl Held {
     }
 }
 
-impl From<Asking> for Waiting {
-    fn from(asking: Asking) -> Self {
+impl From<Claimant> for QueueEntry {
+    fn from(claimant: Claimant) -> Self {
         Self {
             ticket: 0,
-            token: asking.token,
-            inbox: asking.inbox,
-            ttl_ms: asking.ttl_ms,
-            since_ms: asking.since_ms,
-            owner: asking.owner,
+            token: claimant.token,
+            inbox: claimant.inbox,
+            ttl_ms: claimant.ttl_ms,
+            since_ms: claimant.since_ms,
+            owner: claimant.owner,
             polled_ms: 0,
         }
     }
@@ -628,18 +640,18 @@ pub(crate) fn draw(counter: &mut u64, wall_us: u64) -> Result<u64, FenceUnusable
     Ok(next)
 }
 
-impl Turn<'_> {
+impl CallContext<'_> {
     fn fence(&mut self) -> Result<u64, FenceUnusable> {
         draw(self.counter, self.wall_us)
     }
 
-    /// Whether somebody heard it.
-    fn say(&mut self, inbox: &InboxId, message: Message) -> bool {
-        let heard = (self.listening)(inbox);
-        if heard {
-            self.told.push((inbox.clone(), message));
+    /// Sends a message. `false`: no process listens at that inbox.
+    fn send(&mut self, inbox: &InboxId, message: Message) -> bool {
+        let listens = (self.listening)(inbox);
+        if listens {
+            self.outbox.push((inbox.clone(), message));
         }
-        heard
+        listens
     }
 }
 
@@ -650,4 +662,41 @@ pub(crate) enum YieldReply {
     NotOurs,
     Revoked,
     Again,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::Without;
+
+    /// Two calls may use one token that their caller chose. The older lease of the two is over.
+    #[test]
+    fn a_renewal_of_an_older_grant_of_the_same_token_is_refused() {
+        for (rule, expected) in [(None, RenewReply::Lost), (Some(Rule::RenewalComparesFence), RenewReply::Renewed)] {
+            let _without = Without::new(rule);
+            let token = Token::random();
+            let claimant = Claimant {
+                token: token.clone(),
+                inbox: None,
+                ttl_ms: 1_000,
+                since_ms: 0,
+                owner: Owner::default(),
+                fenced: true,
+            };
+            let (mut lock, mut counter, mut outbox) = (Lock::default(), 0, Vec::new());
+            let mut cx = CallContext {
+                now_ms: 0,
+                wall_us: 0,
+                counter: &mut counter,
+                listening: &mut |_| true,
+                outbox: &mut outbox,
+                limits: Limits::DEFAULT,
+            };
+            assert_eq!(lock.try_acquire(&mut cx, &claimant), Ok(TryReply::Granted { fence: 1 }));
+            cx.now_ms = 1_000;
+            assert_eq!(lock.try_acquire(&mut cx, &claimant), Ok(TryReply::Granted { fence: 2 }));
+            let mut renew = |fence| lock.renew(&mut cx, &token, 1_000, Some(Fence::new(fence)), None, None);
+            assert_eq!(renew(1), expected);
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! Work that is done once: the first who asks does it, the others get its result.
+//! Work that is done once for an id: the first caller does it, and the others get its result.
 //!
 //! The lock `once:<id>` says who works now, so others wait in its line and are woken by its release. The
 //! record says how far the work is. It carries the claim and the fence of its runner, and the store compares
@@ -13,16 +13,19 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::bindings::{Undo, json, request_id};
+use crate::bindings::{BindingUndo, json, request_id};
 use crate::clock::{Moment, sleep_until};
 use crate::engine::Core;
-use crate::error::{Error, Operation};
-use crate::event::LossReason;
-use crate::facts::{Invalid, Keep, LockName, Shelf};
-use crate::guard::Guard;
+use crate::engine::call::Wait;
+use crate::engine::guard::Guard;
+use crate::error::Error;
+use crate::facts::{BindingKind, Invalid, LockName, Retention};
+use crate::lease::Terms;
+use crate::lease::terms::setters;
+use crate::loss::LossReason;
 use crate::manager::LockManager;
-use crate::options::OnUnavailable;
 use crate::request::LockRequest;
+use crate::store::Operation;
 use crate::store::record::{self, State};
 use crate::store::{BindingId, Bound, Changed, StoreErrorKind};
 
@@ -38,19 +41,22 @@ const KEEP: Duration = Duration::from_secs(24 * 60 * 60);
 /// the lock's own, so that the lock says who holds it.
 const GRACE: Duration = Duration::from_millis(170);
 
-/// Work that is done once for an id: see [`LockManager::once`].
+/// Work that is done once for an id; see [`LockManager::once`].
+///
+/// Without a limit it waits for as long as another runner works. The lock is renewed while the work runs, and the
+/// [`ttl`](Self::ttl) is how long it outlives a runner that crashed. A limit bounds everything before the work begins, a
+/// store that does not answer included.
 #[must_use = "nothing happens until it is run"]
 pub struct Once {
     manager: LockManager,
     id: Result<LockName, Invalid>,
     keep: Duration,
     payload: Result<Option<String>, Invalid>,
-    /// `None`: without limit.
-    wait: Option<Duration>,
+    /// The lock that the work runs under. Its wait bounds everything before the work begins.
     request: LockRequest,
 }
 
-/// What came of it.
+/// The result of work that is done once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Outcome<R> {
@@ -92,9 +98,8 @@ impl LockManager {
             if id.as_str().len() > ID_BYTES_MAX { Err(too_long) } else { Ok(id) }
         });
         let name = id.as_ref().map_or_else(|_| "once:".into(), |id| format!("once:{id}"));
-        // Without the lock two would work: better not at all.
-        let request = self.lock(name).on_unavailable(OnUnavailable::FailClosed);
-        Once { manager: self.clone(), id, keep: KEEP, payload: Ok(None), wait: None, request }
+        let request = self.lock(name);
+        Once { manager: self.clone(), id, keep: KEEP, payload: Ok(None), request }
     }
 }
 
@@ -120,35 +125,16 @@ impl Once {
         }
     }
 
-    /// The same for a payload that is bytes already.
+    /// Sets the payload as bytes; see [`payload`](Self::payload).
     pub fn payload_bytes(mut self, payload: &[u8]) -> Self {
         self.payload = Ok(Some(fingerprint(payload)));
         self
     }
 
-    /// How long the lock outlives a runner that crashed; renewed while the work runs.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.request = self.request.ttl(ttl);
-        self
-    }
+    setters!(ttl, wait_up_to, no_wait, owner, owned_by, max_hold, retry_every, terms);
 
-    /// Waits for at most `wait` until another runner is done, then answers [`Error::NotAcquired`]. It bounds
-    /// everything before the work begins, a store that does not answer included. Without this it waits
-    /// without limit.
-    pub fn wait_up_to(mut self, wait: Duration) -> Self {
-        self.wait = Some(wait);
-        self
-    }
-
-    /// Does not wait: [`Error::NotAcquired`] when somebody else is at it.
-    pub fn no_wait(self) -> Self {
-        self.wait_up_to(Duration::ZERO)
-    }
-
-    /// What people read who ask who is at it.
-    pub fn owner(mut self, task: impl AsRef<str>) -> Self {
-        self.request = self.request.owner(task);
-        self
+    fn terms_mut(&mut self) -> &mut Terms {
+        self.request.terms_mut()
     }
 
     /// Does the work, or gets its stored result. Whatever it returns is stored, a `Result`'s error as well:
@@ -209,7 +195,7 @@ impl Once {
     /// # Errors
     /// [`Error::Store`], [`Error::Unreadable`], [`Error::ResultNotStored`].
     pub async fn result<R: DeserializeOwned>(self) -> Result<Option<R>, Error> {
-        let id = BindingId { shelf: Shelf::Results, id: self.id? };
+        let id = BindingId { kind: BindingKind::Results, id: self.id? };
         let Some((bound, _)) = self.manager.core().read(&id).await? else { return Ok(None) };
         match look(&id.id, &bound, None)? {
             Found::Done(done) => Ok(Some(done.value()?)),
@@ -223,7 +209,7 @@ impl Once {
     /// # Errors
     /// [`Error::Store`], [`Error::Unreadable`].
     pub async fn forget(self) -> Result<bool, Error> {
-        let (core, id) = (self.manager.core(), BindingId { shelf: Shelf::Results, id: self.id? });
+        let (core, id) = (self.manager.core(), BindingId { kind: BindingKind::Results, id: self.id? });
         let Some((bound, _)) = core.read(&id).await? else { return Ok(false) };
         match look(&id.id, &bound, None) {
             Ok(Found::Done(_)) | Err(Error::ResultNotStored { .. }) => core.remove(&id, &bound.claim).await,
@@ -241,16 +227,17 @@ impl Once {
     /// # Cancel safety
     /// Dropped, nothing was begun.
     pub async fn start(self) -> Result<Started, Error> {
-        let (core, id) = (self.manager.core().clone(), BindingId { shelf: Shelf::Results, id: self.id? });
-        let (keep, payload) = (Keep::new(self.keep)?, self.payload?);
-        let deadline = Deadline::of(&core, self.wait);
+        let (core, id) = (self.manager.core().clone(), BindingId { kind: BindingKind::Results, id: self.id? });
+        let (keep, payload) = (Retention::new(self.keep)?, self.payload?);
+        let deadline = Deadline::of(&core, self.request.wait());
         let read = deadline.bound(&core, Operation::Read, &id.id, core.read(&id)).await?;
         if let Some((bound, _)) = read
             && let Found::Done(done) = look(&id.id, &bound, payload.as_deref())?
         {
             return Ok(Started::Done(done));
         }
-        let request = deadline.left(self.request);
+        // Without the lock two runners would work at once. The fence sets their records apart.
+        let request = deadline.left(self.request).protected();
         let guard = deadline.bound(&core, Operation::Acquire, &id.id, request.into_future()).await?;
         let slot = ResultSlot::new(self.manager, id, keep, payload, &guard);
         match begin(&core, &deadline, &guard, &slot).await {
@@ -272,7 +259,7 @@ async fn begin(core: &Arc<Core>, deadline: &Deadline, guard: &Guard, slot: &Resu
     let lost = |why| Error::Lost { name: guard.name().clone(), why };
     let (step, _call) = (slot.step(State::Running, b""), core.call());
     // Armed before the request leaves: a record that nobody works under would refuse other payloads.
-    let mut undo = Undo::arm(core.clone(), step.id.clone(), step.claim.clone());
+    let mut undo = BindingUndo::arm(core.clone(), step.id.clone(), step.claim.clone());
     match deadline.bound(core, Operation::Create, &step.id.id, core.advance(&step)).await {
         Ok(Changed::Other(found)) => {
             undo.disarm();
@@ -307,10 +294,13 @@ struct Deadline {
 
 impl Deadline {
     /// Without a wait, a store may still take as long as it is allowed for one answer.
-    fn of(core: &Core, wait: Option<Duration>) -> Self {
-        let at_once = wait.is_some_and(|wait| wait.is_zero());
-        let wait = if at_once { Some(core.options.answer_within) } else { wait };
-        Self { ends: wait.map(|wait| Moment::now() + wait), at_once }
+    fn of(core: &Core, wait: Wait) -> Self {
+        let limit = match wait {
+            Wait::Not => Some(core.options.request_timeout),
+            Wait::UpTo(limit) => Some(limit),
+            Wait::Forever => None,
+        };
+        Self { ends: limit.map(|limit| Moment::now() + limit), at_once: wait == Wait::Not }
     }
 
     /// The request with what is left of the wait.
@@ -384,7 +374,7 @@ fn fingerprint(payload: &[u8]) -> String {
 /// Releases the lock. A release that fails goes on in the background and hides no result.
 async fn give_back(guard: Guard) {
     if let Err(error) = guard.release().await {
-        tracing::warn!(%error, "the work is done; its lock is released in the background");
+        tracing::warn!(error = %format_args!("{error:#}"), "the work is done; its lock is released in the background");
     }
 }
 

@@ -8,10 +8,10 @@ use serde::de::DeserializeOwned;
 use super::{Outcome, give_back};
 use crate::bindings::{fits, from_json};
 use crate::clock::Moment;
+use crate::engine::guard::Guard;
 use crate::error::Error;
-use crate::event::LossReason;
-use crate::facts::{ClaimId, Fence, Invalid, Keep, LockName};
-use crate::guard::Guard;
+use crate::facts::{ClaimId, Invalid, LockName, Retention};
+use crate::loss::LossReason;
 use crate::manager::LockManager;
 use crate::scope::{Entered, OnLoss};
 use crate::store::record::{Head, State};
@@ -127,7 +127,7 @@ impl Running {
                 // know; a record that stays is taken over by the next runner.
                 None => {
                     if let Err(error) = slot.forget().await {
-                        tracing::warn!(id = %slot.id.id, %error, "the record of work that came to nothing stays");
+                        tracing::warn!(id = %slot.id.id, error = %format_args!("{error:#}"), "the record of work that came to nothing stays");
                     }
                     Ok(false)
                 }
@@ -144,21 +144,27 @@ pub struct ResultSlot {
     id: BindingId,
     claim: ClaimId,
     fence: u64,
-    keep: Keep,
+    keep: Retention,
     payload: Option<String>,
     by: String,
 }
 
 impl ResultSlot {
-    pub(super) fn new(manager: LockManager, id: BindingId, keep: Keep, payload: Option<String>, guard: &Guard) -> Self {
+    pub(super) fn new(
+        manager: LockManager,
+        id: BindingId,
+        keep: Retention,
+        payload: Option<String>,
+        guard: &Guard,
+    ) -> Self {
         let (claim, by) = (ClaimId::random(), guard.owner().to_string());
         // Without a fence nothing could be taken over; `once` asks for one.
-        let fence = guard.fence().map_or(0, Fence::get);
+        let fence = guard.fence().get();
         Self { manager, id, claim, fence, keep, payload, by }
     }
 
     /// Stores the result, if the lease is still valid: never over another runner's. `false`: the store is
-    /// away, and was asked again and again for [`patience`](crate::Options::patience) or until the lease
+    /// away, and was asked again and again for [`outage_timeout`](crate::Options::outage_timeout) or until the lease
     /// was over.
     ///
     /// # Errors
@@ -212,7 +218,7 @@ impl ResultSlot {
     /// The caller gets the problem itself; what goes wrong here is logged.
     async fn note_unstorable(&self, guard: &Guard, problem: &Invalid) {
         if let Err(error) = self.store_problem(guard, &problem.to_string()).await {
-            tracing::error!(id = %self.id.id, %error, "the work was done, and that is not stored");
+            tracing::error!(id = %self.id.id, error = %format_args!("{error:#}"), "the work was done, and that is not stored");
         }
     }
 
@@ -220,7 +226,7 @@ impl ResultSlot {
     async fn settle(&self, guard: &Guard, step: &Step) -> Result<bool, Error> {
         let lost = |why| Error::Lost { name: guard.name().clone(), why };
         let core = self.manager.core();
-        let give_up_at = Moment::now() + core.options.patience;
+        let give_up_at = Moment::now() + core.options.outage_timeout;
         let mut pause = PAUSE_MIN;
         let mut away = false;
         loop {
@@ -232,10 +238,12 @@ impl ResultSlot {
                 Ok(_) => return Err(lost(LossReason::Gone)),
                 Err(error) if !error.is_retryable() => return Err(error),
                 Err(error) if Moment::now() >= give_up_at => {
-                    tracing::error!(id = %self.id.id, %error, "the work was done, but its result is not stored");
+                    tracing::error!(id = %self.id.id, error = %format_args!("{error:#}"), "the work was done, but its result is not stored");
                     return Ok(false);
                 }
-                Err(error) => tracing::warn!(id = %self.id.id, %error, "the result is not stored yet"),
+                Err(error) => {
+                    tracing::warn!(id = %self.id.id, error = %format_args!("{error:#}"), "the result is not stored yet");
+                }
             }
             away = true;
             tokio::select! {

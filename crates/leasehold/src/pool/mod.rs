@@ -11,17 +11,17 @@ use futures_util::future::try_join_all;
 pub use permit::{Permit, Permits};
 pub use request::PoolRequest;
 
-use crate::engine::Alive;
+use crate::engine::EngineHandle;
 use crate::engine::pooling::{Member, PoolParts};
 use crate::error::Error;
 use crate::facts::{Invalid, LockName};
+pub use crate::inspect::view::PoolMember;
 use crate::manager::LockManager;
-use crate::view::PoolMember;
 
 /// The last part of the name of the lock under which a request for several members collects them.
 const COLLECTOR: &str = "collecting";
 
-/// A set of locks, of which any are good: GPUs, licences, places in a queue of jobs. Cheap to clone.
+/// A set of interchangeable locks: GPUs, licences, places in a queue of jobs. Cheap to clone.
 ///
 /// Its members are ordinary locks, `gpu_lock:0` and so on, which can also be asked for by name; what holds for
 /// a lock (fences, renewal, loss, eviction) holds for a member. A counted semaphore is a pool of as many members
@@ -34,7 +34,7 @@ const COLLECTOR: &str = "collecting";
 /// let gpus = locks.pool("gpu_lock", 0..4)?;
 ///
 /// let one = gpus.acquire().owner("tts-worker-3").await?; // waits for whichever is free first
-/// println!("on GPU {}, under fence {}", one.index(), one.fence().expect("always"));
+/// println!("on GPU {}, under fence {}", one.index(), one.fence());
 ///
 /// let three = gpus.any(3).wait_up_to(Duration::from_secs(60)).await?; // all three, or none
 /// assert_eq!(three.indices(), [1, 2, 3]);
@@ -55,7 +55,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// The most members a pool can have: whoever waits stands in the queue of each.
+    /// The most members that a pool can have: a waiter is in the queue of each.
     pub const MAX_MEMBERS: usize = 64;
 
     pub(crate) fn new(
@@ -87,20 +87,20 @@ impl Pool {
         Ok(Self { locks: locks.clone(), parts: Arc::new(PoolParts { name, collector, members: found }) })
     }
 
-    /// Its name: what its members' names begin with.
+    /// Returns the name of the pool, with which the names of its members begin.
     pub fn name(&self) -> &LockName {
         &self.parts.name
     }
 
-    /// The numbers of its members, as they were given.
+    /// Returns the numbers of the members, in the order in which they were given.
     pub fn indices(&self) -> Vec<u32> {
         self.parts.members.iter().map(|member| member.index).collect()
     }
 
-    /// Asks for any one member: await the request, or first say more about it. By default it waits without
-    /// limit, and is renewed while the permit lives. Of several that are free it takes the first.
+    /// Asks for any one member: await the request, or first set its terms. By default it waits without limit, and the lease
+    /// is renewed while the permit lives. Of several members that are free it takes the first.
     pub fn acquire(&self) -> PoolRequest<Permit> {
-        PoolRequest::new(self.alive().clone(), self.parts.clone(), 1)
+        PoolRequest::new(self.engine().clone(), self.parts.clone(), 1)
     }
 
     /// Asks for any `count` members, all of them or none: see [`Pool::acquire`].
@@ -109,10 +109,10 @@ impl Pool {
     /// not keep it waiting for ever. Requests for several are collected one at a time, under the lock
     /// `<pool>:collecting`: two of them never hold a part each.
     pub fn any(&self, count: usize) -> PoolRequest<Permits> {
-        PoolRequest::new(self.alive().clone(), self.parts.clone(), count)
+        PoolRequest::new(self.engine().clone(), self.parts.clone(), count)
     }
 
-    /// Who holds each member, and who waits for it. Whoever waits for any of them is in each one's queue.
+    /// Returns who holds each member and who waits for it. A request for any of them waits in the queue of each.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -138,8 +138,8 @@ impl Pool {
         try_join_all(looks).await
     }
 
-    fn alive(&self) -> &Arc<Alive> {
-        self.locks.alive()
+    fn engine(&self) -> &Arc<EngineHandle> {
+        self.locks.engine()
     }
 }
 

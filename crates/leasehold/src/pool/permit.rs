@@ -3,10 +3,10 @@ use std::ops::Deref;
 
 use futures_util::future::{join_all, select_all};
 
+use crate::engine::guard::Guard;
 use crate::engine::pooling::{PoolParts, Taken};
 use crate::error::Error;
-use crate::event::LossReason;
-use crate::guard::Guard;
+use crate::loss::LossReason;
 
 /// Holds one member of a pool: a [`Guard`] on that lock, which knows its number. Dropping it gives the
 /// member up, in the background.

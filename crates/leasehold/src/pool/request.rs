@@ -2,15 +2,15 @@ use std::future::IntoFuture;
 use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::{Permit, Permits};
-use crate::engine::Alive;
+use crate::engine::EngineHandle;
+use crate::engine::guard::Guard;
 use crate::engine::pooling::{self, PoolParts};
 use crate::error::Error;
 use crate::facts::Invalid;
-use crate::guard::Guard;
-use crate::request::LockRequest;
+use crate::lease::Terms;
+use crate::lease::terms::setters;
 use crate::scope;
 
 /// A request for members of a pool, read like a sentence and sent by awaiting it: for one
@@ -29,60 +29,25 @@ use crate::scope;
 /// locks go on: nobody could say which member it would be.
 #[must_use = "a request does nothing until it is awaited"]
 pub struct PoolRequest<T> {
-    request: LockRequest,
+    engine: Arc<EngineHandle>,
+    terms: Terms,
     parts: Arc<PoolParts>,
     count: usize,
     gives: PhantomData<fn() -> T>,
 }
 
 impl<T> PoolRequest<T> {
-    pub(super) fn new(alive: Arc<Alive>, parts: Arc<PoolParts>, count: usize) -> Self {
-        let request = LockRequest::new(alive, Ok(parts.name.clone()));
-        Self { request, parts, count, gives: PhantomData }
+    pub(super) fn new(engine: Arc<EngineHandle>, parts: Arc<PoolParts>, count: usize) -> Self {
+        Self { engine, terms: Terms::new(), parts, count, gives: PhantomData }
     }
 
-    /// How long the store keeps each lease when nobody renews it; see [`LockRequest::ttl`].
-    pub fn ttl(self, ttl: Duration) -> Self {
-        self.with(|request| request.ttl(ttl))
+    setters!(ttl, wait_up_to, no_wait, owner, owned_by, renew, max_hold, retry_every, terms);
+
+    pub(crate) fn terms_mut(&mut self) -> &mut Terms {
+        &mut self.terms
     }
 
-    /// Waits at most so long, then answers [`Error::PoolBusy`]. Without this it waits without limit.
-    pub fn wait_up_to(self, wait: Duration) -> Self {
-        self.with(|request| request.wait_up_to(wait))
-    }
-
-    /// Does not wait: [`Error::PoolBusy`] at once when so many are not free.
-    pub fn no_wait(self) -> Self {
-        self.with(LockRequest::no_wait)
-    }
-
-    /// What people read who ask for the holder: a task name. Host and process id are added.
-    pub fn owner(self, task: impl AsRef<str>) -> Self {
-        self.with(|request| request.owner(task))
-    }
-
-    /// Whether the leases are renewed for as long as their permits live (the default), or end after their
-    /// ttl.
-    pub fn renew(self, renew: bool) -> Self {
-        self.with(|request| request.renew(renew))
-    }
-
-    /// The longest time a member may be held, renewals included: after that it counts as lost.
-    pub fn max_hold(self, hold: Duration) -> Self {
-        self.with(|request| request.max_hold(hold))
-    }
-
-    /// The pause between two looks where a waiter has to poll; see [`LockRequest::retry_every`].
-    pub fn retry_every(self, pause: Duration) -> Self {
-        self.with(|request| request.retry_every(pause))
-    }
-
-    fn with(mut self, change: impl FnOnce(LockRequest) -> LockRequest) -> Self {
-        self.request = change(self.request);
-        self
-    }
-
-    async fn send(self) -> Result<Vec<Permit>, Error> {
+    async fn send(mut self) -> Result<Vec<Permit>, Error> {
         let members = self.parts.members.len();
         if self.count == 0 || self.count > members {
             return Err(Error::Invalid(Invalid::Setting {
@@ -91,8 +56,9 @@ impl<T> PoolRequest<T> {
                 problem: format!("has {members} members: ask for 1 to {members} of them, not {}", self.count),
             }));
         }
-        let (alive, wish) = self.request.into_wish()?;
-        let taken = pooling::acquire(&alive, &self.parts, self.count, wish).await?;
+        self.terms.require_protection();
+        let wish = self.terms.wish(self.parts.name.clone(), &self.engine.core.options)?;
+        let taken = pooling::acquire(&self.engine, &self.parts, self.count, wish).await?;
         Ok(taken.into_iter().map(|taken| Permit::new(&self.parts, taken)).collect())
     }
 }
@@ -166,15 +132,15 @@ impl PoolRequest<Permits> {
 
 fn warn_of_failure(released: Result<bool, Error>) {
     if let Err(error) = released {
-        tracing::warn!(%error, "the work is done; what it held is released in the background");
+        tracing::warn!(error = %format_args!("{error:#}"), "the work is done; what it held is released in the background");
     }
 }
 
-type Sent<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
+type RequestFuture<T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>;
 
 impl IntoFuture for PoolRequest<Permit> {
     type Output = Result<Permit, Error>;
-    type IntoFuture = Sent<Permit>;
+    type IntoFuture = RequestFuture<Permit>;
 
     /// Sends the request.
     ///
@@ -188,7 +154,7 @@ impl IntoFuture for PoolRequest<Permit> {
 
 impl IntoFuture for PoolRequest<Permits> {
     type Output = Result<Permits, Error>;
-    type IntoFuture = Sent<Permits>;
+    type IntoFuture = RequestFuture<Permits>;
 
     /// Sends the request.
     ///

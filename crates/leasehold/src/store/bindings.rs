@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::StoreError;
-use crate::facts::{ClaimId, Keep, LockName, Shelf};
+use crate::facts::{BindingKind, ClaimId, LockName, Retention};
 
 /// The largest value that a store takes, in bytes. A store of locks is not one of documents: what is
 /// larger belongs elsewhere, and its address here.
@@ -17,7 +17,7 @@ pub const VALUE_BYTES_MAX: usize = 1024 * 1024;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BindingId {
     /// Of which kind it is.
-    pub shelf: Shelf,
+    pub kind: BindingKind,
     /// The request's id: as long, and of the same characters, as a lock's name.
     pub id: LockName,
 }
@@ -30,7 +30,7 @@ pub struct NewBinding {
     /// This attempt's own id: the same when it is sent again.
     pub claim: ClaimId,
     /// How long it is kept.
-    pub keep: Keep,
+    pub keep: Retention,
     /// A slot to be taken on a node together with it.
     pub slot: Option<NodeSlot>,
     /// At most [`VALUE_BYTES_MAX`].
@@ -79,7 +79,7 @@ pub enum Expected {
     Any,
     /// The one that this claim created.
     Claim(ClaimId),
-    /// The same, unchanged since it was read.
+    /// This claim at this revision: unchanged since it was read.
     Unchanged(ClaimId, u64),
 }
 
@@ -89,7 +89,7 @@ pub struct Change {
     /// Its new value; at most [`VALUE_BYTES_MAX`].
     pub value: Vec<u8>,
     /// Counts its time anew, for so long; `None` leaves its end where it is.
-    pub keep: Option<Keep>,
+    pub keep: Option<Retention>,
     /// Whether its slot, if it has one, is given back.
     pub give_slot_back: bool,
 }
@@ -117,14 +117,15 @@ pub struct Step {
     /// Whether the work is over, and the value says what came of it. Otherwise it begins.
     pub over: bool,
     /// How long the record is kept.
-    pub keep: Keep,
+    pub keep: Retention,
     /// The record; at most [`VALUE_BYTES_MAX`].
     pub value: Vec<u8>,
 }
 
-/// Bindings in a store. Each verb is one atomic step; `Err` means that nobody knows.
+/// The bindings of a store. Each verb is one atomic step; `Err` means that the outcome is unknown. It is sealed, like
+/// [`Store`](super::Store).
 #[async_trait]
-pub trait Bind: Send + Sync + 'static {
+pub trait Bind: super::sealed::Sealed + Send + Sync + 'static {
     /// Creates a binding unless there is one. Sent again with the same claim, it answers the same.
     async fn create(&self, new: &NewBinding) -> Result<Create, StoreError>;
 

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::mpsc;
@@ -12,8 +11,8 @@ use super::*;
 use crate::clock;
 use crate::facts::{KeySpace, Namespace};
 use crate::machine::{
-    self, AcquireReply, AskReply, Asking, EvictReply, InboxId, Limits, Lock, Message, PassReply, RenewReply, Rules,
-    Slot, TryReply, Turn,
+    self, AcquireReply, CallContext, Claimant, EvictReply, FinishReply, InboxId, Limits, Lock, Message, PassReply,
+    RenewReply, TryReply,
 };
 
 mod bindings;
@@ -58,25 +57,28 @@ impl MemoryWorld {
     }
 
     /// Ends a lease as if its ttl had run out.
+    #[cfg(any(test, feature = "test-hooks"))]
     #[doc(hidden)]
     pub fn expire(&self, name: &LockName) {
         let key = KeySpace::default().key(name).expect("a name with a key");
         if let Some(lock) = self.lock().locks.get_mut(&key) {
-            lock.slot = Slot::Free;
+            lock.slot = crate::machine::Slot::Free;
         }
     }
 
     /// Sets how long a grant lasts until it is confirmed.
+    #[cfg(any(test, feature = "test-hooks"))]
     #[doc(hidden)]
     pub fn set_provisional_ms(&self, ms: u64) {
         self.lock().provisional_ms = Some(ms);
     }
 
     /// Writes a value at a lock's key as another kind of client would.
+    #[cfg(any(test, feature = "test-hooks"))]
     #[doc(hidden)]
-    pub fn put_foreign(&self, name: &LockName, value: &str, ttl: Duration) {
+    pub fn put_foreign(&self, name: &LockName, value: &str, ttl: std::time::Duration) {
         let ends_ms = Some(now_ms().saturating_add(u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)));
-        let slot = Slot::Foreign { value: value.to_owned(), ends_ms };
+        let slot = crate::machine::Slot::Foreign { value: value.to_owned(), ends_ms };
         let key = KeySpace::default().key(name).expect("a name with a key");
         self.lock().locks.entry(key).or_default().slot = slot;
     }
@@ -100,8 +102,8 @@ impl MemoryStore {
         MemoryWorld::new().open()
     }
 
-    fn asking(&self, claim: &Claim) -> Asking {
-        Asking {
+    fn asking(&self, claim: &Claim) -> Claimant {
+        Claimant {
             token: claim.token.clone(),
             inbox: claim.listens.then(|| self.inbox.clone()),
             ttl_ms: claim.ttl.as_millis(),
@@ -115,7 +117,7 @@ impl MemoryStore {
     fn call_machine<R>(
         &self,
         name: &LockName,
-        verb: impl FnOnce(&mut Lock, &mut Turn<'_>) -> R,
+        verb: impl FnOnce(&mut Lock, &mut CallContext<'_>) -> R,
     ) -> Result<(R, Option<Holder>), StoreError> {
         let key = self.keys.key(name)?;
         let mut guard = self.world.lock();
@@ -128,17 +130,16 @@ impl MemoryStore {
         let mut messages = Vec::new();
         let inboxes = &world.inboxes;
         let mut listening = |inbox: &InboxId| inboxes.get(inbox).is_some_and(PushSender::is_open);
-        let mut turn = Turn {
+        let mut cx = CallContext {
             now_ms: now_ms(),
             wall_us: clock::wall_us(),
             counter: &mut world.counter,
             listening: &mut listening,
-            told: &mut messages,
+            outbox: &mut messages,
             limits,
-            rules: Rules::ALL,
         };
-        let now_ms = turn.now_ms;
-        let reply = verb(lock, &mut turn);
+        let now_ms = cx.now_ms;
+        let reply = verb(lock, &mut cx);
         let holder = view(&lock.slot, now_ms);
         if lock.is_gone() {
             world.locks.remove(&key);
@@ -173,7 +174,7 @@ impl Store for MemoryStore {
     async fn try_acquire(&self, claim: &Claim) -> Result<Try, StoreError> {
         let asking = self.asking(claim);
         let asked_at = Moment::now();
-        let (reply, holder) = self.call_machine(&claim.name, |lock, turn| lock.try_acquire(turn, &asking))?;
+        let (reply, holder) = self.call_machine(&claim.name, |lock, cx| lock.try_acquire(cx, &asking))?;
         Ok(match reply? {
             TryReply::Granted { fence } => Try::Granted(grant(claim, fence, asked_at)),
             TryReply::Held => Try::Held(holder),
@@ -186,7 +187,7 @@ impl Store for MemoryStore {
         let mut ticket = ticket.map(|t| t.0);
         loop {
             let asked_at = Moment::now();
-            let (reply, holder) = self.call_machine(&claim.name, |lock, turn| lock.acquire(turn, &asking, ticket))?;
+            let (reply, holder) = self.call_machine(&claim.name, |lock, cx| lock.acquire(cx, &asking, ticket))?;
             match reply? {
                 AcquireReply::Granted { fence } => return Ok(Acquire::Granted(grant(claim, fence, asked_at))),
                 AcquireReply::Queued { ticket, position } => {
@@ -204,7 +205,7 @@ impl Store for MemoryStore {
 
     async fn release(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
         loop {
-            match self.call_machine(name, |lock, turn| lock.release(turn, token))?.0 {
+            match self.call_machine(name, |lock, cx| lock.release(cx, token))?.0 {
                 PassReply::Done => return Ok(Release::Released),
                 PassReply::NotOurs => return Ok(Release::NotOwner),
                 PassReply::Again => {}
@@ -214,11 +215,11 @@ impl Store for MemoryStore {
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Renewed> {
         let renew = |r: &Renewal| {
-            let verb = |lock: &mut Lock, turn: &mut Turn<'_>| {
+            let verb = |lock: &mut Lock, cx: &mut CallContext<'_>| {
                 if !r.prolong {
-                    return lock.check(turn.now_ms, &r.token, r.fence);
+                    return lock.check(cx.now_ms, &r.token, r.fence);
                 }
-                lock.renew(turn, &r.token, r.ttl.as_millis(), r.fence, r.rewrite.as_ref(), r.hand_to.as_ref())
+                lock.renew(cx, &r.token, r.ttl.as_millis(), r.fence, r.rewrite.as_ref(), r.hand_to.as_ref())
             };
             match self.call_machine(&r.name, verb) {
                 Ok((RenewReply::Renewed, _)) => Renewed::Renewed,
@@ -232,7 +233,7 @@ impl Store for MemoryStore {
 
     async fn leave(&self, claim: &Claim) -> Result<Left, StoreError> {
         loop {
-            match self.call_machine(&claim.name, |lock, turn| lock.leave(turn, &claim.token))?.0 {
+            match self.call_machine(&claim.name, |lock, cx| lock.leave(cx, &claim.token))?.0 {
                 PassReply::Done => return Ok(Left::WasGranted),
                 PassReply::NotOurs => return Ok(Left::WasWaiting),
                 PassReply::Again => {}
@@ -243,10 +244,10 @@ impl Store for MemoryStore {
     async fn evict(&self, name: &LockName, holder: HolderId, mode: EvictMode) -> Result<Evicted, StoreError> {
         let force = mode == EvictMode::Force;
         loop {
-            let verb = |lock: &mut Lock, turn: &mut Turn<'_>| {
-                lock.lapse(turn.now_ms);
-                let before = view(&lock.slot, turn.now_ms);
-                (lock.evict(turn, holder, force), before)
+            let verb = |lock: &mut Lock, cx: &mut CallContext<'_>| {
+                lock.lapse(cx.now_ms);
+                let before = view(&lock.slot, cx.now_ms);
+                (lock.evict(cx, holder, force), before)
             };
             let (reply, before) = self.call_machine(name, verb)?.0;
             let Some(found) = before else { return Ok(Evicted::Free) };
@@ -260,13 +261,18 @@ impl Store for MemoryStore {
         }
     }
 
-    async fn ask_to_finish(&self, name: &LockName, holder: HolderId, reason: &str) -> Result<Asked, StoreError> {
-        let (reply, found) = self.call_machine(name, |lock, turn| lock.ask_to_finish(turn, holder, reason))?;
+    async fn ask_to_finish(
+        &self,
+        name: &LockName,
+        holder: HolderId,
+        reason: &str,
+    ) -> Result<FinishRequest, StoreError> {
+        let (reply, found) = self.call_machine(name, |lock, cx| lock.ask_to_finish(cx, holder, reason))?;
         Ok(match (reply, found) {
-            (AskReply::Free, _) | (_, None) => Asked::Free,
-            (AskReply::Told, Some(found)) => Asked::Told(found),
-            (AskReply::Deaf, Some(found)) => Asked::Deaf(found),
-            (AskReply::ChangedHands, Some(found)) => Asked::ChangedHands(found),
+            (FinishReply::Free, _) | (_, None) => FinishRequest::Free,
+            (FinishReply::Sent, Some(found)) => FinishRequest::Delivered(found),
+            (FinishReply::NotListening, Some(found)) => FinishRequest::Undeliverable(found),
+            (FinishReply::ChangedHands, Some(found)) => FinishRequest::ChangedHands(found),
         })
     }
 
@@ -304,9 +310,9 @@ impl Inspect for MemoryStore {
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, StoreError> {
-        let verb = |lock: &mut Lock, turn: &mut Turn<'_>| {
-            lock.lapse(turn.now_ms);
-            lock.slot.inbox().map(|inbox| (turn.listening)(inbox))
+        let verb = |lock: &mut Lock, cx: &mut CallContext<'_>| {
+            lock.lapse(cx.now_ms);
+            lock.slot.inbox().map(|inbox| (cx.listening)(inbox))
         };
         let (connected, holder) = self.call_machine(name, verb)?;
         Ok(holder.map(|holder| Holder { connected, ..holder }))
@@ -334,7 +340,7 @@ impl Inspect for MemoryStore {
         let mut world = self.world.lock();
         let Some(lock) = world.locks.get_mut(&self.keys.key(name)?) else { return Ok(Vec::new()) };
         lock.lapse(now_ms());
-        let waiter = |w: &crate::machine::Waiting| Waiter {
+        let waiter = |w: &crate::machine::QueueEntry| Waiter {
             ticket: Ticket(w.ticket),
             owner: w.owner.clone(),
             since_ms: w.since_ms,

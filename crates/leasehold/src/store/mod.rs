@@ -12,26 +12,36 @@ use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 use crate::clock::Moment;
-use crate::event::LockEvent;
+use crate::events::lock_event::LockEvent;
 use crate::facts::{Fence, HolderId, LockName, Owner, Token, Ttl};
 
 mod bindings;
 mod error;
-mod finding;
+pub(crate) mod finding;
+pub(crate) mod holder;
 pub mod memory;
+pub(crate) mod open;
+mod operation;
 mod pushes;
 pub(crate) mod record;
+#[cfg(feature = "redis")]
 pub mod redis;
 mod seen;
+#[cfg(feature = "sqlite")]
 pub mod sqlite;
 
+pub use crate::facts::{BindingKind, KeySpace, Namespace, RawPattern};
 pub use bindings::{
     Bind, BindingId, Bound, Change, Changed, Create, Expected, NewBinding, NodeSlot, Step, VALUE_BYTES_MAX,
 };
 pub use error::{StoreError, StoreErrorKind};
-pub use finding::{Finding, Level};
+pub(crate) use finding::Finding;
+pub(crate) use holder::{Cursor, EvictMode, Evicted, FinishRequest, Holder, Page, Waiter};
+pub use operation::Operation;
 pub use pushes::PushReceiver;
 pub(crate) use pushes::PushSender;
+#[cfg(test)]
+pub(crate) use seen::view;
 
 /// One attempt to hold one lock: the same from its first request to its last, so that every verb
 /// can be sent twice without harm.
@@ -67,74 +77,6 @@ pub struct Grant {
     pub asked_at: Moment,
     /// How long the store counts from there.
     pub lasts: Duration,
-}
-
-/// What the store knows of a holder.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holder {
-    /// Names the holder without its secret.
-    pub id: HolderId,
-    /// Who it is; for a foreign holder the value it wrote, shortened.
-    pub owner: Owner,
-    /// Its fence, if one is known yet.
-    pub fence: Option<Fence>,
-    /// Since when, in wall-clock milliseconds; 0 when unknown (foreign).
-    pub since_ms: u64,
-    /// The lease it asked for; `None` when unknown (foreign).
-    pub ttl: Option<Duration>,
-    /// How long the lease still runs if nobody renews it; `None` for a key without expiry.
-    pub ttl_left: Option<Duration>,
-    /// Told to give the lock up: its renewals are refused.
-    pub revoked: bool,
-    /// Written by another kind of client: it sends no message when it is done.
-    pub foreign: bool,
-    /// Whether it can be told something.
-    pub listens: bool,
-    /// Whether its process is there, as far as a look could tell; `None` where it was not asked for,
-    /// nobody knows, or the lease belongs to no process.
-    pub connected: Option<bool>,
-}
-
-impl Holder {
-    /// A holder that is not one of ours: all that is known is the value it wrote.
-    pub(crate) fn foreign(value: &[u8], ttl_left: Option<Duration>) -> Self {
-        let text = String::from_utf8_lossy(value);
-        // A random value is that client's secret: whoever knows it can release the lock.
-        let shown = match newer_version(&text) {
-            Some(version) => format!("a newer leasehold (lh{version})"),
-            None if looks_random(&text) => "another client".to_owned(),
-            None => text.chars().filter(|c| !c.is_control()).take(64).collect(),
-        };
-        Self {
-            id: HolderId::of(value),
-            owner: Owner::from_wire(&shown),
-            fence: None,
-            since_ms: 0,
-            ttl: None,
-            ttl_left,
-            revoked: false,
-            foreign: true,
-            listens: false,
-            connected: None,
-        }
-    }
-}
-
-/// The version of a value in a format that is not known here yet.
-fn newer_version(text: &str) -> Option<u32> {
-    let (version, _) = text.strip_prefix("lh")?.split_once(' ')?;
-    version.parse().ok().filter(|version| *version > 1)
-}
-
-/// A UUID, a run of hex digits, or base64: what clients write to know their own lock again.
-fn looks_random(text: &str) -> bool {
-    let has = |kind: fn(&char) -> bool| text.chars().any(|c| kind(&c));
-    let hex = text.chars().all(|c| c.is_ascii_hexdigit() || c == '-') && has(char::is_ascii_digit);
-    let base64 = text.chars().all(|c| c.is_ascii_alphanumeric() || "+/=_-".contains(c))
-        && has(char::is_ascii_uppercase)
-        && has(char::is_ascii_lowercase)
-        && has(char::is_ascii_digit);
-    text.len() >= 16 && (hex || base64)
 }
 
 /// The answer to a try.
@@ -225,43 +167,6 @@ pub enum Left {
     WasGranted,
 }
 
-/// How to take a lock away from its holder.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum EvictMode {
-    /// Refuse its renewals and tell it; the lock passes on when it releases or its lease ends.
-    /// Never makes two holders.
-    Revoke,
-    /// Free the lock at once. A holder that is still at work does not know yet: only fences
-    /// protect what it writes.
-    Force,
-}
-
-/// The answer to an evict. Each carries the record of the holder that was found.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Evicted {
-    /// Done to the holder that was named.
-    Done(Holder),
-    /// Somebody else holds it by now; nothing was done.
-    ChangedHands(Holder),
-    /// It is free already.
-    Free,
-    /// A foreign holder cannot be asked to stop, only be forced.
-    Foreign(Holder),
-}
-
-/// The answer to a request to finish.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Asked {
-    /// The holder's process got the message.
-    Told(Holder),
-    /// The holder cannot be told: foreign, gone, or it does not listen.
-    Deaf(Holder),
-    /// Somebody else holds it by now.
-    ChangedHands(Holder),
-    /// It is free already.
-    Free,
-}
-
 /// What a store tells this process without being asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Push {
@@ -325,54 +230,26 @@ pub enum Note {
 impl Note {
     /// Whether it is for a person, and must not be lost.
     pub(crate) fn is_alert(&self) -> bool {
-        matches!(self, Self::Tell(event) if event.kind == crate::event::EventKind::Alert)
+        matches!(self, Self::Tell(event) if event.kind == crate::events::lock_event::EventKind::Alert)
     }
 }
 
-/// A page of a list.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Page {
-    /// Locks found, in no promised order, each at most once per page.
-    pub locks: Vec<(LockName, Holder)>,
-    /// Where to go on; `None` when this was the last page.
-    pub next: Option<Cursor>,
+/// The stores of this crate, and no others: the verbs may change with every version.
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::memory::MemoryStore {}
+    #[cfg(feature = "redis")]
+    impl Sealed for super::redis::RedisStore {}
+    #[cfg(feature = "sqlite")]
+    impl Sealed for super::sqlite::SqliteStore {}
 }
 
-/// A place in a list, given by the page before.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Cursor(pub(crate) String);
-
-impl Cursor {
-    /// As text, for a URL.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-
-    /// Reads a cursor that was handed out as text. One that no page gave is refused when used.
-    pub fn from_text(text: impl Into<String>) -> Self {
-        Self(text.into())
-    }
-}
-
-/// Somebody in a queue.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Waiter {
-    /// Its place.
-    pub ticket: Ticket,
-    /// Who it is.
-    pub owner: Owner,
-    /// Since when it waits, in wall-clock milliseconds.
-    pub since_ms: u64,
-    /// Whether it is told when its turn comes; else it polls.
-    pub listens: bool,
-}
-
-/// The lock path.
+/// The lock path of a store. It is sealed: only the stores of this crate implement it.
 ///
 /// Every verb is idempotent on its token. `Err` means unknown: the request may have been carried
 /// out or not.
 #[async_trait]
-pub trait Store: Inspect + Bind + Send + Sync + 'static {
+pub trait Store: Inspect + Bind + sealed::Sealed + Send + Sync + 'static {
     /// Takes the lock if it is free and nobody stands in line.
     async fn try_acquire(&self, claim: &Claim) -> Result<Try, StoreError>;
 
@@ -388,12 +265,13 @@ pub trait Store: Inspect + Bind + Send + Sync + 'static {
     /// Gives the lock to the next waiter, or frees it.
     async fn release(&self, name: &LockName, token: &Token) -> Result<Release, StoreError>;
 
-    /// The same for a lock that nobody is likely to wait for: cheaper then, dearer when somebody does.
-    async fn let_go(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
+    /// Releases a lock that probably has no waiter: cheaper than [`Store::release`] when it has none, and dearer when it has
+    /// one.
+    async fn release_uncontended(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
         self.release(name, token).await
     }
 
-    /// The same by other means than the usual ones, slower, for when [`Store::release`] fails.
+    /// Releases a lock by other means, which are slower, for when [`Store::release`] fails.
     async fn release_emergency(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
         self.release(name, token).await
     }
@@ -414,7 +292,8 @@ pub trait Store: Inspect + Bind + Send + Sync + 'static {
     async fn evict(&self, name: &LockName, holder: HolderId, mode: EvictMode) -> Result<Evicted, StoreError>;
 
     /// Asks the holder that was looked at to come to an end.
-    async fn ask_to_finish(&self, name: &LockName, holder: HolderId, reason: &str) -> Result<Asked, StoreError>;
+    async fn ask_to_finish(&self, name: &LockName, holder: HolderId, reason: &str)
+    -> Result<FinishRequest, StoreError>;
 
     /// Whether a try that was not answered may be sent again under its own token. Not where the first
     /// one can still be carried out later than the second: then the token is given up.
@@ -463,9 +342,9 @@ pub trait Store: Inspect + Bind + Send + Sync + 'static {
     async fn close(&self) {}
 }
 
-/// The look path.
+/// The look path of a store. It is sealed, like [`Store`].
 #[async_trait]
-pub trait Inspect: Send + Sync + 'static {
+pub trait Inspect: sealed::Sealed + Send + Sync + 'static {
     /// Which store this is, without its secrets: `sqlite:/path`, `redis://host:6379`.
     fn describe(&self) -> String;
 
@@ -495,22 +374,3 @@ pub trait Inspect: Send + Sync + 'static {
 
 /// A store that can be shared.
 pub type SharedStore = Arc<dyn Store>;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_foreign_clients_secret_is_not_shown() {
-        let shown = |value: &str| Holder::foreign(value.as_bytes(), None).owner.to_string();
-        for secret in
-            ["9f1c2ab04d3e4f60a1b2c3d4e5f60718", "550e8400-e29b-41d4-a716-446655440000", "kJ8s+2nQ0vZx/7Tq1LmB3w=="]
-        {
-            assert_eq!(shown(secret), "another client");
-        }
-        for name in ["locked_by_tts_task", "celery@gpu-a", "worker-3", "task 9f1c2ab04d3e4f60a1b2c3d4"] {
-            assert_eq!(shown(name), name);
-        }
-        assert_eq!(shown("lh2 0 kJ8s2nQ0vZx7Tq1LmB3w"), "a newer leasehold (lh2)");
-    }
-}

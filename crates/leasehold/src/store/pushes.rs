@@ -18,23 +18,23 @@ pub trait PushReceiver: Send + Sync + 'static {
 
 /// A store's end of the way. Messages are kept until there is a receiver.
 #[derive(Clone)]
-pub(crate) struct PushSender(Arc<Mutex<State>>);
+pub(crate) struct PushSender(Arc<Mutex<PushState>>);
 
-enum State {
+enum PushState {
     Kept(Vec<Push>),
     Attached(Arc<dyn PushReceiver>),
 }
 
 impl PushSender {
     pub(crate) fn new() -> Self {
-        Self(Arc::new(Mutex::new(State::Kept(Vec::new()))))
+        Self(Arc::new(Mutex::new(PushState::Kept(Vec::new()))))
     }
 
     /// Sends one message. Not to be called while a lock is held that the receiver may need.
     pub(crate) fn send(&self, push: Push) {
         let receiver = match &mut *self.state() {
-            State::Kept(kept) => return kept.push(push),
-            State::Attached(receiver) => receiver.clone(),
+            PushState::Kept(kept) => return kept.push(push),
+            PushState::Attached(receiver) => receiver.clone(),
         };
         receiver.receive(push);
     }
@@ -42,21 +42,21 @@ impl PushSender {
     /// Begins to deliver to this receiver. Only the first one counts.
     pub(crate) fn attach(&self, receiver: Arc<dyn PushReceiver>) {
         let mut state = self.state();
-        let State::Kept(kept) = &mut *state else { return };
+        let PushState::Kept(kept) = &mut *state else { return };
         // Delivered under the lock, so that nothing sent meanwhile overtakes them.
         kept.drain(..).for_each(|push| receiver.receive(push));
-        *state = State::Attached(receiver);
+        *state = PushState::Attached(receiver);
     }
 
     /// Whether messages reach somebody, or will.
     pub(crate) fn is_open(&self) -> bool {
         match &*self.state() {
-            State::Kept(_) => true,
-            State::Attached(receiver) => receiver.is_open(),
+            PushState::Kept(_) => true,
+            PushState::Attached(receiver) => receiver.is_open(),
         }
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> std::sync::MutexGuard<'_, PushState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

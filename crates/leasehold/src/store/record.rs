@@ -57,7 +57,7 @@ pub(crate) fn parse(record: &[u8]) -> Option<(Head, &[u8])> {
 
 /// What a store does with a step of a runner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum RecordVerdict {
     /// Write it, as this revision.
     Write { revision: u64 },
     /// This runner's result is stored already: the step was sent twice.
@@ -69,20 +69,24 @@ pub(crate) enum Verdict {
 /// Decides about a step, given what the store has under its id. A finished record is never replaced; a
 /// running one only by its own runner, or by one with a higher fence. A runner with another payload does not
 /// begin: the id belongs to the first payload, also when its runner died.
-pub(crate) fn judge(step: &Step, found: Option<&Bound>) -> Verdict {
-    let Some(found) = found else { return Verdict::Write { revision: 0 } };
+pub(crate) fn judge(step: &Step, found: Option<&Bound>) -> RecordVerdict {
+    let Some(found) = found else { return RecordVerdict::Write { revision: 0 } };
     let ours = found.claim == step.claim;
     match standing(found) {
-        Some(Standing { state: State::Running, .. }) if ours => Verdict::Write { revision: found.revision + 1 },
-        Some(Standing { state: State::Running, fence, payload }) if fence.unwrap_or(0) < step.fence => {
+        Some(RecordStanding { state: State::Running, .. }) if ours => {
+            RecordVerdict::Write { revision: found.revision + 1 }
+        }
+        Some(RecordStanding { state: State::Running, fence, payload }) if fence.unwrap_or(0) < step.fence => {
             let asked = if step.over { None } else { read_standing(&step.value).and_then(|asked| asked.payload) };
             match (payload, asked) {
-                (Some(first), Some(asked)) if first != asked => Verdict::Refuse,
-                _ => Verdict::Write { revision: 0 },
+                (Some(first), Some(asked)) if first != asked => RecordVerdict::Refuse,
+                _ => RecordVerdict::Write { revision: 0 },
             }
         }
-        Some(Standing { state: State::Done | State::Unstored, .. }) if ours && step.over => Verdict::Already,
-        _ => Verdict::Refuse,
+        Some(RecordStanding { state: State::Done | State::Unstored, .. }) if ours && step.over => {
+            RecordVerdict::Already
+        }
+        _ => RecordVerdict::Refuse,
     }
 }
 
@@ -93,7 +97,7 @@ pub(crate) fn may_withdraw(claim: &ClaimId, found: &Bound) -> bool {
 
 /// What decides who may write.
 #[derive(Deserialize)]
-struct Standing {
+struct RecordStanding {
     state: State,
     #[serde(default)]
     fence: Option<u64>,
@@ -101,12 +105,12 @@ struct Standing {
     payload: Option<String>,
 }
 
-fn standing(found: &Bound) -> Option<Standing> {
+fn standing(found: &Bound) -> Option<RecordStanding> {
     // A binding with a slot on a node is never a record.
     if found.node.is_some() { None } else { read_standing(&found.value) }
 }
 
-fn read_standing(record: &[u8]) -> Option<Standing> {
+fn read_standing(record: &[u8]) -> Option<RecordStanding> {
     serde_json::from_slice(split(record)?.0).ok()
 }
 
@@ -118,7 +122,7 @@ fn split(record: &[u8]) -> Option<(&[u8], &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{Keep, LockName, Shelf};
+    use crate::facts::{BindingKind, LockName, Retention};
     use crate::store::BindingId;
 
     #[test]
@@ -142,31 +146,31 @@ mod tests {
     fn a_runner_writes_over_nothing_its_own_and_a_lower_fence() {
         let (ours, other) = (ClaimId::random(), ClaimId::random());
         let step = |over| Step {
-            id: BindingId { shelf: Shelf::Results, id: LockName::new("x").expect("a name") },
+            id: BindingId { kind: BindingKind::Results, id: LockName::new("x").expect("a name") },
             claim: ours.clone(),
             fence: 7,
             over,
-            keep: Keep::new(Keep::MAX).expect("a time"),
+            keep: Retention::new(Retention::MAX).expect("a time"),
             value: b"{\"state\":\"running\",\"payload\":\"p\"}\n".to_vec(),
         };
         let found = |claim: &ClaimId, line: &str| {
             let value = format!("{line}\nresult").into_bytes();
-            Bound { claim: claim.clone(), revision: 3, keep: Keep::MAX, node: None, value }
+            Bound { claim: claim.clone(), revision: 3, keep: Retention::MAX, node: None, value }
         };
-        let (anew, next) = (Verdict::Write { revision: 0 }, Verdict::Write { revision: 4 });
+        let (anew, next) = (RecordVerdict::Write { revision: 0 }, RecordVerdict::Write { revision: 4 });
         for (claim, line, begins, ends) in [
             (&other, r#"{"state":"running"}"#, anew, anew),
             (&other, r#"{"state":"running","fence":6}"#, anew, anew),
             (&other, r#"{"state":"running","fence":6,"payload":"p"}"#, anew, anew),
-            (&other, r#"{"state":"running","fence":6,"payload":"q"}"#, Verdict::Refuse, anew),
-            (&other, r#"{"state":"running","fence":7}"#, Verdict::Refuse, Verdict::Refuse),
-            (&other, r#"{"state":"running","fence":8}"#, Verdict::Refuse, Verdict::Refuse),
-            (&other, r#"{"state":"done","fence":6}"#, Verdict::Refuse, Verdict::Refuse),
-            (&other, r#"{"state":"unstored","fence":6}"#, Verdict::Refuse, Verdict::Refuse),
+            (&other, r#"{"state":"running","fence":6,"payload":"q"}"#, RecordVerdict::Refuse, anew),
+            (&other, r#"{"state":"running","fence":7}"#, RecordVerdict::Refuse, RecordVerdict::Refuse),
+            (&other, r#"{"state":"running","fence":8}"#, RecordVerdict::Refuse, RecordVerdict::Refuse),
+            (&other, r#"{"state":"done","fence":6}"#, RecordVerdict::Refuse, RecordVerdict::Refuse),
+            (&other, r#"{"state":"unstored","fence":6}"#, RecordVerdict::Refuse, RecordVerdict::Refuse),
             (&ours, r#"{"state":"running","fence":7}"#, next, next),
-            (&ours, r#"{"state":"done","fence":7}"#, Verdict::Refuse, Verdict::Already),
-            (&ours, r#"{"state":"unstored","fence":7}"#, Verdict::Refuse, Verdict::Already),
-            (&ours, "no record", Verdict::Refuse, Verdict::Refuse),
+            (&ours, r#"{"state":"done","fence":7}"#, RecordVerdict::Refuse, RecordVerdict::Already),
+            (&ours, r#"{"state":"unstored","fence":7}"#, RecordVerdict::Refuse, RecordVerdict::Already),
+            (&ours, "no record", RecordVerdict::Refuse, RecordVerdict::Refuse),
         ] {
             let found = found(claim, line);
             assert_eq!((judge(&step(false), Some(&found)), judge(&step(true), Some(&found))), (begins, ends), "{line}");

@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let accounts = Accounts::open(Path::new(accounts))?;
     let locks = LockManager::connect(locks)?;
     let guard = locks.lock("account:7").ttl(Duration::from_secs(1)).acquire()?;
-    let fence = guard.fence().ok_or("a lock without a fence")?.get();
+    let fence = guard.fence().get();
     println!("{}", json!({ "granted": fence }));
     for line in std::io::stdin().lock().lines() {
         let written = accounts.write(fence, 7, line?.trim().parse()?)?;

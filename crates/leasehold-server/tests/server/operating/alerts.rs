@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold::{EvictMode, LockManager};
+use leasehold::LockManager;
+use leasehold::inspect::EvictMode;
 use serde_json::{Value, json};
 
 use super::{alert, settings};

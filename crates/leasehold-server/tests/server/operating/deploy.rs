@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use leasehold::{EvictMode, Level, LockManager, Options};
+use leasehold::inspect::{EvictMode, Level};
+use leasehold::{LockManager, Options};
 use leasehold_testkit::RedisServer;
 use redis::Value as Reply;
 use serde_json::{Value, json};
@@ -162,7 +163,7 @@ async fn battery(redis: &RedisServer, url: &str) {
     drop(held);
     // Forced while a polling client waits: it is served by polling.
     let mut polls = options();
-    polls.events = false;
+    polls.notifications = false;
     let c = LockManager::connect_with(url, polls).await.expect("a store");
     let held = a.lock("task_lock:7").await.expect("free");
     let waits = tokio::spawn({

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use leasehold::EvictMode;
+use leasehold::inspect::EvictMode;
 
 use crate::support::Place;
 

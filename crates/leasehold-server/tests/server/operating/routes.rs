@@ -15,7 +15,7 @@ async fn journalled(dir: &std::path::Path) -> String {
     options.journal = Some(dir.to_owned());
     options.max_release_retries = 0;
     options.emergency_release_delay = std::time::Duration::ZERO;
-    options.answer_within = std::time::Duration::from_millis(200);
+    options.request_timeout = std::time::Duration::from_millis(200);
     let locks = LockManager::connect_with(&redis.url(), options).await.expect("a store");
     let guard = locks.lock("gpu_lock:0").owner("tts").await.expect("free");
     let token = guard.token().reveal().to_owned();

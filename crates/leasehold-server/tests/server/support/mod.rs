@@ -4,8 +4,9 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use leasehold::store::KeySpace;
 use leasehold::store::memory::MemoryWorld;
-use leasehold::{KeySpace, LockManager, Options};
+use leasehold::{LockManager, Options};
 use leasehold_server::{ServeError, Server, Settings};
 use leasehold_testkit::RedisServer;
 use leasehold_testkit::http::{Answer, receive, send};

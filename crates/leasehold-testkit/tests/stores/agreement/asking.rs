@@ -1,7 +1,9 @@
 //! What a client asks, the same for every store.
 
-use leasehold::store::{Claim, EvictMode};
-use leasehold::{HolderId, LockName, Owner, Token, Ttl};
+use leasehold::inspect::{EvictMode, HolderId};
+use leasehold::lease::{Token, Ttl};
+use leasehold::store::Claim;
+use leasehold::{LockName, Owner};
 
 use super::case::{Letter, TTLS, Verb};
 use super::seen::lock;

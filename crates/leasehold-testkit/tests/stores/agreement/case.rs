@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use leasehold::store::EvictMode;
+use leasehold::inspect::EvictMode;
 use proptest::prelude::*;
 
 /// Leases last one of these; a grant nobody has confirmed lasts less than any of them.

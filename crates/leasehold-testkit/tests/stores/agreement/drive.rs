@@ -16,8 +16,10 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use leasehold::inspect::HolderId;
+use leasehold::lease::Ttl;
 use leasehold::store::{Acquire, Grant, Push, Renewal, Ticket};
-use leasehold::{Fence, HolderId, LockName, Owner, Ttl};
+use leasehold::{Fence, LockName, Owner};
 use leasehold_testkit::Kind;
 
 use super::asking::{Attempt, FenceOf, RenewOne, Request};

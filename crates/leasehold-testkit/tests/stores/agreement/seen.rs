@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, SystemTime};
 
-use leasehold::store::{
-    Acquire, Asked, Evicted, Grant, Holder, Left, Push, Release, Renewed, StoreError, Ticket, Try, Waiter,
-};
-use leasehold::{Fence, Token};
+use leasehold::Fence;
+use leasehold::inspect::{Evicted, FinishRequest, Holder, Waiter};
+use leasehold::lease::Token;
+use leasehold::store::{Acquire, Grant, Left, Push, Release, Renewed, StoreError, Ticket, Try};
 use leasehold_testkit::Kind;
 
 use super::asking::Attempt;
@@ -26,7 +26,7 @@ pub(crate) enum Answer {
     Ticket(Result<Ticket, StoreError>),
     Renew(Vec<Renewed>),
     Evict(Result<Evicted, StoreError>),
-    Finish(Result<Asked, StoreError>),
+    Finish(Result<FinishRequest, StoreError>),
 }
 
 /// An answer and what it is about.
@@ -250,7 +250,9 @@ fn shown(answer: &Answer) -> Option<&Holder> {
         Answer::Try(Ok(Try::Held(holder))) => holder.as_ref(),
         Answer::Acquire(Ok(Acquire::Queued(place))) => place.holder.as_ref(),
         Answer::Evict(Ok(Evicted::Done(h) | Evicted::ChangedHands(h) | Evicted::Foreign(h))) => Some(h),
-        Answer::Finish(Ok(Asked::Told(h) | Asked::Deaf(h) | Asked::ChangedHands(h))) => Some(h),
+        Answer::Finish(Ok(
+            FinishRequest::Delivered(h) | FinishRequest::Undeliverable(h) | FinishRequest::ChangedHands(h),
+        )) => Some(h),
         _ => None,
     }
 }
@@ -295,13 +297,13 @@ impl Words<'_> {
                 words.join(", ")
             }
             Answer::Evict(Ok(Evicted::Done(_))) => format!("done to {}", holder()),
-            Answer::Evict(Ok(Evicted::ChangedHands(_))) | Answer::Finish(Ok(Asked::ChangedHands(_))) => {
+            Answer::Evict(Ok(Evicted::ChangedHands(_))) | Answer::Finish(Ok(FinishRequest::ChangedHands(_))) => {
                 format!("not done, changed hands to {}", holder())
             }
-            Answer::Evict(Ok(Evicted::Free)) | Answer::Finish(Ok(Asked::Free)) => "free already".to_owned(),
+            Answer::Evict(Ok(Evicted::Free)) | Answer::Finish(Ok(FinishRequest::Free)) => "free already".to_owned(),
             Answer::Evict(Ok(Evicted::Foreign(_))) => format!("not done, foreign: {}", holder()),
-            Answer::Finish(Ok(Asked::Told(_))) => format!("told {}", holder()),
-            Answer::Finish(Ok(Asked::Deaf(_))) => format!("deaf: {}", holder()),
+            Answer::Finish(Ok(FinishRequest::Delivered(_))) => format!("told {}", holder()),
+            Answer::Finish(Ok(FinishRequest::Undeliverable(_))) => format!("deaf: {}", holder()),
             Answer::Try(Err(e))
             | Answer::Acquire(Err(e))
             | Answer::Release(Err(e))

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use leasehold::inspect::FinishRequest;
+use leasehold::lease::{Token, Ttl};
 use leasehold::store::memory::MemoryWorld;
 use leasehold::store::redis::{RedisOptions, RedisStore};
 use leasehold::store::sqlite::SqliteStore;
-use leasehold::store::{Asked, Claim, Push, SharedStore, Try};
-use leasehold::{KeySpace, LockName, Owner, Token, Ttl};
+use leasehold::store::{Claim, KeySpace, Push, SharedStore, Try};
+use leasehold::{LockName, Owner};
 use leasehold_testkit::{Kind, RedisServer};
 use tempfile::TempDir;
 use tokio::sync::mpsc;
@@ -201,7 +203,7 @@ impl Client {
     async fn told(&mut self, onlooker: &SharedStore) -> Vec<Push> {
         let Claim { name, token, .. } = &self.letter_box;
         let sent = onlooker.ask_to_finish(name, token.holder_id(), "that is all").await;
-        assert!(matches!(sent, Ok(Asked::Told(_))), "{sent:?}");
+        assert!(matches!(sent, Ok(FinishRequest::Delivered(_))), "{sent:?}");
         let mut told = Vec::new();
         let all = async {
             loop {

@@ -1,7 +1,8 @@
 //! Taking, renewing and giving back.
 
 use leasehold::Owner;
-use leasehold::store::{Claim, EvictMode, Holder, Release, Renewal, Renewed};
+use leasehold::inspect::{EvictMode, Holder};
+use leasehold::store::{Claim, Release, Renewal, Renewed};
 
 use super::*;
 

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
+use leasehold::events::{EventKind, LockEvent};
 use leasehold::store::Note;
-use leasehold::{EventKind, LockEvent};
 
 use super::*;
 

@@ -4,11 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use leasehold::inspect::Holder;
+use leasehold::lease::{Token, Ttl};
 use leasehold::store::memory::MemoryWorld;
 use leasehold::store::redis::{RedisOptions, RedisStore};
 use leasehold::store::sqlite::SqliteStore;
-use leasehold::store::{Acquire, Claim, Grant, Holder, Place, Push, Renewal, Store, Try};
-use leasehold::{Fence, KeySpace, LockName, Owner, Token, Ttl};
+use leasehold::store::{Acquire, Claim, Grant, KeySpace, Place, Push, Renewal, Store, Try};
+use leasehold::{Fence, LockName, Owner};
 use leasehold_testkit::RedisServer;
 use tempfile::TempDir;
 use tokio::sync::mpsc;

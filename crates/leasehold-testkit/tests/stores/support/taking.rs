@@ -1,6 +1,7 @@
 //! Taking a lock away.
 
-use leasehold::store::{Asked, EvictMode, Evicted, Release, Renewed};
+use leasehold::inspect::{EvictMode, Evicted, FinishRequest};
+use leasehold::store::{Release, Renewed};
 
 use super::*;
 
@@ -62,7 +63,7 @@ pub(crate) async fn an_old_holder_is_not_evicted_again(world: &impl World) {
         assert!(matches!(evicted, Ok(Evicted::ChangedHands(found)) if found.id == new.token.holder_id()));
     }
     let asked = store.ask_to_finish(&old.name, old.token.holder_id(), "why not").await;
-    assert!(matches!(asked, Ok(Asked::ChangedHands(found)) if found.id == new.token.holder_id()));
+    assert!(matches!(asked, Ok(FinishRequest::ChangedHands(found)) if found.id == new.token.holder_id()));
     assert_eq!(store.renew(&[renewal(&new, fence)]).await, [Renewed::Renewed]);
 }
 
@@ -71,7 +72,7 @@ pub(crate) async fn a_free_lock_is_not_evicted(world: &impl World) {
     let (lock, id) = (name("a"), claim("a").token.holder_id());
     assert_eq!(store.evict(&lock, id, EvictMode::Revoke).await, Ok(Evicted::Free));
     assert_eq!(store.evict(&lock, id, EvictMode::Force).await, Ok(Evicted::Free));
-    assert_eq!(store.ask_to_finish(&lock, id, "why not").await, Ok(Asked::Free));
+    assert_eq!(store.ask_to_finish(&lock, id, "why not").await, Ok(FinishRequest::Free));
 }
 
 pub(crate) async fn a_holder_is_asked_to_finish(world: &impl World) {
@@ -81,7 +82,7 @@ pub(crate) async fn a_holder_is_asked_to_finish(world: &impl World) {
     let fence = takes(&*here, &holder).await.fence;
     let reason = "a new release goes out";
     let asked = operator.ask_to_finish(&holder.name, holder.token.holder_id(), reason).await;
-    assert!(matches!(asked, Ok(Asked::Told(found)) if found.id == holder.token.holder_id()));
+    assert!(matches!(asked, Ok(FinishRequest::Delivered(found)) if found.id == holder.token.holder_id()));
     let told = Push::Finish { token: holder.token.clone(), reason: reason.into() };
     assert_eq!(next(&mut pushes).await, told);
     assert_eq!(here.renew(&[renewal(&holder, fence)]).await, [Renewed::Renewed], "only asked");
@@ -96,9 +97,9 @@ pub(crate) async fn a_holder_that_does_not_listen_is_deaf(world: &impl World) {
     for holder in [dead, quiet] {
         let asked = operator.ask_to_finish(&holder.name, holder.token.holder_id(), "?").await;
         if world.sees_death() && holder.listens {
-            assert_eq!(asked, Ok(Asked::Free), "a dead holder's lock is free");
+            assert_eq!(asked, Ok(FinishRequest::Free), "a dead holder's lock is free");
             continue;
         }
-        assert!(matches!(asked, Ok(Asked::Deaf(found)) if found.id == holder.token.holder_id()));
+        assert!(matches!(asked, Ok(FinishRequest::Undeliverable(found)) if found.id == holder.token.holder_id()));
     }
 }

@@ -1,415 +1,282 @@
-//! The client's side of a small world: what it sends, what it believes, and by which rules.
+//! One client of a small world: the production code of `crate::client` and of a try on Redis, and what is on its way.
 
-use std::time::Duration;
+use super::message::{Answer, Request, Says, Verb};
+use super::world::{NOW, OLD, Setup, TICK};
+use crate::client::leaving::PendingLeave;
+use crate::client::renewal::{LeaseState, Sent};
+use crate::client::retry::Retry;
+use crate::client::rooms::{Rooms, SeatId};
+use crate::client::trying::Trying;
+use crate::client::visit::Visit;
+use crate::clock::Moment;
+use crate::facts::{Fence, Token};
+use crate::rules::Rule;
+use crate::store::redis::try_steps::TrySteps;
 
-use super::super::Waiting;
-use super::message::{Answer, Request, Saw, Says, Verb};
-use super::rule::{ClientRule, Violation};
-use super::world::{
-    Client, Closing, OLD, Phase, Setup, TICK_MS, World, client_of, handed_on, moment, number, number_of,
-};
-use crate::lease::Belief;
+#[derive(Clone)]
+pub(super) struct Client {
+    pub(super) alive: bool,
+    pub(super) up: bool,
+    /// How often it has wanted the lock.
+    pub(super) attempts: u8,
+    pub(super) user: User,
+    pub(super) rooms: Rooms<()>,
+    /// Tokens given up, until that is confirmed.
+    pub(super) closing: Vec<Closing>,
+    /// Tokens that leases were handed on to, where the client does not know whether they were.
+    pub(super) handed_on: Vec<Token>,
+    pub(super) requests: Vec<Request>,
+    /// Requests that wait for a connection.
+    pub(super) unsent: Vec<Request>,
+    pub(super) answers: Vec<Answer>,
+    /// Commands on a connection that the client has lost and the server has not: they may still run.
+    pub(super) old: Option<Vec<Request>>,
+    /// The last token that was granted the lock (only where order is looked at): if its client was too slow, it may wait
+    /// again under its old ticket.
+    pub(super) served: Option<Token>,
+    /// What the moment of a pushed grant is read from.
+    pub(super) stamp: Moment,
+    /// When the newest command was sent (only where a rule is removed).
+    pub(super) newest_sent: Moment,
+    pub(super) tokens_used: usize,
+}
 
-impl World {
-    pub(super) fn begin(&mut self, setup: &Setup, c: usize, wait: bool) {
-        self.next_attempt(setup, c);
-        let client = &mut self.clients[c];
-        if wait {
-            client.phase = Phase::Waiting { asking: true };
-            client.send(setup, Verb::Acquire { ticket: 0 });
-        } else {
-            client.phase = Phase::Trying;
-            client.send(setup, Verb::Plant);
-        }
-    }
+/// What the client's task is doing.
+#[derive(Clone)]
+pub(super) enum User {
+    Idle,
+    Trying { token: Token, trying: Trying, steps: TrySteps },
+    Waiting(SeatId),
+    Holding(Lease),
+    HandingOn { lease: Lease, to: Token, retry: Retry },
+}
 
-    fn next_attempt(&mut self, setup: &Setup, c: usize) {
-        let client = &mut self.clients[c];
-        client.attempt += 1;
-        if setup.client_rules.keep(ClientRule::TokenDeadAfterReleaseOrLeave) || client.token == 0 {
-            client.token = number(c, client.attempt);
-        }
-        client.ticket = 0;
-    }
+#[derive(Clone)]
+pub(super) struct Lease {
+    pub(super) token: Token,
+    pub(super) fence: Fence,
+    pub(super) state: LeaseState,
+    /// What the renewal or check in flight has sent.
+    pub(super) sent: Option<Sent>,
+    /// The belief has ended before.
+    pub(super) was_over: bool,
+    /// It was handed on to this token.
+    pub(super) is_handed_on: bool,
+}
 
-    pub(super) fn ask(&mut self, setup: &Setup, c: usize) {
-        let client = &mut self.clients[c];
-        client.phase = Phase::Waiting { asking: true };
-        client.send(setup, Verb::Acquire { ticket: client.ticket });
-    }
+#[derive(Clone)]
+pub(super) struct Closing {
+    pub(super) token: Token,
+    pub(super) how: HowClosed,
+    /// A request is in flight, or waits for a connection.
+    pub(super) asking: bool,
+}
 
-    pub(super) fn renew(&mut self, setup: &Setup, c: usize) {
-        let client = &mut self.clients[c];
-        let Phase::Holding { asking, .. } = client.phase else { return };
-        client.phase = Phase::Holding { renewing: true, asking };
-        client.send(setup, Verb::Renew { fence: client.fence, hand_on: false });
-    }
-
-    /// Belief in the present token ends before the lease can be another's.
-    pub(super) fn hand_on(&mut self, setup: &Setup, c: usize) {
-        let client = &mut self.clients[c];
-        client.until = 0;
-        client.phase = Phase::HandingOn;
-        client.send(setup, Verb::Renew { fence: client.fence, hand_on: true });
-    }
-
-    fn handed_on(&mut self, setup: &Setup, c: usize, age: u8) {
-        let client = &mut self.clients[c];
-        if client.phase != Phase::HandingOn {
-            return;
-        }
-        let belief = Belief::new(moment(age), lasting(setup.ttl));
-        if !belief.is_valid(moment(0)) {
-            return self.hand_on(setup, c);
-        }
-        client.token = handed_on(client.token);
-        client.until = ticks(&belief);
-        client.phase = Phase::Holding { renewing: false, asking: false };
-    }
-
-    /// The present attempt is over: belief is given up, then the lock.
-    pub(super) fn close(&mut self, setup: &Setup, c: usize) {
-        let client = &mut self.clients[c];
-        let asks = match client.phase {
-            Phase::Holding { asking, .. } => asking && setup.client_rules.keep(ClientRule::HolderThatStillAsksLeaves),
-            Phase::Yielding => false,
-            // A leave does not mind when the lease was handed on and that was not heard.
-            Phase::Confirming { .. } | Phase::Idle | Phase::Trying | Phase::Waiting { .. } | Phase::HandingOn => true,
-        };
-        if setup.client_rules.keep(ClientRule::BeliefGivenUpBeforeRelease) {
-            client.until = 0;
-        }
-        client.phase = Phase::Idle;
-        let closing = Closing { token: client.token, leave: asks };
-        client.closing.push(closing);
-        client.send_closing(setup, closing);
-    }
-
-    /// The connection is gone; what was sent may still run.
-    pub(super) fn cut(&mut self, c: usize) {
-        let client = &mut self.clients[c];
-        client.up = false;
-        client.answers.clear();
-        let sent = std::mem::take(&mut client.requests).into_iter().map(|request| Request { age: OLD, ..request });
-        client.old.get_or_insert_default().extend(sent);
-    }
-
-    pub(super) fn die(&mut self, c: usize) {
-        if self.clients[c].up {
-            self.cut(c);
-        }
-        let client = &mut self.clients[c];
-        client.alive = false;
-        client.phase = Phase::Idle;
-        client.until = 0;
-        client.closing.clear();
-    }
-
-    pub(super) fn reconnect(&mut self, setup: &Setup, c: usize) {
-        let rules = setup.client_rules;
-        let client = &mut self.clients[c];
-        if setup.kills && rules.keep(ClientRule::OldConnectionKilledBeforeReAsking) {
-            client.old = None;
-        }
-        client.up = true;
-        client.stamp = OLD;
-        for closing in client.closing.clone() {
-            client.send_closing(setup, closing);
-        }
-        match client.phase {
-            Phase::Idle => {}
-            Phase::Yielding if rules.keep(ClientRule::TokenDeadAfterYield) => self.close(setup, c),
-            Phase::Waiting { .. } | Phase::Confirming { asking: true, .. } => self.ask(setup, c),
-            Phase::Trying | Phase::Confirming { .. }
-                if !setup.kills && rules.keep(ClientRule::TryNotResentBesideAnOldConnection) =>
-            {
-                self.close(setup, c);
-            }
-            Phase::Trying | Phase::Confirming { .. } | Phase::Yielding => {
-                client.phase = Phase::Trying;
-                client.send(setup, Verb::Plant);
-            }
-            Phase::HandingOn => self.hand_on(setup, c),
-            // A question that was on its way may have run.
-            Phase::Holding { asking, .. } => client.phase = Phase::Holding { renewing: false, asking },
-        }
-    }
-
-    /// Reads the first answer. `hurried`: a pushed grant has too little time left to be worth
-    /// believing before its confirmation is read.
-    pub(super) fn read(&mut self, setup: &Setup, c: usize, hurried: bool) -> Result<(), Violation> {
-        let client = &mut self.clients[c];
-        let answer = client.answers.remove(0);
-        if answer.age < client.stamp {
-            client.stamp = answer.age;
-        }
-        if matches!(answer.says, Says::Closed | Says::CloseAgain) {
-            self.closed(setup, c, answer);
-            return Ok(());
-        }
-        if answer.token != client.token || client.phase == Phase::Idle {
-            let revive = matches!(answer.says, Says::Renewed { .. })
-                && !setup.client_rules.keep(ClientRule::GivenUpBeliefNeverRevived)
-                && client.phase == Phase::Idle
-                && answer.token == client.token;
-            return if revive { self.renewed(setup, c, answer) } else { Ok(()) };
-        }
-        match answer.says {
-            Says::Tried { saw, fence, queue } => self.tried(setup, c, answer.age, saw, fence, queue),
-            Says::YieldedOurs => {
-                let (fence, asked) = (client.fence, client.asked);
-                if !self.believe(setup, c, asked, setup.ttl, fence)? {
-                    self.close(setup, c);
-                }
-                self.in_order(setup, fence)
-            }
-            Says::YieldedNot => {
-                client.phase = Phase::Idle;
-                Ok(())
-            }
-            Says::YieldedAgain => {
-                client.send(setup, Verb::Yield { fence: client.fence });
-                Ok(())
-            }
-            Says::YieldedRevoked | Says::AcquiredRevoked | Says::RenewLost | Says::RenewRevoked | Says::PushRevoked => {
-                // A waiter whose provisional lease was revoked may never have known of it.
-                self.close(setup, c);
-                Ok(())
-            }
-            Says::Acquired { fence } => self.acquired(setup, c, answer.age, fence),
-            Says::Queued { ticket } | Says::AcquireAgain { ticket } => {
-                self.queued(setup, c, ticket, matches!(answer.says, Says::AcquireAgain { .. }));
-                Ok(())
-            }
-            Says::Renewed { .. } => self.renewed(setup, c, answer),
-            Says::HandedOn => {
-                self.handed_on(setup, c, answer.age);
-                Ok(())
-            }
-            Says::PushGranted { fence, lasts } => self.pushed(setup, c, fence, lasts, hurried),
-            Says::Closed | Says::CloseAgain => Ok(()),
-        }
-    }
-
-    fn closed(&mut self, setup: &Setup, c: usize, answer: Answer) {
-        let client = &mut self.clients[c];
-        let Some(place) = client.closing.iter().position(|closing| closing.token == answer.token) else { return };
-        if answer.says == Says::CloseAgain {
-            client.send_closing(setup, client.closing[place]);
-            return;
-        }
-        client.closing.remove(place);
-        if client.phase == Phase::Idle {
-            client.until = 0;
-        }
-    }
-
-    fn tried(&mut self, setup: &Setup, c: usize, age: u8, saw: Saw, fence: u64, queue: bool) -> Result<(), Violation> {
-        let rules = setup.client_rules;
-        let yields = queue && rules.keep(ClientRule::TryYieldsToQueue);
-        let client = &mut self.clients[c];
-        match saw {
-            Saw::Another => {
-                self.ask(setup, c);
-                Ok(())
-            }
-            Saw::Own { revoked: true, .. } => {
-                self.close(setup, c);
-                Ok(())
-            }
-            Saw::Own { fence: written, .. } if rules.keep(ClientRule::ResentTryRenewsFirst) => {
-                client.fence = if written == 0 { fence } else { written };
-                client.phase = Phase::Confirming { queue: yields, asking: false };
-                client.send(setup, Verb::Renew { fence: client.fence, hand_on: false });
-                Ok(())
-            }
-            Saw::Nothing | Saw::Own { .. } if yields => {
-                self.yield_to_queue(setup, c, age, fence);
-                Ok(())
-            }
-            Saw::Nothing | Saw::Own { .. } => {
-                if !self.believe(setup, c, age, setup.ttl, fence)? {
-                    self.too_late(setup, c, fence);
-                    return Ok(());
-                }
-                self.in_order(setup, fence)
-            }
-        }
-    }
-
-    fn yield_to_queue(&mut self, setup: &Setup, c: usize, age: u8, fence: u64) {
-        let client = &mut self.clients[c];
-        client.phase = Phase::Yielding;
-        client.fence = fence;
-        client.asked = age;
-        client.send(setup, Verb::Yield { fence });
-    }
-
-    fn acquired(&mut self, setup: &Setup, c: usize, age: u8, fence: u64) -> Result<(), Violation> {
-        let client = &mut self.clients[c];
-        match client.phase {
-            Phase::Waiting { .. } => {
-                let believed = self.believe(setup, c, age, setup.ttl, fence)?;
-                if !believed {
-                    self.too_late(setup, c, fence);
-                }
-            }
-            Phase::Holding { renewing, .. } => {
-                client.phase = Phase::Holding { renewing, asking: false };
-                if client.fence != fence || !client.prolong(setup, age) {
-                    self.close(setup, c);
-                }
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    fn queued(&mut self, setup: &Setup, c: usize, ticket: u64, again: bool) {
-        let client = &mut self.clients[c];
-        match client.phase {
-            Phase::Waiting { .. } => {
-                client.ticket = ticket;
-                client.phase = Phase::Waiting { asking: false };
-                if again {
-                    self.ask(setup, c);
-                }
-            }
-            // We stand in line again: the lease ended without our knowing. `close` must leave.
-            Phase::Holding { .. } => self.close(setup, c),
-            _ => {}
-        }
-    }
-
-    fn renewed(&mut self, setup: &Setup, c: usize, answer: Answer) -> Result<(), Violation> {
-        let rules = setup.client_rules;
-        let client = &mut self.clients[c];
-        match client.phase {
-            Phase::Confirming { queue: true, .. } => {
-                let fence = client.fence;
-                self.yield_to_queue(setup, c, answer.age, fence);
-            }
-            Phase::Confirming { queue: false, asking } => {
-                let fence = client.fence;
-                if self.believe(setup, c, answer.age, setup.ttl, fence)? {
-                    self.clients[c].phase = Phase::Holding { renewing: false, asking };
-                } else {
-                    self.too_late(setup, c, fence);
-                }
-            }
-            Phase::Holding { asking, .. } => {
-                client.phase = Phase::Holding { renewing: false, asking };
-                if !client.prolong(setup, answer.age) {
-                    self.close(setup, c);
-                }
-            }
-            Phase::Idle if !rules.keep(ClientRule::GivenUpBeliefNeverRevived) => {
-                client.until = ticks(&Belief::new(moment(answer.age), lasting(setup.ttl)));
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-
-    fn pushed(&mut self, setup: &Setup, c: usize, fence: u64, lasts: u8, hurried: bool) -> Result<(), Violation> {
-        let rules = setup.client_rules;
-        let client = &mut self.clients[c];
-        let Phase::Waiting { asking } = client.phase else { return Ok(()) };
-        let age = match () {
-            () if !rules.keep(ClientRule::PushNotStampedByArrival) => 0,
-            () if !rules.keep(ClientRule::PushNotStampedByNewestSent) => client.sent,
-            () => client.stamp,
-        };
-        if hurried && Belief::new(moment(age), lasting(lasts)).is_valid(moment(0)) {
-            client.fence = fence;
-            client.phase = Phase::Confirming { queue: false, asking: true };
-            client.send(setup, Verb::Renew { fence, hand_on: false });
-        } else if self.believe(setup, c, age, lasts, fence)? {
-            self.clients[c].phase = Phase::Holding { renewing: false, asking };
-        } else if !asking {
-            self.too_late(setup, c, fence);
-        }
-        Ok(())
-    }
-
-    fn too_late(&mut self, setup: &Setup, c: usize, fence: u64) {
-        if setup.client_rules.keep(ClientRule::LateGrantAskedAgainNotRenewed) {
-            self.ask(setup, c);
-            return;
-        }
-        let client = &mut self.clients[c];
-        client.fence = fence;
-        client.phase = Phase::Confirming { queue: false, asking: true };
-        client.send(setup, Verb::Renew { fence, hand_on: false });
-    }
-
-    /// Whether a grant is still worth something.
-    fn believe(&mut self, setup: &Setup, c: usize, age: u8, lasts: u8, fence: u64) -> Result<bool, Violation> {
-        let age = if setup.client_rules.keep(ClientRule::BeliefCountsFromAsking) { age } else { 0 };
-        let belief = Belief::new(moment(age), lasting(lasts));
-        if !belief.is_valid(moment(0)) {
-            return Ok(false);
-        }
-        let client = &mut self.clients[c];
-        client.until = ticks(&belief);
-        client.fence = fence;
-        client.phase = Phase::Holding { renewing: false, asking: false };
-        if client.token != self.rest.forced || setup.force_counts {
-            if fence <= self.rest.highest {
-                return Err(Violation::FenceFell);
-            }
-            self.rest.highest = fence;
-        }
-        Ok(true)
-    }
-
-    /// A try has begun to believe: nobody who came before it may still stand in line.
-    fn in_order(&self, setup: &Setup, fence: u64) -> Result<(), Violation> {
-        let passed = |w: &Waiting| {
-            let token = number_of(&w.token);
-            w.ticket < fence && self.clients[client_of(token)].served != token
-        };
-        if setup.in_order && self.lock.queue.iter().any(passed) { Err(Violation::OutOfOrder) } else { Ok(()) }
-    }
+#[derive(Clone)]
+pub(super) enum HowClosed {
+    Leave(PendingLeave),
+    /// With the lease, where its belief can make a difference yet.
+    Release(Option<Box<Lease>>),
 }
 
 impl Client {
-    fn send(&mut self, setup: &Setup, verb: Verb) {
-        let token = self.token;
-        self.send_for(setup, verb, token);
+    pub(super) fn new() -> Self {
+        Self {
+            alive: true,
+            up: true,
+            attempts: 0,
+            user: User::Idle,
+            rooms: Rooms::default(),
+            closing: Vec::new(),
+            handed_on: Vec::new(),
+            requests: Vec::new(),
+            unsent: Vec::new(),
+            answers: Vec::new(),
+            old: None,
+            served: None,
+            stamp: OLD,
+            newest_sent: OLD,
+            tokens_used: 0,
+        }
     }
 
-    fn send_closing(&mut self, setup: &Setup, closing: Closing) {
-        self.send_for(setup, if closing.leave { Verb::Leave } else { Verb::Release }, closing.token);
+    /// Whether the server still has a connection that listens for this client.
+    pub(super) fn is_heard(&self) -> bool {
+        self.up || self.old.is_some()
     }
 
-    fn send_for(&mut self, setup: &Setup, verb: Verb, token: u8) {
-        if self.up {
-            // Nothing is counted from the answer to a release.
-            let age = if matches!(verb, Verb::Release | Verb::Leave) { OLD } else { 0 };
-            self.requests.push(Request { verb, token, age });
-            if !setup.client_rules.keep(ClientRule::PushNotStampedByNewestSent) {
-                self.sent = 0;
+    pub(super) fn is_idle(&self) -> bool {
+        matches!(self.user, User::Idle)
+    }
+
+    pub(super) fn is_waiting(&self) -> bool {
+        matches!(self.user, User::Waiting(_))
+    }
+
+    pub(super) fn holding(&self) -> Option<&Lease> {
+        if let User::Holding(lease) = &self.user { Some(lease) } else { None }
+    }
+
+    /// The leases of this client, whoever uses them.
+    pub(super) fn leases(&self) -> impl Iterator<Item = &Lease> {
+        let released = self.closing.iter().filter_map(|closing| match &closing.how {
+            HowClosed::Release(lease) => lease.as_deref(),
+            HowClosed::Leave(_) => None,
+        });
+        self.holding().into_iter().chain(released)
+    }
+
+    /// Whether the client still has to do with a token.
+    pub(super) fn uses(&self, token: &Token) -> bool {
+        let user = match &self.user {
+            User::Idle | User::Waiting(_) => false,
+            User::Trying { token: mine, .. } => mine == token,
+            User::Holding(lease) => lease.token == *token,
+            User::HandingOn { lease, to, .. } => lease.token == *token || to == token,
+        };
+        user || self.rooms.knows(token)
+            || self.closing.iter().any(|closing| closing.token == *token)
+            || self.handed_on.contains(token)
+    }
+
+    /// Whether a command on its way mentions a token.
+    pub(super) fn mentions(&self, token: &Token) -> bool {
+        let requests = self.requests.iter().chain(&self.unsent).chain(self.old.iter().flatten());
+        requests
+            .into_iter()
+            .any(|request| request.token == *token || matches!(&request.verb, Verb::HandOn { to, .. } if to == token))
+    }
+
+    /// Forgets what can make no difference any more.
+    pub(super) fn tidy(&mut self, setup: &Setup) {
+        if !self.alive {
+            *self = Self { alive: false, up: false, old: self.old.take(), ..Self::new() };
+            return;
+        }
+        let waiting = self.is_waiting();
+        if !waiting {
+            let mut answers = std::mem::take(&mut self.answers);
+            answers.retain(|answer| self.needs(answer));
+            self.answers = answers;
+            self.stamp = OLD;
+            self.newest_sent = OLD;
+        }
+        if self.stamp.until(NOW) >= TICK * u32::from(setup.provisional) {
+            self.stamp = OLD;
+        }
+        if let User::Holding(lease) = &mut self.user {
+            lease.tidy(setup);
+        }
+        for closing in &mut self.closing {
+            let HowClosed::Release(lease) = &mut closing.how else { continue };
+            lease.iter_mut().for_each(|lease| lease.tidy(setup));
+            if Rule::EndedBeliefStaysEnded.applies() {
+                *lease = lease.take().filter(|lease| !lease.was_over);
             }
         }
     }
 
-    /// A renewal was answered with yes; the production arithmetic says whether that counts.
-    fn prolong(&mut self, setup: &Setup, age: u8) -> bool {
-        let mut belief = Belief::until(moment(0) + lasting(self.until));
-        let age = if setup.client_rules.keep(ClientRule::BeliefCountsFromAsking) { age } else { 0 };
-        let counts = belief.renewed(moment(0), moment(age), lasting(setup.ttl));
-        self.until = if counts { ticks(&belief) } else { 0 };
-        counts
+    /// Whether an answer makes a difference besides the moment it proves for pushes.
+    fn needs(&self, answer: &Answer) -> bool {
+        let token = &answer.token;
+        match &answer.says {
+            Says::TrySet { .. } | Says::TryRead(_) | Says::TryRenewed(_) | Says::Yielded(_) => {
+                matches!(&self.user, User::Trying { token: mine, .. } if mine == token)
+            }
+            Says::Acquired(..) => self.rooms.waits(token),
+            Says::Renewed(_) => {
+                let late = !Rule::EndedBeliefStaysEnded.applies();
+                self.holding().is_some_and(|lease| lease.token == *token)
+                    || (late && self.leases().any(|lease| lease.token == *token))
+            }
+            Says::HandedOn(_) => matches!(&self.user, User::HandingOn { lease, .. } if lease.token == *token),
+            Says::Probed => false,
+            Says::Closed(_) => self.closing.iter().any(|closing| closing.token == *token),
+            Says::PushGranted { .. } => self.rooms.knows(token),
+            Says::PushRevoked => self.holding().is_some_and(|lease| lease.token == *token),
+        }
+    }
+
+    pub(super) fn visit(&mut self, visit: &mut dyn Visit) {
+        visit.flag(self.alive);
+        visit.flag(self.up);
+        visit.count(usize::from(self.attempts));
+        match &mut self.user {
+            User::Idle => visit.count(0),
+            User::Trying { token, steps, .. } => {
+                visit.count(1);
+                visit.token(token);
+                steps.visit(visit);
+            }
+            User::Waiting(_) => visit.count(2),
+            User::Holding(lease) => {
+                visit.count(3);
+                lease.visit(visit);
+            }
+            User::HandingOn { lease, to, .. } => {
+                visit.count(4);
+                lease.visit(visit);
+                visit.token(to);
+            }
+        }
+        self.rooms.visit(visit);
+        visit.count(self.closing.len());
+        for Closing { token, how, asking } in &mut self.closing {
+            visit.token(token);
+            visit.flag(*asking);
+            match how {
+                HowClosed::Leave(leaving) => {
+                    visit.count(0);
+                    leaving.visit(visit);
+                }
+                HowClosed::Release(lease) => {
+                    visit.count(1 + usize::from(lease.is_some()));
+                    lease.iter_mut().for_each(|lease| lease.visit(visit));
+                }
+            }
+        }
+        visit.count(self.handed_on.len());
+        self.handed_on.iter_mut().for_each(|token| visit.token(token));
+        for requests in [&mut self.requests, &mut self.unsent] {
+            visit.count(requests.len());
+            requests.iter_mut().for_each(|request| request.visit(visit));
+        }
+        visit.count(self.answers.len());
+        self.answers.iter_mut().for_each(|answer| answer.visit(visit));
+        visit.flag(self.old.is_some());
+        visit.count(self.old.as_ref().map_or(0, Vec::len));
+        self.old.iter_mut().flatten().for_each(|request| request.visit(visit));
+        visit.flag(self.served.is_some());
+        self.served.iter_mut().for_each(|token| visit.token(token));
+        visit.start(&mut self.stamp);
+        visit.start(&mut self.newest_sent);
     }
 }
 
-fn lasting(ticks: u8) -> Duration {
-    Duration::from_millis(u64::from(ticks) * TICK_MS)
-}
+impl Lease {
+    fn tidy(&mut self, setup: &Setup) {
+        self.was_over |= !self.state.belief.is_valid(NOW);
+        if !setup.liveness {
+            // Whether the record in the store is complete makes no difference to anything else.
+            self.state.rewrite = false;
+            self.sent.iter_mut().for_each(|sent| sent.rewrote = None);
+        }
+    }
 
-/// At how many ticks from now on, the present one included, a belief is valid.
-fn ticks(belief: &Belief) -> u8 {
-    let left = moment(0).until(belief.valid_until());
-    u8::try_from(left.as_millis().div_ceil(u128::from(TICK_MS))).expect("short")
+    /// Whether the holder believes in it again after it had ended.
+    pub(super) fn is_revived(&self) -> bool {
+        self.was_over && self.state.belief.is_valid(NOW)
+    }
+
+    fn visit(&mut self, visit: &mut dyn Visit) {
+        visit.token(&mut self.token);
+        let mut fence = Some(self.fence);
+        visit.fence(&mut fence);
+        self.fence = fence.expect("it stays one");
+        self.state.visit(visit);
+        visit.flag(self.was_over);
+        visit.flag(self.is_handed_on);
+        visit.flag(self.sent.as_ref().is_some_and(|sent| sent.prolong));
+        visit.flag(self.sent.as_ref().is_some_and(|sent| sent.rewrote.is_some()));
+    }
 }

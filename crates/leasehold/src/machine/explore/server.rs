@@ -1,29 +1,27 @@
-//! The server's side of a small world: the production state machine, one command at a time.
+//! The server of a small world: the production state machine, one command at a time.
 
 use super::super::{
-    AcquireReply, Asking, EvictReply, Flag, Held, InboxId, Lock, Message, PassReply, RenewReply, Slot, Turn, YieldReply,
+    AcquireReply, CallContext, Claimant, EvictReply, Held, InboxId, Lock, Message, PassReply, QueueEntry, RenewReply,
+    Slot,
 };
 use super::message::{Answer, Request, Saw, Says, Verb};
-use super::world::{
-    Client, NOW_MS, OLD, Operates, Operator, Setup, TICK_MS, World, client_at, client_of, handed_on, inbox, number_of,
-    owner, token,
-};
+use super::rule::Violation;
+use super::world::{NOW_MS, OLD, Operates, Operator, Setup, World, client_at, client_of, inbox, owner};
 use crate::facts::Fence;
 
 impl World {
     /// Runs the first command of a client's connection, or of the one it has lost.
     pub(super) fn run(&mut self, setup: &Setup, client: usize, old: bool) {
-        let queue = self.stream(client, old);
-        let request = queue.remove(0);
-        let mut told = Vec::new();
-        match self.execute(setup, client, request, &mut told) {
+        let request = self.stream(client, old).remove(0);
+        let mut outbox = Vec::new();
+        match self.execute(setup, client, &request, &mut outbox) {
             Done::Next(verb) => self.stream(client, old).insert(0, Request { verb, ..request }),
             Done::Says(says) if !old => {
-                self.clients[client].answers.push(Answer { says, token: request.token, age: request.age });
+                self.clients[client].answers.push(Answer { says, token: request.token, asked_at: request.asked_at });
             }
             Done::Says(_) => {}
         }
-        self.deliver(setup, told);
+        self.deliver(setup, outbox);
     }
 
     fn stream(&mut self, client: usize, old: bool) -> &mut Vec<Request> {
@@ -34,17 +32,16 @@ impl World {
         }
     }
 
-    /// The operator evicts whom it has looked at.
+    /// The operator evicts the holder that it has looked at.
     pub(super) fn evict(&mut self, setup: &Setup) {
-        let Operator::Looked(looked) = self.rest.operator else { return };
-        self.rest.operator = Operator::Done;
+        let Operator::Looked(looked) = std::mem::replace(&mut self.rest.operator, Operator::Done) else { return };
         let force = setup.operator == Operates::Forces;
-        let before = self.held();
-        let mut told = Vec::new();
-        let reply = self.turn(setup, &mut told, |lock, turn| lock.evict(turn, token(looked).holder_id(), force));
-        if let Some((found, ends, _)) = before {
+        let before = self.held().map(|(token, ends, _)| (token.clone(), ends));
+        let mut outbox = Vec::new();
+        let reply = self.call(setup, &mut outbox, |lock, cx| lock.evict(cx, looked.holder_id(), force));
+        if let Some((found, ends)) = before {
             if force && matches!(reply, EvictReply::Done | EvictReply::Again) {
-                self.rest.forced = looked;
+                self.rest.forced = Some(looked);
             }
             match reply {
                 EvictReply::Done if !force => self.rest.doomed = Some((found, ends)),
@@ -52,127 +49,136 @@ impl World {
                 _ => {}
             }
         }
-        self.deliver(setup, told);
+        self.deliver(setup, outbox);
     }
 
-    fn execute(&mut self, setup: &Setup, client: usize, request: Request, told: &mut Vec<(InboxId, Message)>) -> Done {
-        let key = token(request.token);
-        let asking = Asking {
-            token: key.clone(),
+    fn execute(
+        &mut self,
+        setup: &Setup,
+        client: usize,
+        request: &Request,
+        outbox: &mut Vec<(InboxId, Message)>,
+    ) -> Done {
+        let token = &request.token;
+        let ttl_ms = setup.ttl().as_millis();
+        let claimant = || Claimant {
+            token: token.clone(),
             inbox: Some(inbox(client)),
-            ttl_ms: setup.ttl_ms(),
+            ttl_ms,
             since_ms: 0,
             owner: owner(),
             fenced: true,
         };
         let usable = "fences are small here";
-        match request.verb {
-            Verb::Plant => {
-                let found = self.turn(setup, told, |lock, turn| lock.plant(turn, &asking));
-                let saw = match found {
-                    None => Saw::Nothing,
-                    Some(Slot::Held(Held { token, fence, flag, .. })) if token == key => {
-                        Saw::Own { fence, revoked: flag == Flag::Revoked }
-                    }
-                    Some(_) => Saw::Another,
-                };
-                Done::Next(Verb::Count { saw })
+        Done::Says(match &request.verb {
+            Verb::TrySet => {
+                let found = self.call(setup, outbox, |lock, cx| lock.plant(cx, &claimant()));
+                return Done::Next(Verb::TryCount { written: found.is_none() });
             }
-            Verb::Count { saw } => {
+            Verb::TryCount { written } => {
                 self.counter += 1;
-                Done::Next(Verb::Exists { saw, fence: self.counter })
+                return Done::Next(Verb::TryExists { written: *written, counted: self.counter });
             }
-            Verb::Exists { saw, fence } => Done::Says(Says::Tried { saw, fence, queue: !self.lock.queue.is_empty() }),
+            Verb::TryExists { written, counted } => {
+                Says::TrySet { written: *written, counted: *counted, queue: !self.lock.queue.is_empty() }
+            }
+            Verb::TryRead => Says::TryRead(match &self.lock.slot {
+                Slot::Held(Held { token: held, fence, .. }) if held == token => Saw::Own { fence: *fence },
+                Slot::Free => Saw::Nothing,
+                Slot::Held(_) | Slot::Foreign { .. } => Saw::Another,
+            }),
+            Verb::TryRenew { fence } => Says::TryRenewed(self.renew(setup, outbox, request, *fence)),
+            Verb::Renew { fence } => Says::Renewed(self.renew(setup, outbox, request, *fence)),
+            Verb::Check { fence } => Says::Renewed(self.lock.check(NOW_MS, token, Some(Fence::new(*fence)))),
+            Verb::HandOn { fence, .. } => Says::HandedOn(self.renew(setup, outbox, request, *fence)),
             Verb::Yield { fence } => {
-                let reply = self.turn(setup, told, |lock, turn| lock.yield_to_queue(turn, &key, fence));
-                Done::Says(match reply.expect(usable) {
-                    YieldReply::Ours => Says::YieldedOurs,
-                    YieldReply::NotOurs => Says::YieldedNot,
-                    YieldReply::Revoked => Says::YieldedRevoked,
-                    YieldReply::Again => Says::YieldedAgain,
-                })
+                let reply = self.call(setup, outbox, |lock, cx| lock.yield_to_queue(cx, token, *fence));
+                Says::Yielded(reply.expect(usable))
             }
             Verb::Acquire { ticket } => {
-                let ticket = (ticket > 0).then_some(ticket);
-                let reply = self.turn(setup, told, |lock, turn| lock.acquire(turn, &asking, ticket));
-                Done::Says(match reply.expect(usable) {
-                    AcquireReply::Granted { fence } => Says::Acquired { fence },
-                    AcquireReply::Queued { ticket, .. } => Says::Queued { ticket },
-                    AcquireReply::Revoked => Says::AcquiredRevoked,
-                    AcquireReply::Again { ticket } => Says::AcquireAgain { ticket },
-                })
+                let ticket = Some(*ticket).filter(|ticket| *ticket > 0);
+                let reply = self.call(setup, outbox, |lock, cx| lock.acquire(cx, &claimant(), ticket)).expect(usable);
+                if setup.in_order && matches!(reply, AcquireReply::Granted { .. }) {
+                    self.clients[client].served = Some(token.clone());
+                }
+                let holder = if let Slot::Held(held) = &self.lock.slot { held.fence } else { 0 };
+                Says::Acquired(reply, holder)
             }
-            Verb::Renew { fence, hand_on } => {
-                let to = hand_on.then(|| token(handed_on(request.token)));
-                let reply = self.turn(setup, told, |lock, turn| {
-                    lock.renew(turn, &key, setup.ttl_ms(), Some(Fence::new(fence)), None, to.as_ref())
-                });
-                Done::Says(match reply {
-                    RenewReply::Renewed if hand_on => Says::HandedOn,
-                    RenewReply::Renewed => Says::Renewed { fence },
-                    RenewReply::Lost => Says::RenewLost,
-                    RenewReply::Revoked => Says::RenewRevoked,
-                })
-            }
+            Verb::Probe => Says::Probed,
             Verb::Release | Verb::Leave => {
-                let before = self.held();
-                let reply = self.turn(setup, told, |lock, turn| {
-                    if request.verb == Verb::Leave { lock.leave(turn, &key) } else { lock.release(turn, &key) }
-                });
-                if let (PassReply::Again, Some((found, ends, _))) = (reply, before) {
+                let before = self.held().map(|(token, ends, _)| (token.clone(), ends));
+                let leaves = request.verb == Verb::Leave;
+                let reply =
+                    self.call(
+                        setup,
+                        outbox,
+                        |lock, cx| {
+                            if leaves { lock.leave(cx, token) } else { lock.release(cx, token) }
+                        },
+                    );
+                if let (PassReply::Again, Some((found, ends))) = (reply, before) {
                     self.rest.doomed = Some((found, ends.min(setup.provisional)));
                 }
-                Done::Says(if reply == PassReply::Again { Says::CloseAgain } else { Says::Closed })
+                Says::Closed(reply)
             }
-        }
+        })
     }
 
-    fn turn<T>(
+    fn renew(
         &mut self,
         setup: &Setup,
-        told: &mut Vec<(InboxId, Message)>,
-        call: impl FnOnce(&mut Lock, &mut Turn<'_>) -> T,
+        outbox: &mut Vec<(InboxId, Message)>,
+        request: &Request,
+        fence: u64,
+    ) -> RenewReply {
+        let hand_to = if let Verb::HandOn { to, .. } = &request.verb { Some(to) } else { None };
+        let (ttl_ms, fence) = (setup.ttl().as_millis(), Some(fence).filter(|fence| *fence > 0).map(Fence::new));
+        self.call(setup, outbox, |lock, cx| lock.renew(cx, &request.token, ttl_ms, fence, None, hand_to))
+    }
+
+    fn call<T>(
+        &mut self,
+        setup: &Setup,
+        outbox: &mut Vec<(InboxId, Message)>,
+        call: impl FnOnce(&mut Lock, &mut CallContext<'_>) -> T,
     ) -> T {
         let clients = &self.clients;
-        let mut turn = Turn {
+        let mut cx = CallContext {
             now_ms: NOW_MS,
             wall_us: 0,
             counter: &mut self.counter,
             listening: &mut |inbox| clients[client_at(inbox)].is_heard(),
-            told,
+            outbox,
             limits: setup.limits(),
-            rules: setup.rules,
         };
-        call(&mut self.lock, &mut turn)
+        call(&mut self.lock, &mut cx)
     }
 
     /// Pushes come after the answer to the command that caused them.
-    fn deliver(&mut self, setup: &Setup, told: Vec<(InboxId, Message)>) {
-        for (_, message) in told {
+    fn deliver(&mut self, setup: &Setup, outbox: Vec<(InboxId, Message)>) {
+        for (_, message) in outbox {
             let (token, says) = match message {
-                Message::Granted { token, fence, lasts_ms } => {
-                    let lasts = u8::try_from(lasts_ms / TICK_MS).expect("short");
-                    (number_of(&token), Says::PushGranted { fence, lasts })
-                }
-                Message::Revoked { token } => (number_of(&token), Says::PushRevoked),
-                // A waiter may ask again at any time here, told or not.
+                Message::Granted { token, fence, lasts_ms } => (token, Says::PushGranted { fence, lasts_ms }),
+                Message::Revoked { token } => (token, Says::PushRevoked),
+                // A waiter may ask again at any time here, notified or not.
                 Message::LookAgain { .. } | Message::Finish { .. } => continue,
             };
-            let client = &mut self.clients[client_of(token)];
+            let client = &mut self.clients[client_of(&token)];
             if setup.in_order && matches!(says, Says::PushGranted { .. }) {
-                client.served = token;
+                client.served = Some(token.clone());
             }
             if client.up {
-                client.answers.push(Answer { says, token, age: OLD });
+                client.answers.push(Answer { says, token, asked_at: OLD });
             }
         }
     }
-}
 
-impl Client {
-    /// Whether the server still has a connection that listens for this client.
-    fn is_heard(&self) -> bool {
-        self.up || self.old.is_some()
+    /// A try has begun to believe: no earlier waiter may still be in the queue.
+    pub(super) fn in_order(&self, setup: &Setup, fence: Fence) -> Result<(), Violation> {
+        let passed = |w: &QueueEntry| {
+            w.ticket < fence.get() && self.clients[client_of(&w.token)].served.as_ref() != Some(&w.token)
+        };
+        if setup.in_order && self.lock.queue.iter().any(passed) { Err(Violation::OutOfOrder) } else { Ok(()) }
     }
 }
 

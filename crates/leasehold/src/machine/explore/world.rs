@@ -1,25 +1,30 @@
-//! A small world: one lock, its clients, what is on its way between them.
+//! A small world: one lock, its clients, and what is on its way between them.
 //!
-//! Time is counted in ticks and always seen from the present: a tick that passes makes everything
-//! else older, so that worlds that differ only in their history are the same world. Fences and
-//! tickets are renumbered by rank for the same reason.
+//! Time is counted in ticks and always seen from the present: when a tick passes, everything else becomes older, so that
+//! worlds that differ only in their history are the same world. Fences, tickets and tokens are renumbered by rank for
+//! the same reason.
 
-use std::hash::{Hash, Hasher};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use super::super::{Flag, InboxId, Limits, Lock, Rules, Slot};
-use super::message::{Answer, Request, Says, Verb};
-use super::rule::{ClientRule, ClientRules};
+use super::super::{Flag, InboxId, Limits, Lock, Slot};
+use super::client::{Client, Closing};
+use super::rule::EngineRule;
+use crate::client::Policy;
+use crate::client::visit::Visit;
 use crate::clock::Moment;
-use crate::facts::{Owner, Token};
+use crate::facts::{Fence, Owner, Token, Ttl};
+use crate::rules::Rule;
 
 pub(super) const TICK_MS: u64 = 1_000;
+pub(super) const TICK: Duration = Duration::from_millis(TICK_MS);
 /// The present, always.
-const NOW_TICKS: u64 = 100;
-pub(super) const NOW_MS: u64 = NOW_TICKS * TICK_MS;
-/// Long ago: too old to count from.
-pub(super) const OLD: u8 = 9;
+pub(super) const NOW: Moment = Moment::from_boot(Duration::from_millis(NOW_MS));
+pub(super) const NOW_MS: u64 = 100 * TICK_MS;
+/// Too long ago to count from.
+pub(super) const OLD: Moment = Moment::from_boot(Duration::ZERO);
+/// When a timer fires that this test fires at any time.
+const SOME_TIME: Moment = Moment::from_boot(Duration::from_millis(u64::MAX / 2));
 /// A number of ticks that never pass.
 pub(super) const NEVER: u8 = 9;
 
@@ -27,7 +32,7 @@ pub(super) const NEVER: u8 = 9;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Setup {
     pub(super) clients: u8,
-    /// Attempts of each client.
+    /// How often each client wants the lock.
     pub(super) attempts: [u8; 3],
     /// Cuts, deaths and lost messages, together.
     pub(super) faults: u8,
@@ -36,19 +41,32 @@ pub(super) struct Setup {
     pub(super) provisional: u8,
     pub(super) sweep: usize,
     pub(super) queue_ttl: u8,
-    pub(super) rules: Rules,
-    pub(super) client_rules: ClientRules,
-    /// Whether those who came first must be served first: holds only while nothing fails.
+    pub(super) without: Option<Rule>,
+    pub(super) without_engine: Option<EngineRule>,
+    /// Whether earlier waiters must be served first. That holds only while nothing fails.
     pub(super) in_order: bool,
-    /// Whether a client may kill the connection it has lost. Where it may not, what was sent can
-    /// run at any time, and a token that was given up can come back until it lapses.
+    /// Whether a client may kill the connection it has lost. Otherwise a command that was sent on it can run at any time.
     pub(super) kills: bool,
-    /// Whether every state is followed to its end to see that nobody waits for ever.
+    /// Whether every state is followed to its end to see that no client waits forever.
     pub(super) liveness: bool,
     /// Whether a holder that was forced out counts as a second holder.
     pub(super) force_counts: bool,
     /// Whether a holder may hand its lease on to another token.
     pub(super) hands_on: bool,
+    /// Whether leases are renewed. A provisional grant is confirmed either way.
+    pub(super) renews: bool,
+    /// Whether any client may try or wait in line at once. Otherwise the first one tries, and the others wait.
+    pub(super) any_beginning: bool,
+    /// The number of requests on their way above which a client sends none that it could do without.
+    pub(super) most_requests: usize,
+    /// How many answers a client leaves unread.
+    pub(super) most_answers: usize,
+    /// The number of states after which the exploration goes no deeper.
+    pub(super) most_states: usize,
+    /// Whether a waiting client also sends a command that has nothing to do with the lock: a push probe.
+    pub(super) probes: bool,
+    /// Whether a holder also checks its lease without prolonging it.
+    pub(super) checks: bool,
 }
 
 /// What the operator does, once.
@@ -69,8 +87,12 @@ impl Setup {
         }
     }
 
-    pub(super) fn ttl_ms(&self) -> u64 {
-        u64::from(self.ttl) * TICK_MS
+    pub(super) fn ttl(&self) -> Ttl {
+        Ttl::new(TICK * u32::from(self.ttl)).expect("a ttl")
+    }
+
+    pub(super) fn keeps(&self, rule: EngineRule) -> bool {
+        self.without_engine != Some(rule)
     }
 }
 
@@ -82,112 +104,43 @@ pub(super) struct World {
     pub(super) rest: Rest,
 }
 
-#[derive(Clone, Hash)]
+#[derive(Clone)]
 pub(super) struct Rest {
     pub(super) faults: u8,
     pub(super) operator: Operator,
-    /// The token that was forced out: only fences protect from its client.
-    pub(super) forced: u8,
+    /// The token that was forced out. Only fences protect from its client.
+    pub(super) forced: Option<Token>,
     /// A lease that was taken away, and when it must end.
-    pub(super) doomed: Option<(u8, u8)>,
-    /// The highest fence anybody believed in.
+    pub(super) doomed: Option<(Token, u8)>,
+    /// The highest fence that a client believed in.
     pub(super) highest: u64,
 }
 
-#[derive(Clone, Copy, Hash, PartialEq, Eq)]
+#[derive(Clone)]
 pub(super) enum Operator {
     Ready,
     /// Has seen this token hold the lock.
-    Looked(u8),
+    Looked(Token),
     Done,
 }
 
-#[derive(Clone, Hash)]
-pub(super) struct Client {
-    pub(super) alive: bool,
-    pub(super) up: bool,
-    /// Attempts begun.
-    pub(super) attempt: u8,
-    /// The token of the present attempt.
-    pub(super) token: u8,
-    pub(super) phase: Phase,
-    pub(super) fence: u64,
-    pub(super) ticket: u64,
-    /// How long ago that was asked from which a belief will count once a yield is answered.
-    pub(super) asked: u8,
-    /// For how long the lease is believed.
-    pub(super) until: u8,
-    /// How long ago the newest command was sent whose answer was read.
-    pub(super) stamp: u8,
-    /// How long ago the newest command was sent (only where that is looked at).
-    pub(super) sent: u8,
-    /// Tokens given up, until that is answered.
-    pub(super) closing: Vec<Closing>,
-    pub(super) requests: Vec<Request>,
-    pub(super) answers: Vec<Answer>,
-    /// A connection the client has lost and the server has not: what was sent may still run.
-    pub(super) old: Option<Vec<Request>>,
-    /// The last token that was told of a grant (only where order is looked at).
-    pub(super) served: u8,
-}
-
-#[derive(Clone, Copy, Hash, PartialEq, Eq, Debug)]
-pub(super) enum Phase {
-    Idle,
-    Trying,
-    /// Renews before it believes.
-    Confirming {
-        queue: bool,
-        /// It has stood in line, and may again.
-        asking: bool,
-    },
-    Yielding,
-    Waiting {
-        asking: bool,
-    },
-    Holding {
-        renewing: bool,
-        asking: bool,
-    },
-    /// Has given up its belief, and will believe under the token that its lease is handed to.
-    HandingOn,
-}
-
-#[derive(Clone, Copy, Hash, PartialEq, Eq, Debug)]
-pub(super) struct Closing {
-    pub(super) token: u8,
-    pub(super) leave: bool,
-}
-
-pub(super) fn moment(age: u8) -> Moment {
-    Moment::from_boot(Duration::from_millis(NOW_MS - u64::from(age) * TICK_MS))
-}
-
-/// Tokens are numbered: the client in the upper bits, its attempt in the lower.
-pub(super) fn number(client: usize, attempt: u8) -> u8 {
-    u8::try_from(client).expect("few clients") * 8 + attempt
-}
-
-/// The token that the lease of an attempt is handed on to.
-pub(super) fn handed_on(token: u8) -> u8 {
-    token | 4
-}
-
-pub(super) fn client_of(token: u8) -> usize {
-    usize::from(token / 8)
-}
-
+/// Tokens are numbered: the client in the upper bits.
 pub(super) fn token(number: u8) -> Token {
     static ALL: LazyLock<Vec<Token>> = LazyLock::new(|| {
-        let text = |n: u8| format!("{}{}", char::from(b'A' + n / 8), n % 8) + &"-".repeat(Token::LEN - 2);
-        (0..32).map(|n| Token::parse(&text(n)).expect("32 characters")).collect()
+        let text = |n: u8| format!("{}{}", char::from(b'A' + n / 16), char::from(b'A' + n % 16));
+        let padded = |n: u8| text(n) + &"-".repeat(Token::LEN - 2);
+        (0..48).map(|n| Token::parse(&padded(n)).expect("32 characters")).collect()
     });
     ALL[usize::from(number)].clone()
 }
 
 pub(super) fn number_of(token: &Token) -> u8 {
     let text = token.reveal().as_bytes();
-    (text[0] - b'A') * 8 + (text[1] - b'0')
+    (text[0] - b'A') * 16 + (text[1] - b'A')
+}
+
+pub(super) fn client_of(token: &Token) -> usize {
+    usize::from(token.reveal().as_bytes()[0] - b'A')
 }
 
 pub(super) fn inbox(client: usize) -> InboxId {
@@ -204,38 +157,44 @@ pub(super) fn owner() -> Owner {
     ONE.clone()
 }
 
+/// No call gives up by itself: that is a step of its own.
+pub(super) fn policy() -> &'static Policy {
+    static ONE: LazyLock<Policy> = LazyLock::new(|| Policy {
+        events: true,
+        poll_interval: Duration::from_millis(10),
+        max_poll_interval: Duration::from_millis(100),
+        ask_again_within: Duration::from_secs(30),
+        patience: Duration::from_secs(u64::MAX / 4),
+    });
+    &ONE
+}
+
 impl World {
     pub(super) fn new(setup: &Setup) -> Self {
-        let client = Client {
-            alive: true,
-            up: true,
-            attempt: 0,
-            token: 0,
-            phase: Phase::Idle,
-            fence: 0,
-            ticket: 0,
-            asked: 0,
-            until: 0,
-            stamp: OLD,
-            sent: OLD,
-            closing: Vec::new(),
-            requests: Vec::new(),
-            answers: Vec::new(),
-            old: None,
-            served: 0,
-        };
         Self {
             lock: Lock::default(),
-            counter: 0,
-            clients: vec![client; usize::from(setup.clients)],
+            counter: Fence::SANE_MIN,
+            clients: (0..setup.clients).map(|_| Client::new()).collect(),
             rest: Rest {
                 faults: setup.faults,
                 operator: if setup.operator == Operates::Never { Operator::Done } else { Operator::Ready },
-                forced: 0,
+                forced: None,
                 doomed: None,
                 highest: 0,
             },
         }
+    }
+
+    /// The token that holds the lock, the ticks until its lease ends, and whether it is revoked.
+    pub(super) fn held(&self) -> Option<(&Token, u8, bool)> {
+        let Slot::Held(held) = &self.lock.slot else { return None };
+        let left = (held.ends_ms.unwrap_or(NOW_MS) - NOW_MS) / TICK_MS;
+        Some((&held.token, u8::try_from(left).expect("short"), held.flag == Flag::Revoked))
+    }
+
+    /// Whether the lock knows a token.
+    pub(super) fn knows(&self, token: &Token) -> bool {
+        self.held().is_some_and(|(held, ..)| held == token) || self.lock.queue.iter().any(|w| w.token == *token)
     }
 
     /// A tick passes.
@@ -250,137 +209,185 @@ impl World {
         if let Some((_, end)) = &mut self.rest.doomed {
             *end = end.saturating_sub(1);
         }
+        self.clients.iter_mut().for_each(|client| client.visit(&mut Age));
+    }
+
+    /// Forgets what can make no difference any more, and writes down what is left: equal texts are equal worlds.
+    pub(super) fn tidy(&mut self, setup: &Setup, text: &mut Vec<u8>) {
+        let held = self.held().map(|(token, ..)| token.clone());
+        self.rest.doomed = self.rest.doomed.take().filter(|(token, _)| held.as_ref() == Some(token));
+        let forced = self.rest.forced.take();
         for client in &mut self.clients {
-            client.until = client.until.saturating_sub(1);
-            let requests = client.requests.iter_mut().map(|r| &mut r.age);
-            let answers = client.answers.iter_mut().map(|a| &mut a.age);
-            let ages = [&mut client.asked, &mut client.stamp, &mut client.sent];
-            for age in requests.chain(answers).chain(ages) {
-                *age = OLD.min(*age + 1);
-            }
+            client.tidy(setup);
+        }
+        self.forget_handed_on();
+        self.forget_left();
+        let mut known = Known { ttl: TICK * u32::from(setup.ttl), tokens: Vec::with_capacity(16), numbers: vec![0] };
+        self.visit(&mut known);
+        self.rest.forced = forced.filter(|token| known.tokens.contains(&number_of(token)));
+        let Known { mut tokens, mut numbers, .. } = known;
+        tokens.sort_unstable();
+        tokens.dedup();
+        numbers.sort_unstable();
+        numbers.dedup();
+        self.counter = Fence::SANE_MIN + numbers.len() as u64 - 1;
+        for (id, client) in self.clients.iter_mut().enumerate() {
+            client.tokens_used = tokens.iter().filter(|token| usize::from(*token / 16) == id).count();
+        }
+        text.clear();
+        self.visit(&mut Renumber { tokens, numbers, text });
+    }
+
+    /// A lease that was handed on belongs to the holder of its token, for as long as it is known anywhere.
+    fn forget_handed_on(&mut self) {
+        for id in 0..self.clients.len() {
+            let mut handed_on = std::mem::take(&mut self.clients[id].handed_on);
+            handed_on.retain(|token| self.knows(token) || self.clients[id].mentions(token));
+            self.clients[id].handed_on = handed_on;
         }
     }
 
-    /// Forgets what can make no difference any more.
-    pub(super) fn tidy(&mut self, setup: &Setup) {
-        let held = self.held().map(|(token, ..)| token);
-        if self.rest.doomed.is_some_and(|(token, _)| held != Some(token)) {
-            self.rest.doomed = None;
-        }
-        for client in &mut self.clients {
-            if !client.alive {
-                client.attempt = 0;
-                client.token = 0;
-            }
-            // Nobody is left whom it would concern.
-            while client.phase == Phase::Idle && setup.client_rules.keep(ClientRule::GivenUpBeliefNeverRevived) {
-                match client.answers.first() {
-                    Some(Answer { says: Says::Closed | Says::CloseAgain, .. }) | None => break,
-                    Some(_) => client.answers.remove(0),
-                };
-            }
-            if !matches!(client.phase, Phase::Waiting { .. }) {
-                client.stamp = OLD;
-                client.sent = OLD;
-                client.ticket = 0;
-            }
-            if !matches!(client.phase, Phase::Yielding) {
-                client.asked = OLD;
-            }
-            if !matches!(
-                client.phase,
-                Phase::Yielding | Phase::Confirming { .. } | Phase::Holding { .. } | Phase::HandingOn
-            ) {
-                client.fence = 0;
-            }
-            let requests = client.requests.iter_mut().map(|r| &mut r.age);
-            let answers = client.answers.iter_mut().map(|a| &mut a.age);
-            let ages = [&mut client.asked, &mut client.stamp, &mut client.sent];
-            for age in requests.chain(answers).chain(ages) {
-                // As old as a lease, or older: nothing is believed from there.
-                if *age >= setup.ttl {
-                    *age = OLD;
+    /// A token that left once, where once is not enough, and that no command on its way can bring back. The client would
+    /// leave for as long as the lease lasts.
+    fn forget_left(&mut self) {
+        for id in 0..self.clients.len() {
+            let mut closing = std::mem::take(&mut self.clients[id].closing);
+            closing.retain(|Closing { token, asking, .. }| {
+                let keep = *asking || self.knows(token) || self.clients[id].mentions(token);
+                if !keep {
+                    self.clients[id].rooms.left(token);
                 }
-            }
+                keep
+            });
+            self.clients[id].closing = closing;
         }
-        self.renumber();
     }
 
-    fn renumber(&mut self) {
-        let mut known: Vec<u64> = Vec::with_capacity(16);
-        self.each_number(&mut |n| known.push(*n));
-        known.push(0);
-        known.sort_unstable();
-        known.dedup();
-        let rank = |n: u64| known.binary_search(&n).map_or(0, |place| place as u64);
-        self.each_number(&mut |n| *n = rank(*n));
-        self.counter = known.len() as u64 - 1;
-    }
-
-    /// Every fence and every ticket.
-    fn each_number(&mut self, each: &mut impl FnMut(&mut u64)) {
+    fn visit(&mut self, visit: &mut dyn Visit) {
+        visit.flag(matches!(self.lock.slot, Slot::Held(_)));
         if let Slot::Held(held) = &mut self.lock.slot {
-            each(&mut held.fence);
+            visit.token(&mut held.token);
+            visit.number(&mut held.fence);
+            visit.count(usize::try_from((held.ends_ms.unwrap_or(NOW_MS) - NOW_MS) / TICK_MS).expect("short"));
+            visit.flag(held.flag == Flag::Revoked);
+            visit.flag(held.inbox.is_some());
         }
-        self.lock.queue.iter_mut().for_each(|w| each(&mut w.ticket));
-        each(&mut self.rest.highest);
-        for client in &mut self.clients {
-            each(&mut client.fence);
-            each(&mut client.ticket);
-            for request in client.requests.iter_mut().chain(client.old.iter_mut().flatten()) {
-                match &mut request.verb {
-                    Verb::Exists { saw, fence } => {
-                        each(fence);
-                        saw.number().map(&mut *each);
-                    }
-                    Verb::Count { saw } => {
-                        saw.number().map(&mut *each);
-                    }
-                    Verb::Yield { fence: n } | Verb::Acquire { ticket: n } | Verb::Renew { fence: n, .. } => each(n),
-                    Verb::Plant | Verb::Release | Verb::Leave => {}
-                }
-            }
-            for answer in &mut client.answers {
-                match &mut answer.says {
-                    Says::Tried { saw, fence, .. } => {
-                        each(fence);
-                        saw.number().map(&mut *each);
-                    }
-                    Says::Acquired { fence: n }
-                    | Says::Queued { ticket: n }
-                    | Says::AcquireAgain { ticket: n }
-                    | Says::Renewed { fence: n }
-                    | Says::PushGranted { fence: n, .. } => each(n),
-                    _ => {}
-                }
-            }
+        visit.count(self.lock.queue.len());
+        if !self.lock.queue.is_empty() {
+            let left = self.lock.queue_ends_ms.saturating_sub(NOW_MS) / TICK_MS;
+            visit.count(usize::try_from(left).expect("short"));
         }
-    }
-
-    /// Whose the lock is, when it ends, whether it is revoked.
-    pub(super) fn held(&self) -> Option<(u8, u8, bool)> {
-        let Slot::Held(held) = &self.lock.slot else { return None };
-        let left = (held.ends_ms.unwrap_or(NOW_MS) - NOW_MS) / TICK_MS;
-        Some((number_of(&held.token), u8::try_from(left).expect("short"), held.flag == Flag::Revoked))
+        for waiting in &mut self.lock.queue {
+            visit.number(&mut waiting.ticket);
+            visit.token(&mut waiting.token);
+        }
+        self.clients.iter_mut().for_each(|client| client.visit(visit));
+        let Rest { faults, operator, forced, doomed, highest } = &mut self.rest;
+        visit.count(usize::from(*faults));
+        match operator {
+            Operator::Ready => visit.count(0),
+            Operator::Looked(token) => {
+                visit.count(1);
+                visit.token(token);
+            }
+            Operator::Done => visit.count(2),
+        }
+        visit.flag(forced.is_some());
+        forced.iter_mut().for_each(|token| visit.token(token));
+        visit.flag(doomed.is_some());
+        if let Some((token, end)) = doomed {
+            visit.token(token);
+            visit.count(usize::from(*end));
+        }
+        visit.number(highest);
     }
 }
 
-impl Hash for World {
-    /// All that makes a difference. Whether the flag says that somebody waits does not: only the
-    /// Redis scripts look at it, and only to save a step.
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.held().hash(state);
-        if let Slot::Held(held) = &self.lock.slot {
-            held.fence.hash(state);
+/// Makes everything a tick older.
+struct Age;
+
+impl Visit for Age {
+    fn start(&mut self, moment: &mut Moment) {
+        *moment = *moment - TICK;
+    }
+    fn end(&mut self, moment: &mut Moment) {
+        *moment = *moment - TICK;
+    }
+    fn timer(&mut self, _: &mut Moment) {}
+    fn number(&mut self, _: &mut u64) {}
+    fn token(&mut self, _: &mut Token) {}
+    fn count(&mut self, _: usize) {}
+}
+
+/// Collects tokens and numbers, and replaces moments that make no difference any more.
+struct Known {
+    ttl: Duration,
+    tokens: Vec<u8>,
+    numbers: Vec<u64>,
+}
+
+impl Visit for Known {
+    fn start(&mut self, moment: &mut Moment) {
+        // As old as a lease: nothing is believed from there.
+        if moment.until(NOW) >= self.ttl {
+            *moment = OLD;
         }
-        self.lock.queue.len().hash(state);
-        if !self.lock.queue.is_empty() {
-            (self.lock.queue_ends_ms.saturating_sub(NOW_MS) / TICK_MS).hash(state);
+    }
+    fn end(&mut self, moment: &mut Moment) {
+        *moment = NOW.max(*moment);
+    }
+    fn timer(&mut self, moment: &mut Moment) {
+        *moment = SOME_TIME;
+    }
+    fn number(&mut self, number: &mut u64) {
+        self.numbers.push(*number);
+    }
+    fn token(&mut self, token: &mut Token) {
+        self.tokens.push(number_of(token));
+    }
+    fn count(&mut self, _: usize) {}
+}
+
+/// Replaces tokens and numbers by their ranks, and writes everything down.
+struct Renumber<'a> {
+    tokens: Vec<u8>,
+    numbers: Vec<u64>,
+    text: &'a mut Vec<u8>,
+}
+
+impl Renumber<'_> {
+    fn small(&mut self, number: u128) {
+        let [low, high] = u16::try_from(number).expect("numbers of a small world are small").to_le_bytes();
+        if high > 0 || low == u8::MAX {
+            self.text.extend_from_slice(&[u8::MAX, high]);
         }
-        for waiting in &self.lock.queue {
-            (waiting.ticket, number_of(&waiting.token)).hash(state);
-        }
-        self.clients.hash(state);
-        self.rest.hash(state);
+        self.text.push(low);
+    }
+}
+
+impl Visit for Renumber<'_> {
+    fn start(&mut self, moment: &mut Moment) {
+        let age = if *moment == OLD { u128::from(NEVER) } else { moment.until(NOW).as_millis() / u128::from(TICK_MS) };
+        self.small(age);
+    }
+    fn end(&mut self, moment: &mut Moment) {
+        self.small(NOW.until(*moment).as_millis());
+    }
+    fn timer(&mut self, _: &mut Moment) {}
+    fn number(&mut self, number: &mut u64) {
+        let rank = self.numbers.binary_search(number).expect("collected before");
+        *number = if rank == 0 { 0 } else { Fence::SANE_MIN + rank as u64 };
+        self.text.push(u8::try_from(rank).expect("few"));
+    }
+    fn token(&mut self, token: &mut Token) {
+        let number = number_of(token);
+        let first = self.tokens.partition_point(|other| *other < number / 16 * 16);
+        let rank = self.tokens.partition_point(|other| *other < number) - first;
+        let rank = number / 16 * 16 + u8::try_from(rank).expect("few");
+        *token = self::token(rank);
+        self.text.push(rank);
+    }
+    fn count(&mut self, count: usize) {
+        self.small(count as u128);
     }
 }

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use super::{MemoryStore, World, now_ms};
 use crate::facts::ClaimId;
-use crate::store::record::{self, Verdict};
+use crate::store::record::{self, RecordVerdict};
 use crate::store::{Bind, BindingId, Bound, Change, Changed, Create, Expected, NewBinding, Step, StoreError};
 
 /// A binding and when it expires.
@@ -29,7 +29,7 @@ impl World {
 #[async_trait]
 impl Bind for MemoryStore {
     async fn create(&self, new: &NewBinding) -> Result<Create, StoreError> {
-        let key = self.keys.binding_key(new.id.shelf, &new.id.id);
+        let key = self.keys.binding_key(new.id.kind, &new.id.id);
         let slots = new.slot.as_ref().map(|slot| (self.keys.slots_key(&slot.node), slot));
         let mut world = self.world.lock();
         let now = world.expire_bindings();
@@ -58,14 +58,14 @@ impl Bind for MemoryStore {
     async fn read(&self, id: &BindingId) -> Result<Option<(Bound, Duration)>, StoreError> {
         let mut world = self.world.lock();
         let now = world.expire_bindings();
-        let found = world.bindings.get(&self.keys.binding_key(id.shelf, &id.id));
+        let found = world.bindings.get(&self.keys.binding_key(id.kind, &id.id));
         Ok(found.map(|stored| (stored.bound.clone(), Duration::from_millis(stored.ends_ms - now))))
     }
 
     async fn change(&self, id: &BindingId, expected: &Expected, change: &Change) -> Result<Changed, StoreError> {
         let mut world = self.world.lock();
         let now = world.expire_bindings();
-        let found = world.bindings.get_mut(&self.keys.binding_key(id.shelf, &id.id));
+        let found = world.bindings.get_mut(&self.keys.binding_key(id.kind, &id.id));
         let Some(StoredBinding { bound, slots, ends_ms }) = found else { return Ok(Changed::Gone) };
         if !expected.matches(&bound.claim, bound.revision) {
             return Ok(Changed::Other(bound.clone()));
@@ -85,7 +85,7 @@ impl Bind for MemoryStore {
     async fn remove(&self, id: &BindingId, claim: &ClaimId) -> Result<Changed, StoreError> {
         let mut world = self.world.lock();
         world.expire_bindings();
-        let key = self.keys.binding_key(id.shelf, &id.id);
+        let key = self.keys.binding_key(id.kind, &id.id);
         match world.bindings.get(&key) {
             None => Ok(Changed::Gone),
             Some(stored) if stored.bound.claim != *claim => Ok(Changed::Other(stored.bound.clone())),
@@ -99,12 +99,12 @@ impl Bind for MemoryStore {
     async fn advance(&self, step: &Step) -> Result<Changed, StoreError> {
         let mut world = self.world.lock();
         let now = world.expire_bindings();
-        let key = self.keys.binding_key(step.id.shelf, &step.id.id);
+        let key = self.keys.binding_key(step.id.kind, &step.id.id);
         let found = world.bindings.get(&key).map(|stored| &stored.bound);
         let revision = match (record::judge(step, found), found) {
-            (Verdict::Write { revision }, _) => revision,
-            (Verdict::Refuse, Some(found)) => return Ok(Changed::Other(found.clone())),
-            (Verdict::Already | Verdict::Refuse, _) => return Ok(Changed::Done),
+            (RecordVerdict::Write { revision }, _) => revision,
+            (RecordVerdict::Refuse, Some(found)) => return Ok(Changed::Other(found.clone())),
+            (RecordVerdict::Already | RecordVerdict::Refuse, _) => return Ok(Changed::Done),
         };
         let (claim, value) = (step.claim.clone(), step.value.clone());
         let bound = Bound { claim, revision, keep: step.keep.duration(), node: None, value };
@@ -115,7 +115,7 @@ impl Bind for MemoryStore {
     async fn withdraw(&self, id: &BindingId, claim: &ClaimId) -> Result<Changed, StoreError> {
         let mut world = self.world.lock();
         world.expire_bindings();
-        let key = self.keys.binding_key(id.shelf, &id.id);
+        let key = self.keys.binding_key(id.kind, &id.id);
         match world.bindings.get(&key) {
             None => Ok(Changed::Gone),
             Some(stored) if !record::may_withdraw(claim, &stored.bound) => Ok(Changed::Other(stored.bound.clone())),

@@ -29,7 +29,7 @@ const NO_KEY: i64 = -2;
 #[async_trait]
 impl Bind for RedisStore {
     async fn create(&self, new: &NewBinding) -> Result<Create, StoreError> {
-        let key = self.keys.binding_key(new.id.shelf, &new.id.id);
+        let key = self.keys.binding_key(new.id.kind, &new.id.id);
         let session = self.client.session().await?;
         if let Some(slot) = &new.slot {
             return self.create_with_slot(new, slot, &key).await;
@@ -54,7 +54,7 @@ impl Bind for RedisStore {
     }
 
     async fn read(&self, id: &BindingId) -> Result<Option<(Bound, Duration)>, StoreError> {
-        let key = self.keys.binding_key(id.shelf, &id.id);
+        let key = self.keys.binding_key(id.kind, &id.id);
         let session = self.client.session().await?;
         let mut look = Pipeline::with_capacity(2);
         look.add(read_command(&key));
@@ -134,7 +134,7 @@ impl RedisStore {
     /// Runs the rebind script. The node whose slots change is known only from the value, so the script returns the node
     /// and is sent again with the key of its slots.
     async fn rebind(&self, id: &BindingId, args: &(dyn Fn(&mut Cmd, &str) + Sync)) -> Result<Changed, StoreError> {
-        let key = self.keys.binding_key(id.shelf, &id.id);
+        let key = self.keys.binding_key(id.kind, &id.id);
         let session = self.client.session().await?;
         let mut node: Option<LockName> = None;
         loop {
@@ -153,7 +153,7 @@ impl RedisStore {
     }
 
     async fn step(&self, id: &BindingId, args: &(dyn Fn(&mut Cmd) + Sync)) -> Result<Changed, StoreError> {
-        let key = self.keys.binding_key(id.shelf, &id.id);
+        let key = self.keys.binding_key(id.kind, &id.id);
         let session = self.client.session().await?;
         changed(&items(session.run(&scripts::ONCE, &[&key], args).await?.reply, "once")?, "once")
     }
@@ -233,14 +233,14 @@ fn too_long() -> StoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::{Keep, Shelf};
+    use crate::facts::{BindingKind, Retention};
 
     fn new(node: Option<&str>, value: &[u8]) -> NewBinding {
         let name = |text: &str| LockName::new(text).expect("a name");
         NewBinding {
-            id: BindingId { shelf: Shelf::Bindings, id: name("x") },
+            id: BindingId { kind: BindingKind::Bindings, id: name("x") },
             claim: ClaimId::random(),
-            keep: Keep::new(Duration::from_secs(3)).expect("long enough"),
+            keep: Retention::new(Duration::from_secs(3)).expect("long enough"),
             slot: node.map(|node| NodeSlot { node: name(node), of: 1 }),
             value: value.to_vec(),
         }
@@ -262,7 +262,7 @@ mod tests {
     #[test]
     fn the_longest_binding_is_read_and_a_longer_text_is_not() {
         let mut longest = new(Some(&"n".repeat(LockName::MAX_BYTES)), &vec![b'x'; VALUE_BYTES_MAX]);
-        longest.keep = Keep::new(Keep::MAX).expect("allowed");
+        longest.keep = Retention::new(Retention::MAX).expect("allowed");
         let text = String::from_utf8(written(&longest)).expect("text").replacen(" 0 ", &format!(" {} ", u64::MAX), 1);
         assert!(bound(text.as_bytes()).is_ok_and(|read| read.revision == u64::MAX));
         let longer = format!("{text}{}", "x".repeat(1024));

@@ -269,7 +269,7 @@ async fn fences(session: &Session) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Level;
+    use crate::store::finding::Level;
 
     fn info(fields: &[(&str, &str)]) -> HashMap<String, String> {
         fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use super::client::{Address, Connection, PushHandler, Value, cmd, from_server, open_connection};
 use super::{RedisOptions, RedisStore};
 use crate::clock::Moment;
-use crate::event::LockEvent;
+use crate::events::lock_event::LockEvent;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Events buffered for a slow follower. When the buffer is full, the subscription ends.

@@ -1,7 +1,4 @@
 //! The messages that the server pushes to this process, each stamped with a moment before it was written.
-//!
-//! Replies and pushes share one ordered stream, so a push was written after every command whose reply was read before
-//! it. The send time of the newest such command is a moment before the pushed lease began.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,16 +7,14 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::client::{PushHandler, Value};
+use super::push_stamp::PushStamp;
 use crate::clock::Moment;
 use crate::facts::{Fence, Token};
 use crate::store::{Grant, Push, PushSender, StoreError, StoreErrorKind};
 
 /// The inbox of one connection. A new connection gets a new one, so that a stamp never comes from another stream.
 pub(super) struct Inbox {
-    /// Send time of the newest command whose reply was read, in nanoseconds of the boot clock.
-    newest_ns: AtomicU64,
-    /// Number and send time of the newest probe that was sent.
-    pending_probe: Mutex<(u64, u64)>,
+    stamp: PushStamp,
     /// Number of the newest probe that was received.
     newest_received: AtomicU64,
     probe_notify: Notify,
@@ -32,8 +27,7 @@ pub(super) struct Inbox {
 impl Inbox {
     pub(super) fn new(highest_fence: Arc<AtomicU64>, pushes: PushSender) -> Self {
         Self {
-            newest_ns: AtomicU64::new(0),
-            pending_probe: Mutex::new((0, 0)),
+            stamp: PushStamp::default(),
             newest_received: AtomicU64::new(0),
             probe_notify: Notify::new(),
             highest_fence,
@@ -44,7 +38,7 @@ impl Inbox {
 
     /// Registers a probe that is about to be sent.
     pub(super) fn expect_probe(&self, number: u64, sent_at: Moment) {
-        *self.pending_probe.lock().unwrap_or_else(PoisonError::into_inner) = (number, nanos(sent_at));
+        self.stamp.probe_sent(number, sent_at);
     }
 
     /// Whether any probe has been received on this connection.
@@ -65,18 +59,13 @@ impl Inbox {
 
     fn message(&self, text: &str) {
         if let Some(number) = text.strip_prefix("E ").and_then(|n| n.parse().ok()) {
-            // Only the send time of this very probe is a valid stamp: that of a later one would prove too much.
-            let (expected, sent_ns) = *self.pending_probe.lock().unwrap_or_else(PoisonError::into_inner);
-            if number == expected {
-                self.newest_ns.fetch_max(sent_ns, Ordering::AcqRel);
-            }
+            self.stamp.probe_received(number);
             self.newest_received.fetch_max(number, Ordering::AcqRel);
             self.probe_notify.notify_waiters();
             return;
         }
-        let asked_at = Moment::from_boot(Duration::from_nanos(self.newest_ns.load(Ordering::Acquire)));
         // Any client may publish to the channel; what is not a message of ours is ignored.
-        let Some(push) = parse(text, asked_at) else { return };
+        let Some(push) = parse(text, self.stamp.moment()) else { return };
         if let Push::Granted { grant: Grant { fence: Some(fence), .. }, .. } = &push {
             self.highest_fence.fetch_max(fence.get(), Ordering::AcqRel);
         }
@@ -86,7 +75,7 @@ impl Inbox {
 
 impl PushHandler for Inbox {
     fn answered(&self, asked_at: Moment) {
-        self.newest_ns.fetch_max(nanos(asked_at), Ordering::AcqRel);
+        self.stamp.answered(asked_at);
     }
 
     fn delivered(&self) {
@@ -124,10 +113,6 @@ fn parse(text: &str, asked_at: Moment) -> Option<Push> {
         "F" => Push::Finish { token, reason: rest.to_owned() },
         _ => return None,
     })
-}
-
-fn nanos(moment: Moment) -> u64 {
-    u64::try_from(moment.since_boot().as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -173,9 +158,9 @@ mod tests {
         inbox.answered(at(100));
         inbox.expect_probe(7, at(900));
         says(&inbox, "E 6");
-        assert_eq!(inbox.newest_ns.load(Ordering::Acquire), 100_000_000);
+        assert_eq!(inbox.stamp.moment(), at(100));
         says(&inbox, "E 7");
-        assert_eq!(inbox.newest_ns.load(Ordering::Acquire), 900_000_000);
+        assert_eq!(inbox.stamp.moment(), at(900));
         assert!(received.try_recv().is_err());
     }
 

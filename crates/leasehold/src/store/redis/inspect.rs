@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 
 use super::client::{Pipeline, Session, Value, cmd, from_server, items, number, text, unexpected_reply};
 use super::{RedisStore, value};
-use crate::event::LockEvent;
+use crate::events::lock_event::LockEvent;
 use crate::facts::{LockName, Owner};
 use crate::store::{Cursor, Finding, Holder, Inspect, Page, StoreError, StoreErrorKind, Ticket, Waiter};
 

@@ -3,11 +3,11 @@
 //! | file | contents |
 //! |---|---|
 //! | `client/` | the RESP3 client: connection, handshake, reconnects |
-//! | `try_acquire` | a try, mostly without a script |
+//! | `try_acquire`, `try_steps` | a try, mostly without a script, and the decisions between its steps |
 //! | `verbs` | the other operations on a lock, one script each |
 //! | `emergency` | a release on a connection of its own, without scripts |
 //! | `bindings` | bindings and results of `once` |
-//! | `inbox` | messages that are pushed to this process |
+//! | `inbox`, `push_stamp` | messages that are pushed to this process, and the moment that a pushed grant counts from |
 //! | `push_probe` | checks that pushes arrive, and from a primary |
 //! | `publish` | the index of long-held locks, published events, counters |
 //! | `follow` | a subscription to published events |
@@ -27,8 +27,8 @@ use tokio::sync::watch;
 use crate::facts::{HolderId, KeySpace, LockName, Token, Ttl};
 use crate::machine::Limits;
 use crate::store::{
-    Acquire, Asked, Claim, EvictMode, Evicted, Left, Note, PushReceiver, PushSender, Release, Renewal, Renewed, Store,
-    StoreError, Ticket, Try,
+    Acquire, Claim, EvictMode, Evicted, FinishRequest, Left, Note, PushReceiver, PushSender, Release, Renewal, Renewed,
+    Store, StoreError, Ticket, Try,
 };
 
 mod bindings;
@@ -41,8 +41,12 @@ mod inspect;
 mod keys;
 mod publish;
 mod push_probe;
+pub(crate) mod push_stamp;
 mod scripts;
+#[cfg(test)]
+pub(crate) mod simulated;
 mod try_acquire;
+pub(crate) mod try_steps;
 mod value;
 mod verbs;
 
@@ -55,7 +59,7 @@ use push_probe::WaitingClaims;
 pub struct RedisOptions {
     connect_timeout: Duration,
     response_timeout: Duration,
-    connect_later: bool,
+    lazy_connect: bool,
     events: bool,
     limits: Limits,
 }
@@ -67,7 +71,7 @@ impl Default for RedisOptions {
         Self {
             connect_timeout: Duration::from_secs(2),
             response_timeout: Duration::from_secs(2),
-            connect_later: false,
+            lazy_connect: false,
             events: true,
             limits: Limits::DEFAULT,
         }
@@ -89,8 +93,8 @@ impl RedisOptions {
 
     /// Whether [`connect`](RedisStore::connect) succeeds while the server cannot be reached yet. The store then retries
     /// in the background, and requests fail meanwhile. A permanent error, such as a wrong password, is still returned.
-    pub fn connect_later(mut self, later: bool) -> Self {
-        self.connect_later = later;
+    pub fn lazy_connect(mut self, later: bool) -> Self {
+        self.lazy_connect = later;
         self
     }
 
@@ -101,6 +105,7 @@ impl RedisOptions {
     }
 
     /// Sets how long a grant lasts until it is confirmed, and how long a queue outlives its last waiter.
+    #[cfg(any(test, feature = "test-hooks"))]
     #[doc(hidden)]
     pub fn limits(mut self, provisional: Duration, queue_ttl: Duration) -> Self {
         let ms = |d: Duration| u64::try_from(d.as_millis()).unwrap_or(u64::MAX);
@@ -134,7 +139,7 @@ impl RedisStore {
     ///
     /// # Errors
     /// `Refused` for a URL that cannot be used; otherwise the reason why the server could not be reached or rejected
-    /// the login. The first connection is not retried unless [`connect_later`](RedisOptions::connect_later) is set; a
+    /// the login. The first connection is not retried unless [`lazy_connect`](RedisOptions::lazy_connect) is set; a
     /// connection that breaks later is replaced.
     pub async fn connect(url: &str, keys: KeySpace, options: RedisOptions) -> Result<Self, StoreError> {
         let address = Address::parse(url)?;
@@ -148,6 +153,7 @@ impl RedisStore {
     }
 
     /// Makes the store behave as in a forked child.
+    #[cfg(any(test, feature = "test-hooks"))]
     #[doc(hidden)]
     pub fn pretend_forked(&self, forked: bool) {
         self.client.pretend_forked(forked);
@@ -200,8 +206,8 @@ impl Store for RedisStore {
         self.ask_release(name, token).await
     }
 
-    async fn let_go(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
-        self.ask_let_go(name, token).await
+    async fn release_uncontended(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
+        self.send_release_uncontended(name, token).await
     }
 
     async fn release_emergency(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
@@ -209,7 +215,7 @@ impl Store for RedisStore {
     }
 
     async fn release_value(&self, name: &LockName, value: &str) -> Result<Release, StoreError> {
-        self.ask_let_go_value(name, value).await
+        self.send_release_value(name, value).await
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Renewed> {
@@ -227,7 +233,12 @@ impl Store for RedisStore {
         self.ask_evict(name, holder, mode).await
     }
 
-    async fn ask_to_finish(&self, name: &LockName, holder: HolderId, reason: &str) -> Result<Asked, StoreError> {
+    async fn ask_to_finish(
+        &self,
+        name: &LockName,
+        holder: HolderId,
+        reason: &str,
+    ) -> Result<FinishRequest, StoreError> {
         self.ask_finish(name, holder, reason).await
     }
 

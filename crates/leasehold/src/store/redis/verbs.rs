@@ -8,8 +8,8 @@ use super::scripts::{self, Script};
 use super::{RedisStore, keys, value};
 use crate::facts::{Fence, HolderId, LockName, Owner, Token};
 use crate::store::{
-    Acquire, Asked, Claim, EvictMode, Evicted, Grant, Holder, Left, Place, Release, Renewal, Renewed, StoreError,
-    StoreErrorKind, Ticket,
+    Acquire, Claim, EvictMode, Evicted, FinishRequest, Grant, Holder, Left, Place, Release, Renewal, Renewed,
+    StoreError, StoreErrorKind, Ticket,
 };
 
 impl RedisStore {
@@ -66,14 +66,14 @@ impl RedisStore {
         Ok(Ticket(ticket.get()))
     }
 
-    pub(super) async fn ask_let_go(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
+    pub(super) async fn send_release_uncontended(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
         let key = self.keys.key(name)?;
         let session = self.client.session().await?;
         let unwaited = ["0 ", token.reveal()].concat();
         let args = |cmd: &mut Cmd| {
             cmd.arg(&unwaited);
         };
-        let reply = match session.run(&scripts::LET_GO, &[&key], args).await {
+        let reply = match session.run(&scripts::RELEASE_UNCONTENDED, &[&key], args).await {
             Err(error) if error.kind() == StoreErrorKind::WrongType => return Ok(Release::NotOwner),
             answer => answer?.reply,
         };
@@ -86,7 +86,7 @@ impl RedisStore {
         }
     }
 
-    pub(super) async fn ask_let_go_value(&self, name: &LockName, value: &str) -> Result<Release, StoreError> {
+    pub(super) async fn send_release_value(&self, name: &LockName, value: &str) -> Result<Release, StoreError> {
         // A value of a leasehold client is released by its token only.
         if value::HolderRecord::parse(value.as_bytes()).is_some() {
             return Ok(Release::NotOwner);
@@ -96,7 +96,7 @@ impl RedisStore {
         let args = |cmd: &mut Cmd| {
             cmd.arg(value);
         };
-        let reply = match session.run(&scripts::LET_GO_VALUE, &[keys.lock(), keys.queue()], args).await {
+        let reply = match session.run(&scripts::RELEASE_VALUE, &[keys.lock(), keys.queue()], args).await {
             Err(error) if error.kind() == StoreErrorKind::WrongType => return Ok(Release::NotOwner),
             answer => answer?.reply,
         };
@@ -266,7 +266,7 @@ impl RedisStore {
         name: &LockName,
         holder: HolderId,
         reason: &str,
-    ) -> Result<Asked, StoreError> {
+    ) -> Result<FinishRequest, StoreError> {
         let keys = self.lock_keys(name)?;
         let session = self.client.session().await?;
         let args = |cmd: &mut Cmd| {
@@ -274,10 +274,10 @@ impl RedisStore {
         };
         let reply = items(session.run(&scripts::FINISH, &[keys.lock()], args).await?.reply, "finish")?;
         Ok(match (first_word(&reply), holder_at(&reply, 1, 2)) {
-            (Some("free"), _) => Asked::Free,
-            (Some("told"), Some(found)) => Asked::Told(found),
-            (Some("deaf"), Some(found)) => Asked::Deaf(found),
-            (Some("changed hands"), Some(found)) => Asked::ChangedHands(found),
+            (Some("free"), _) => FinishRequest::Free,
+            (Some("told"), Some(found)) => FinishRequest::Delivered(found),
+            (Some("deaf"), Some(found)) => FinishRequest::Undeliverable(found),
+            (Some("changed hands"), Some(found)) => FinishRequest::ChangedHands(found),
             _ => return Err(unexpected_reply("finish")),
         })
     }

@@ -11,11 +11,11 @@ use rusqlite::{OptionalExtension, Row, params};
 use super::SqliteStore;
 use super::boot::now_ms;
 use super::disk_reserve::Need;
-use super::driver::{Command, Driver, Fault};
+use super::driver::{Command, Fault, SqliteDriver};
 use super::row::{sql, unsql};
 use crate::clock::wall_ms;
-use crate::facts::{ClaimId, Keep, LockName};
-use crate::store::record::{self, Verdict};
+use crate::facts::{ClaimId, LockName, Retention};
+use crate::store::record::{self, RecordVerdict};
 use crate::store::{
     Bind, BindingId, Bound, Change, Changed, Create, Expected, NewBinding, Step, StoreError, StoreErrorKind,
 };
@@ -66,32 +66,32 @@ enum BindingReply {
 #[async_trait]
 impl Bind for SqliteStore {
     async fn create(&self, new: &NewBinding) -> Result<Create, StoreError> {
-        let key = self.keys.binding_key(new.id.shelf, &new.id.id);
+        let key = self.keys.binding_key(new.id.kind, &new.id.id);
         let slots = new.slot.as_ref().map(|slot| (self.keys.slots_key(&slot.node), slot.of));
         let creating = Creating { key, slots, new: new.clone() };
         self.ask(|reply| Command::Create(Box::new(creating), reply)).await
     }
 
     async fn read(&self, id: &BindingId) -> Result<Option<(Bound, Duration)>, StoreError> {
-        let key = self.keys.binding_key(id.shelf, &id.id);
+        let key = self.keys.binding_key(id.kind, &id.id);
         self.call(move |driver| driver.read_binding(&key)).await
     }
 
     async fn change(&self, id: &BindingId, expected: &Expected, change: &Change) -> Result<Changed, StoreError> {
-        let key = self.keys.binding_key(id.shelf, &id.id);
+        let key = self.keys.binding_key(id.kind, &id.id);
         self.write(key, How::Change(expected.clone(), change.clone())).await
     }
 
     async fn remove(&self, id: &BindingId, claim: &ClaimId) -> Result<Changed, StoreError> {
-        self.write(self.keys.binding_key(id.shelf, &id.id), How::Remove(claim.clone())).await
+        self.write(self.keys.binding_key(id.kind, &id.id), How::Remove(claim.clone())).await
     }
 
     async fn advance(&self, step: &Step) -> Result<Changed, StoreError> {
-        self.write(self.keys.binding_key(step.id.shelf, &step.id.id), How::Advance(step.clone())).await
+        self.write(self.keys.binding_key(step.id.kind, &step.id.id), How::Advance(step.clone())).await
     }
 
     async fn withdraw(&self, id: &BindingId, claim: &ClaimId) -> Result<Changed, StoreError> {
-        self.write(self.keys.binding_key(id.shelf, &id.id), How::Withdraw(claim.clone())).await
+        self.write(self.keys.binding_key(id.kind, &id.id), How::Withdraw(claim.clone())).await
     }
 }
 
@@ -101,7 +101,7 @@ impl SqliteStore {
     }
 }
 
-impl Driver {
+impl SqliteDriver {
     pub(super) fn create_binding(&mut self, creating: &Creating) -> Result<Create, StoreError> {
         // Usually the binding exists already, which a read shows without the write lock.
         if let Some((bound, _)) = self.read_binding(&creating.key)? {
@@ -137,7 +137,7 @@ impl Driver {
         key: &str,
         claim: &ClaimId,
         revision: u64,
-        keep: Keep,
+        keep: Retention,
         slots: Option<&str>,
         value: &[u8],
     ) -> Result<(), Fault> {
@@ -218,12 +218,12 @@ impl Driver {
 
     fn advance_inside(&mut self, key: &str, step: &Step, found: Option<Bound>) -> Result<Changed, Fault> {
         match (record::judge(step, found.as_ref()), found) {
-            (Verdict::Write { revision }, _) => {
+            (RecordVerdict::Write { revision }, _) => {
                 self.insert_inside(key, &step.claim, revision, step.keep, None, &step.value)?;
                 Ok(Changed::Done)
             }
-            (Verdict::Refuse, Some(found)) => Ok(Changed::Other(found)),
-            (Verdict::Already | Verdict::Refuse, _) => Ok(Changed::Done),
+            (RecordVerdict::Refuse, Some(found)) => Ok(Changed::Other(found)),
+            (RecordVerdict::Already | RecordVerdict::Refuse, _) => Ok(Changed::Done),
         }
     }
 
@@ -232,7 +232,7 @@ impl Driver {
             slots = CASE WHEN ?3 THEN NULL ELSE slots END WHERE key = ?1";
         const RENEW: &str = "UPDATE bindings SET keep_ms = ?2, ends = ?3, boot = ?4, ends_wall = ?5 WHERE key = ?1";
         self.conn.prepare_cached(SET)?.execute(params![key, change.value, change.give_slot_back])?;
-        if let Some(keep) = change.keep.map(Keep::as_millis) {
+        if let Some(keep) = change.keep.map(Retention::as_millis) {
             let (ends, ends_wall) = (sql(now_ms() + keep), sql(wall_ms() + keep));
             self.conn.prepare_cached(RENEW)?.execute(params![key, sql(keep), ends, self.boot, ends_wall])?;
         }
@@ -310,13 +310,13 @@ fn existing(bound: Bound, ours: &ClaimId) -> Create {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::facts::Shelf;
+    use crate::facts::BindingKind;
 
     fn new(id: &str, keep: Duration) -> NewBinding {
         NewBinding {
-            id: BindingId { shelf: Shelf::Bindings, id: LockName::new(id).expect("a name") },
+            id: BindingId { kind: BindingKind::Bindings, id: LockName::new(id).expect("a name") },
             claim: ClaimId::random(),
-            keep: Keep::new(keep).expect("a time"),
+            keep: Retention::new(keep).expect("a time"),
             slot: None,
             value: b"v".to_vec(),
         }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use rusqlite::{Connection, ffi};
 use rustix::fs::{FlockOperation, flock};
 
-use super::driver::Driver;
+use super::driver::SqliteDriver;
 use super::path::{beside, unusable};
 use super::permissions::Sharing;
 use super::schema::{BusyTimeout, failure};
@@ -83,7 +83,7 @@ impl Drop for HeldMaintenance<'_> {
     }
 }
 
-impl Driver {
+impl SqliteDriver {
     /// Runs a checkpoint if the log has more frames than allowed and no other process does maintenance. Returns whether
     /// it tried.
     pub(super) fn shorten_log(&self, frames_allowed: i64) -> bool {

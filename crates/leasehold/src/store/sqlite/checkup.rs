@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::statvfs;
 
-use super::driver::Driver;
+use super::driver::SqliteDriver;
 use super::path::{self, beside, directory};
 use super::row::unsql;
 use crate::facts::Fence;
@@ -19,7 +19,7 @@ const LITTLE_SPACE_BYTES: u64 = 64 << 20;
 /// With less free space, the next lock may fail.
 const NO_SPACE_BYTES: u64 = 1 << 20;
 
-impl Driver {
+impl SqliteDriver {
     pub(super) fn checkup(&mut self) -> Vec<Finding> {
         let mut found = vec![self.check_place(), self.check_permissions(), self.check_space(), self.check_log()];
         found.insert(0, Finding::ok("reachable", format!("{}, SQLite {}", self.path.display(), rusqlite::version())));

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, FileControl, ffi, params};
 
 use super::checkpoint::{MaintenanceLock, checkpoint, frames, restart_log};
-use super::driver::Driver;
+use super::driver::SqliteDriver;
 use super::path::beside;
 use super::permissions::Sharing;
 use super::schema::{BusyTimeout, failure, sqlite_error};
@@ -137,7 +137,7 @@ impl DiskReserve {
     }
 }
 
-impl Driver {
+impl SqliteDriver {
     /// Takes the next step that may make space, and counts it in `step`; `false` if no step is left.
     pub(super) fn make_space(&self, need: Need, step: &mut u32) -> bool {
         let (conn, busy_timeout) = (&self.conn, &self.busy_timeout);
@@ -219,7 +219,7 @@ mod tests {
     use super::super::{fast_path, schema};
     use super::*;
     use crate::facts::{Owner, Token};
-    use crate::machine::{Asking, InboxId};
+    use crate::machine::{Claimant, InboxId};
 
     const BOOT: i64 = 1;
 
@@ -246,7 +246,7 @@ mod tests {
         let mut held = Vec::new();
         for i in 0..60_usize {
             let (name, token) = (Key::from(format!("{i:03}{}", "x".repeat(i * 8))), Token::random());
-            let asking = Asking {
+            let asking = Claimant {
                 token: token.clone(),
                 inbox: Some(me.clone()),
                 ttl_ms: 60_000,

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rusqlite::{Connection, FileControl};
 
-use super::driver::{Command, Driver};
+use super::driver::{Command, SqliteDriver};
 use super::path::{beside, unusable};
 use super::schema::sqlite_error;
 use crate::clock::Moment;
@@ -98,7 +98,7 @@ fn inode(path: &Path) -> Result<Inode, Error> {
     fs::metadata(path).map(|meta| (meta.dev(), meta.ino()))
 }
 
-impl Driver {
+impl SqliteDriver {
     /// Returns the commands if the database is in place, and answers them all if it was displaced. If that is unknown,
     /// rejects those that would take or renew a lease.
     pub(super) fn unless_displaced(&mut self, batch: Vec<Command>) -> Vec<Command> {

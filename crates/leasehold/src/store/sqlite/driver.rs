@@ -23,7 +23,7 @@ use super::transaction::roll_back;
 use super::waiters::LocalWaiters;
 use crate::clock::Moment;
 use crate::facts::{KeySpace, Token};
-use crate::machine::{Asking, FenceUnusable, InboxId, Limits};
+use crate::machine::{Claimant, FenceUnusable, InboxId, Limits};
 use crate::store::*;
 
 /// Most commands taken off the channel at once. One transaction serves those that the fast path can.
@@ -35,7 +35,7 @@ const REOPEN_INTERVAL: Duration = Duration::from_millis(20);
 pub(super) type ReplySender<R> = oneshot::Sender<Result<R, StoreError>>;
 
 /// Work for the driver thread. It gets an error instead of the driver if the database was displaced.
-type DriverCall = Box<dyn FnOnce(Result<&mut Driver, StoreError>) + Send>;
+type DriverCall = Box<dyn FnOnce(Result<&mut SqliteDriver, StoreError>) + Send>;
 
 /// A command for the driver thread. Commands that are batched, or that have their own answer when the database is
 /// displaced, are variants; the others are a [`Command::Call`].
@@ -63,7 +63,7 @@ pub(super) enum Command {
 #[derive(Clone)]
 pub(super) struct AcquireCall {
     pub(super) name: Key,
-    pub(super) asking: Asking,
+    pub(super) asking: Claimant,
     pub(super) lasts: Duration,
     pub(super) asked_at: Moment,
 }
@@ -95,7 +95,7 @@ impl From<FenceUnusable> for Fault {
 }
 
 /// The state that the driver thread owns.
-pub(super) struct Driver {
+pub(super) struct SqliteDriver {
     pub(super) conn: Connection,
     /// Dropped after the connection is closed. `None` while this process forks.
     pub(super) open: Option<OpenGuard>,
@@ -128,7 +128,7 @@ enum FastReply {
     Renewed(usize),
 }
 
-impl Driver {
+impl SqliteDriver {
     /// Serves until the store is closed or dropped.
     pub(super) fn run(mut self, commands: &Receiver<Command>) {
         let mut closing = None;
@@ -298,7 +298,7 @@ impl Driver {
 impl Command {
     /// A command that runs `run` on the driver thread and sends its result.
     pub(super) fn call<R: Send + 'static>(
-        run: impl FnOnce(&mut Driver) -> Result<R, StoreError> + Send + 'static,
+        run: impl FnOnce(&mut SqliteDriver) -> Result<R, StoreError> + Send + 'static,
         reply: ReplySender<R>,
     ) -> Self {
         Self::Call(Box::new(move |driver| drop(reply.send(driver.and_then(run)))))

@@ -4,7 +4,7 @@
 use rusqlite::params;
 
 use super::boot::now_ms;
-use super::driver::Driver;
+use super::driver::SqliteDriver;
 use super::row::sql;
 use super::sweep;
 use crate::clock;
@@ -34,7 +34,7 @@ pub(super) struct GarbageProgress {
     examined_up_to: String,
 }
 
-impl Driver {
+impl SqliteDriver {
     /// Counts a commit of this process.
     pub(super) fn committed(&mut self) {
         self.garbage.commits_since_check += 1;

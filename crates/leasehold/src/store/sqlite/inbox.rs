@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::boot::moment;
-use super::driver::{Command, Driver};
+use super::driver::{Command, SqliteDriver};
 use super::liveness::Liveness;
 use super::row;
 use crate::clock::Moment;
@@ -117,7 +117,7 @@ pub(super) fn listen(liveness: &Liveness, watch: &DeathWatch, driver: &Sender<Co
     }
 }
 
-impl Driver {
+impl SqliteDriver {
     /// Reads and delivers the messages that other processes left for this one.
     pub(super) fn read_messages(&mut self) {
         const READ: &str = "SELECT id, kind, token, fence, lasts_ms, at, reason FROM messages \

@@ -7,9 +7,9 @@ use rusqlite::params;
 
 use super::boot::now_ms;
 use super::disk_reserve::Need;
-use super::driver::{Driver, Fault};
+use super::driver::{Fault, SqliteDriver};
 use super::row::{self, Key, sql, unsql};
-use crate::event::LockEvent;
+use crate::events::lock_event::LockEvent;
 use crate::machine::{InboxId, Slot};
 use crate::store::seen::view;
 use crate::store::*;
@@ -19,7 +19,7 @@ const CHUNK: u32 = 256;
 /// Events that are kept for followers.
 const EVENTS_KEPT: i64 = 10_000;
 
-impl Driver {
+impl SqliteDriver {
     pub(super) fn holder(&mut self, name: &Key) -> Result<Option<Holder>, StoreError> {
         let now = now_ms();
         let found = row::lock(&self.conn, name, self.boot, now).map_err(|e| self.store_error(e.into()))?;
@@ -85,7 +85,7 @@ impl Driver {
             }
             let mut statement = self.conn.prepare_cached(ROWS)?;
             let rows = statement.query_map([name.as_str()], |row| row::waiting_row(row, now))?;
-            let waiter = |w: crate::machine::Waiting| Waiter {
+            let waiter = |w: crate::machine::QueueEntry| Waiter {
                 ticket: Ticket(w.ticket),
                 owner: w.owner,
                 since_ms: w.since_ms,

@@ -43,7 +43,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use self::disk_reserve::DiskReserve;
 use self::displaced::OpenFiles;
-use self::driver::{AcquireCall, Command, Driver, ReplySender};
+use self::driver::{AcquireCall, Command, ReplySender, SqliteDriver};
 use self::forking::{OpenGuard, Registration};
 use self::garbage::GarbageProgress;
 use self::inbox::DeathWatch;
@@ -53,7 +53,7 @@ use self::row::Key;
 use self::waiters::LocalWaiters;
 use super::*;
 use crate::facts::KeySpace;
-use crate::machine::{Asking, Limits};
+use crate::machine::{Claimant, Limits};
 
 mod bindings;
 mod boot;
@@ -129,7 +129,7 @@ impl SqliteStore {
         let pushes = PushSender::new();
         let (wakes, own, watched) = (commands.clone(), liveness.clone(), watch.clone());
         let listener = spawn("leasehold-inbox", move || inbox::listen(&own, &watched, &wakes))?;
-        let driver = Driver {
+        let driver = SqliteDriver {
             conn,
             open: Some(open),
             _registration: Registration::new(commands.clone()),
@@ -165,10 +165,11 @@ impl SqliteStore {
     /// # Errors
     /// As every operation.
     pub async fn integrity(&self) -> Result<String, StoreError> {
-        self.call(Driver::check).await
+        self.call(SqliteDriver::check).await
     }
 
     /// Ends a lease as if its ttl had run out.
+    #[cfg(any(test, feature = "test-hooks"))]
     #[doc(hidden)]
     pub fn expire(&self, name: &LockName) {
         let Ok(key) = self.key(name) else { return };
@@ -182,6 +183,7 @@ impl SqliteStore {
     }
 
     /// Sets how long a grant lasts until it is confirmed.
+    #[cfg(any(test, feature = "test-hooks"))]
     #[doc(hidden)]
     pub fn set_provisional_ms(&self, ms: u64) {
         self.configure(move |driver| driver.limits.provisional_ms = ms);
@@ -189,12 +191,14 @@ impl SqliteStore {
 
     /// Sets whether a waiter takes the lock by itself when its holder died or the lease ended. Tests turn that off to
     /// compare answers step by step.
+    #[cfg(any(test, feature = "test-hooks"))]
     #[doc(hidden)]
     pub fn set_looks_around(&self, looks: bool) {
         self.configure(move |driver| driver.checks_holders = looks);
     }
 
     /// Makes the store behave as in a forked child.
+    #[cfg(any(test, feature = "test-hooks"))]
     #[doc(hidden)]
     pub fn pretend_forked(&self, forked: bool) {
         let pid = std::process::id();
@@ -221,14 +225,15 @@ impl SqliteStore {
     /// Runs `run` on the driver thread.
     async fn call<R: Send + 'static>(
         &self,
-        run: impl FnOnce(&mut Driver) -> Result<R, StoreError> + Send + 'static,
+        run: impl FnOnce(&mut SqliteDriver) -> Result<R, StoreError> + Send + 'static,
     ) -> Result<R, StoreError> {
         self.ask(|reply| Command::call(run, reply)).await
     }
 
     /// Runs `run` on the driver thread, unless the store is closed or the database displaced. Does not wait.
-    fn configure(&self, run: impl FnOnce(&mut Driver) + Send + 'static) {
-        let call = |driver: Result<&mut Driver, StoreError>| drop(driver.map(run));
+    #[cfg(any(test, feature = "test-hooks"))]
+    fn configure(&self, run: impl FnOnce(&mut SqliteDriver) + Send + 'static) {
+        let call = |driver: Result<&mut SqliteDriver, StoreError>| drop(driver.map(run));
         let _ = self.send(Command::Call(Box::new(call)));
     }
 
@@ -239,7 +244,7 @@ impl SqliteStore {
     fn acquire_call(&self, claim: &Claim) -> Result<AcquireCall, StoreError> {
         Ok(AcquireCall {
             name: self.key(&claim.name)?,
-            asking: Asking {
+            asking: Claimant {
                 token: claim.token.clone(),
                 inbox: claim.listens.then(|| self.liveness.id().clone()),
                 ttl_ms: claim.ttl.as_millis(),
@@ -277,7 +282,7 @@ impl Store for SqliteStore {
     }
 
     async fn ticket(&self) -> Result<Ticket, StoreError> {
-        self.call(Driver::ticket).await
+        self.call(SqliteDriver::ticket).await
     }
 
     async fn release(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
@@ -306,7 +311,12 @@ impl Store for SqliteStore {
         self.call(move |driver| driver.evict(&key, holder, mode == EvictMode::Force)).await
     }
 
-    async fn ask_to_finish(&self, name: &LockName, holder: HolderId, reason: &str) -> Result<Asked, StoreError> {
+    async fn ask_to_finish(
+        &self,
+        name: &LockName,
+        holder: HolderId,
+        reason: &str,
+    ) -> Result<FinishRequest, StoreError> {
         let (key, reason) = (self.key(name)?, reason.to_owned());
         self.call(move |driver| driver.ask_to_finish(&key, holder, &reason)).await
     }
@@ -370,7 +380,7 @@ impl Inspect for SqliteStore {
     }
 
     async fn counters(&self) -> Result<Vec<(String, u64)>, StoreError> {
-        self.call(Driver::counters).await
+        self.call(SqliteDriver::counters).await
     }
 
     async fn checkup(&self) -> Vec<Finding> {

@@ -3,9 +3,9 @@
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::facts::{Owner, Token};
-use crate::machine::{Flag, Held, InboxId, Message, Slot, Waiting};
+use crate::machine::{Flag, Held, InboxId, Message, QueueEntry, Slot};
 
-/// The primary key of a lock's row, made by [`KeySpace`](crate::KeySpace).
+/// The primary key of a lock's row, made by [`KeySpace`](crate::store::KeySpace).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Key(std::sync::Arc<str>);
 
@@ -73,9 +73,9 @@ pub(super) fn lock_row(row: &Row<'_>, boot: i64, now_ms: u64) -> rusqlite::Resul
 }
 
 /// Reads the columns `ticket, token, inbox, ttl_ms, since_ms, owner, polled`.
-pub(super) fn waiting_row(row: &Row<'_>, now_ms: u64) -> rusqlite::Result<Option<Waiting>> {
+pub(super) fn waiting_row(row: &Row<'_>, now_ms: u64) -> rusqlite::Result<Option<QueueEntry>> {
     let Some(token) = token(row, 1)? else { return Ok(None) };
-    Ok(Some(Waiting {
+    Ok(Some(QueueEntry {
         ticket: unsql(row.get(0)?),
         token,
         inbox: inbox(row, 2)?,
@@ -100,16 +100,16 @@ pub(super) const REVOKED: i64 = 2;
 
 fn flag(number: i64) -> Flag {
     match number {
-        0 => Flag::NobodyWaits,
+        0 => Flag::Uncontended,
         REVOKED => Flag::Revoked,
-        _ => Flag::SomebodyWaits,
+        _ => Flag::Contended,
     }
 }
 
 pub(super) fn flag_number(flag: Flag) -> i64 {
     match flag {
-        Flag::NobodyWaits => 0,
-        Flag::SomebodyWaits => 1,
+        Flag::Uncontended => 0,
+        Flag::Contended => 1,
         Flag::Revoked => REVOKED,
     }
 }

@@ -251,7 +251,7 @@ mod tests {
     use super::super::boot::{self, now_ms};
     use super::super::row::sql;
     use super::*;
-    use crate::facts::{LockName, Shelf, Token};
+    use crate::facts::{BindingKind, LockName, Token};
     use crate::store::{Bind, BindingId, Inspect, Release, Store};
 
     /// The tables as version 1 made them.
@@ -315,7 +315,7 @@ mod tests {
         old.execute_batch(&format!("PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 2;")).expect("set");
         drop(old);
         let store = SqliteStore::open(&path).expect("opens");
-        let id = BindingId { shelf: Shelf::Bindings, id: LockName::new("r").expect("a name") };
+        let id = BindingId { kind: BindingKind::Bindings, id: LockName::new("r").expect("a name") };
         assert_eq!(store.read(&id).await, Ok(None));
         assert_eq!(store.integrity().await, Ok("ok".into()));
     }

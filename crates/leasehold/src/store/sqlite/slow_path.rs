@@ -3,11 +3,11 @@
 use rusqlite::{Connection, params};
 
 use super::boot::now_ms;
-use super::driver::{Driver, Fault};
+use super::driver::{Fault, SqliteDriver};
 use super::row::{self, Key, flag_number, sql};
 use crate::clock;
 use crate::facts::Token;
-use crate::machine::{InboxId, Limits, Lock, Message, Rules, Slot, Turn, Waiting};
+use crate::machine::{CallContext, InboxId, Limits, Lock, Message, QueueEntry, Slot};
 
 /// Waiters that are read at first: enough unless most of them are dead.
 const FIRST_WAITERS: usize = 16;
@@ -40,7 +40,7 @@ struct Loaded {
     queue_was_over: bool,
 }
 
-impl Driver {
+impl SqliteDriver {
     /// Runs one operation of the state machine on one lock in one transaction, then delivers its messages.
     ///
     /// `me` is the token of the attempt that the operation is about. `verb` may run twice; only the last run counts.
@@ -48,7 +48,7 @@ impl Driver {
         &mut self,
         name: &Key,
         me: Option<&Token>,
-        verb: &mut dyn FnMut(&mut Lock, &mut Turn<'_>) -> R,
+        verb: &mut dyn FnMut(&mut Lock, &mut CallContext<'_>) -> R,
     ) -> Result<MachineReply<R>, Fault> {
         let (called, messages) = self.in_transaction(|driver| driver.call_machine_inside(name, me, verb))?;
         self.deliver(messages, called.now_ms);
@@ -59,7 +59,7 @@ impl Driver {
         &mut self,
         name: &Key,
         me: Option<&Token>,
-        verb: &mut dyn FnMut(&mut Lock, &mut Turn<'_>) -> R,
+        verb: &mut dyn FnMut(&mut Lock, &mut CallContext<'_>) -> R,
     ) -> Result<(MachineReply<R>, Messages), Fault> {
         let now_ms = now_ms();
         for few in [true, false] {
@@ -75,16 +75,15 @@ impl Driver {
             let mut counter = before.counter;
             let mut messages = Messages::new();
             let liveness = self.liveness.clone();
-            let mut turn = Turn {
+            let mut cx = CallContext {
                 now_ms,
                 wall_us: clock::wall_us(),
                 counter: &mut counter,
                 listening: &mut |inbox| !liveness.is_gone(inbox),
-                told: &mut messages,
+                outbox: &mut messages,
                 limits: if few { Limits { sweep: FIRST_WAITERS - 1, ..self.limits } } else { self.limits },
-                rules: Rules::ALL,
             };
-            let reply = verb(&mut lock, &mut turn);
+            let reply = verb(&mut lock, &mut cx);
             let popped = || before.lock.queue.iter().filter(|w| !lock.queue.contains(w)).count();
             if few && popped() >= FIRST_WAITERS - 1 {
                 // Nearly all of them were dead: run again with every waiter.
@@ -214,7 +213,7 @@ fn waiters(
     me: Option<&Token>,
     few: Option<usize>,
     now_ms: u64,
-) -> rusqlite::Result<Vec<Waiting>> {
+) -> rusqlite::Result<Vec<QueueEntry>> {
     let select = |text: &str, with: &[&dyn rusqlite::ToSql]| select(conn, text, with, now_ms);
     let limit = few.map_or(-1, |n| i64::try_from(n).unwrap_or(-1));
     let mut found = select(&format!("{WAITERS} ORDER BY ticket LIMIT ?2"), params![name.as_str(), limit])?;
@@ -230,13 +229,18 @@ fn waiters(
     Ok(found)
 }
 
-fn select(conn: &Connection, text: &str, with: &[&dyn rusqlite::ToSql], now_ms: u64) -> rusqlite::Result<Vec<Waiting>> {
+fn select(
+    conn: &Connection,
+    text: &str,
+    with: &[&dyn rusqlite::ToSql],
+    now_ms: u64,
+) -> rusqlite::Result<Vec<QueueEntry>> {
     let mut statement = conn.prepare_cached(text)?;
     let rows = statement.query_map(with, |row| row::waiting_row(row, now_ms))?;
     rows.filter_map(Result::transpose).collect()
 }
 
-fn join(conn: &Connection, name: &str, new: &Waiting) -> rusqlite::Result<()> {
+fn join(conn: &Connection, name: &str, new: &QueueEntry) -> rusqlite::Result<()> {
     let inbox = new.inbox.as_ref().map(|i| &*i.0);
     conn.prepare_cached(JOIN)?.execute(params![
         name,

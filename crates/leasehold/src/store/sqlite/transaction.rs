@@ -3,11 +3,11 @@
 use rusqlite::{Connection, ffi};
 
 use super::disk_reserve::Need;
-use super::driver::{Driver, Fault};
+use super::driver::{Fault, SqliteDriver};
 use super::schema::{failure, is_failed_write, is_full};
 use crate::store::StoreError;
 
-impl Driver {
+impl SqliteDriver {
     /// Runs a command in a transaction. If the disk is full, makes space and runs it again, for as long as that helps.
     pub(super) fn attempt<R>(
         &mut self,

@@ -2,17 +2,17 @@
 
 use super::boot::now_ms;
 use super::disk_reserve::Need;
-use super::driver::{AcquireCall, Driver, Fault};
+use super::driver::{AcquireCall, Fault, SqliteDriver};
 use super::fast_path;
 use super::row::{self, Key};
 use crate::facts::{HolderId, Token};
 use crate::machine::{
-    AcquireReply, AskReply, EvictReply, FenceUnusable, Lock, PassReply, RenewReply, Slot, TryReply, Turn,
+    AcquireReply, CallContext, EvictReply, FenceUnusable, FinishReply, Lock, PassReply, RenewReply, Slot, TryReply,
 };
 use crate::store::seen::view;
 use crate::store::*;
 
-impl Driver {
+impl SqliteDriver {
     pub(super) fn try_acquire(&mut self, call: &AcquireCall) -> Result<Try, StoreError> {
         self.attempt(Need::More, |driver| {
             if call.asking.fenced
@@ -24,8 +24,8 @@ impl Driver {
             if let Some(holder) = driver.held_by_other(&call.name, &call.asking.token)? {
                 return Ok(Try::Held(Some(holder)));
             }
-            let called = driver.call_machine(&call.name, Some(&call.asking.token), &mut |lock, turn| {
-                lock.try_acquire(turn, &call.asking)
+            let called = driver.call_machine(&call.name, Some(&call.asking.token), &mut |lock, cx| {
+                lock.try_acquire(cx, &call.asking)
             })?;
             Ok(match called.reply? {
                 TryReply::Granted { fence } => Try::Granted(call.grant(fence)),
@@ -52,7 +52,7 @@ impl Driver {
         loop {
             let asked = *ticket;
             let called =
-                self.call_machine(&call.name, Some(token), &mut |lock, turn| lock.acquire(turn, &call.asking, asked))?;
+                self.call_machine(&call.name, Some(token), &mut |lock, cx| lock.acquire(cx, &call.asking, asked))?;
             let answer = match called.reply? {
                 AcquireReply::Again { ticket: mine } => {
                     *ticket = Some(mine);
@@ -90,7 +90,7 @@ impl Driver {
                 return Ok(Release::Released);
             }
             loop {
-                match driver.call_machine(name, None, &mut |lock, turn| lock.release(turn, token))?.reply {
+                match driver.call_machine(name, None, &mut |lock, cx| lock.release(cx, token))?.reply {
                     PassReply::Done => return Ok(Release::Released),
                     PassReply::NotOurs => return Ok(Release::NotOwner),
                     PassReply::Again => {}
@@ -119,8 +119,8 @@ impl Driver {
                 driver.committed();
                 return Ok(Renewed::Renewed);
             }
-            let called = driver.call_machine(name, None, &mut |lock, turn| {
-                lock.renew(turn, &r.token, r.ttl.as_millis(), r.fence, r.rewrite.as_ref(), r.hand_to.as_ref())
+            let called = driver.call_machine(name, None, &mut |lock, cx| {
+                lock.renew(cx, &r.token, r.ttl.as_millis(), r.fence, r.rewrite.as_ref(), r.hand_to.as_ref())
             })?;
             Ok(match called.reply {
                 RenewReply::Renewed => Renewed::Renewed,
@@ -151,7 +151,7 @@ impl Driver {
         self.waiters.remove(name, token);
         self.attempt(Need::Less, |driver| {
             loop {
-                match driver.call_machine(name, Some(token), &mut |lock, turn| lock.leave(turn, token))?.reply {
+                match driver.call_machine(name, Some(token), &mut |lock, cx| lock.leave(cx, token))?.reply {
                     PassReply::Done => return Ok(Left::WasGranted),
                     PassReply::NotOurs => return Ok(Left::WasWaiting),
                     PassReply::Again => {}
@@ -163,9 +163,9 @@ impl Driver {
     pub(super) fn evict(&mut self, name: &Key, holder: HolderId, force: bool) -> Result<Evicted, StoreError> {
         self.attempt(Need::Less, |driver| {
             loop {
-                let mut verb = |lock: &mut Lock, turn: &mut Turn<'_>| {
-                    let before = view(&lock.slot, turn.now_ms);
-                    (lock.evict(turn, holder, force), before)
+                let mut verb = |lock: &mut Lock, cx: &mut CallContext<'_>| {
+                    let before = view(&lock.slot, cx.now_ms);
+                    (lock.evict(cx, holder, force), before)
                 };
                 let (reply, before) = driver.call_machine(name, None, &mut verb)?.reply;
                 let Some(found) = before else { return Ok(Evicted::Free) };
@@ -180,14 +180,19 @@ impl Driver {
         })
     }
 
-    pub(super) fn ask_to_finish(&mut self, name: &Key, holder: HolderId, reason: &str) -> Result<Asked, StoreError> {
+    pub(super) fn ask_to_finish(
+        &mut self,
+        name: &Key,
+        holder: HolderId,
+        reason: &str,
+    ) -> Result<FinishRequest, StoreError> {
         self.attempt(Need::Less, |driver| {
-            let called = driver.call_machine(name, None, &mut |lock, turn| lock.ask_to_finish(turn, holder, reason))?;
+            let called = driver.call_machine(name, None, &mut |lock, cx| lock.ask_to_finish(cx, holder, reason))?;
             Ok(match (called.reply, view(&called.slot, called.now_ms)) {
-                (AskReply::Free, _) | (_, None) => Asked::Free,
-                (AskReply::Told, Some(found)) => Asked::Told(found),
-                (AskReply::Deaf, Some(found)) => Asked::Deaf(found),
-                (AskReply::ChangedHands, Some(found)) => Asked::ChangedHands(found),
+                (FinishReply::Free, _) | (_, None) => FinishRequest::Free,
+                (FinishReply::Sent, Some(found)) => FinishRequest::Delivered(found),
+                (FinishReply::NotListening, Some(found)) => FinishRequest::Undeliverable(found),
+                (FinishReply::ChangedHands, Some(found)) => FinishRequest::ChangedHands(found),
             })
         })
     }

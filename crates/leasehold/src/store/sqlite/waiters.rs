@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use super::boot::{floor_now, now_ms};
 use super::disk_reserve::Need;
-use super::driver::{AcquireCall, Driver, Fault};
+use super::driver::{AcquireCall, Fault, SqliteDriver};
 use super::row::{self, Key};
 use crate::facts::Token;
 use crate::machine::{InboxId, Slot};
@@ -57,7 +57,7 @@ impl LocalWaiters {
     }
 }
 
-impl Driver {
+impl SqliteDriver {
     /// Watches the holders that claims of this process have begun to wait for.
     pub(super) fn watch_holders(&mut self) {
         self.watch.set_waiting(self.waiters.places.len(), &self.liveness);

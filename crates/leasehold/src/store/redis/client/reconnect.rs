@@ -73,7 +73,7 @@ impl RedisClient {
                 client.state.send_replace(ConnectionState::Up(session.clone()));
                 Some(session)
             }
-            Err(error) if client.options.connect_later && error.is_passing() => {
+            Err(error) if client.options.lazy_connect && error.is_passing() => {
                 tracing::warn!(inbox = %client.inbox_channel, %error, "cannot connect yet; retrying");
                 client.state.send_replace(ConnectionState::Down(error));
                 None
@@ -149,6 +149,7 @@ impl RedisClient {
     }
 
     /// Makes the client believe that another process connected it.
+    #[cfg(any(test, feature = "test-hooks"))]
     pub(crate) fn pretend_forked(&self, forked: bool) {
         let pid = std::process::id();
         self.pid.store(if forked { pid.wrapping_add(1) } else { pid }, Ordering::Relaxed);

@@ -21,15 +21,21 @@ if token and inbox ~= '-' then
     local ms = tonumber(ttl) < tonumber(ARGV[2]) and ttl or ARGV[2]
     redis.call('ZREM', queue, first[1])
     if (redis.pcall('PUBSUB', 'SHARDNUMSUB', inbox)[2] or 0) > 0 then
+      local hint, where
+      if first[2] then
+        local next
+        next, where = first[2]:match('^(%S+) (%S+)')
+        hint = where and where ~= '-' and 'N ' .. next .. ' ' .. ms
+      end
+      -- The server writes first to the client that it queued output for last. So another process's hint is queued
+      -- before the grant; within one process the grant comes first.
+      if hint and where ~= inbox then redis.pcall('SPUBLISH', where, hint) end
       redis.pcall('SPUBLISH', inbox, 'G ' .. token .. ' ' .. fence .. ' ' .. ms)
+      if hint and where == inbox then redis.pcall('SPUBLISH', where, hint) end
       local now = redis.call('TIME')
       local since = string.format('%s%03d', now[1], now[2] / 1000)
       local rest = ' ' .. token .. ' ' .. fence .. ' ' .. inbox .. ' ' .. since .. ' ' .. ttl .. ' ' .. owner
       redis.call('SET', lock, (first[2] and 'lh1 1' or 'lh1 0') .. rest, 'PX', ms)
-      if first[2] then
-        local next, where = first[2]:match('^(%S+) (%S+)')
-        if where and where ~= '-' then redis.pcall('SPUBLISH', where, 'N ' .. next .. ' ' .. ms) end
-      end
       return 'released'
     end
   end

@@ -1,0 +1,115 @@
+//! One call that takes a lock, a member of a pool or a lease for a token: its beginning, its deadline, its accounting.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use super::Core;
+use crate::clock::{Moment, sleep_until};
+use crate::error::Error;
+use crate::events::Transition;
+use crate::facts::{Fence, LockName};
+use crate::store::Operation;
+use crate::store::StoreError;
+
+/// A call may overrun its deadline by this much to hear the answer to a request already sent.
+pub(super) const GRACE: Duration = Duration::from_millis(150);
+
+/// How long a call waits for a lock that is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wait {
+    Not,
+    UpTo(Duration),
+    Forever,
+}
+
+impl Wait {
+    pub(super) fn deadline(self, began: Moment) -> Option<Moment> {
+        match self {
+            Self::UpTo(wait) => Some(began + wait),
+            Self::Not | Self::Forever => None,
+        }
+    }
+
+    /// When a call is answered at the latest. A store has `request_timeout` for one answer; a call that waits gives it
+    /// until its deadline.
+    fn answer_by(self, began: Moment, request_timeout: Duration) -> Option<Moment> {
+        match self {
+            Self::Not => Some(began + request_timeout),
+            Self::UpTo(wait) => Some(began + wait + GRACE),
+            Self::Forever => None,
+        }
+    }
+}
+
+/// Why a call ended without a lock.
+pub(super) enum Ended {
+    /// Its time is over. What was seen until then decides which error the caller gets.
+    Late,
+    Error(Error),
+}
+
+impl Ended {
+    pub(super) fn shut_down(name: &LockName) -> Self {
+        Self::Error(Error::ShutDown { name: name.clone() })
+    }
+}
+
+/// A call under way. The store is not closed while it lives.
+pub(super) struct CallScope<'a> {
+    core: &'a Arc<Core>,
+    wait: Wait,
+    pub(super) began: Moment,
+    _under_way: TaskTrackerToken,
+}
+
+impl<'a> CallScope<'a> {
+    pub(super) fn begin(core: &'a Arc<Core>, name: &LockName, wait: Wait) -> Result<Self, Error> {
+        // Before the look: a shutdown either is seen here, or waits for this call.
+        let under_way = core.call();
+        if core.closing.is_cancelled() {
+            return Err(Error::ShutDown { name: name.clone() });
+        }
+        Ok(Self { core, wait, began: Moment::now(), _under_way: under_way })
+    }
+
+    /// Runs the call until its deadline. The second result is how long it took.
+    pub(super) async fn run<T>(&self, obtain: impl Future<Output = Result<T, Ended>>) -> (Result<T, Ended>, Duration) {
+        let mut obtain = pin!(obtain);
+        let outcome = match self.wait.answer_by(self.began, self.core.options.request_timeout) {
+            None => obtain.await,
+            Some(by) => tokio::select! {
+                biased;
+                outcome = &mut obtain => outcome,
+                () = sleep_until(Some(by)) => Err(Ended::Late),
+            },
+        };
+        (outcome, self.began.until(Moment::now()))
+    }
+
+    /// Counts a lock that was acquired, and reports it to the observer.
+    pub(super) fn acquired(&self, name: &LockName, fence: Option<Fence>, waited: Duration, handed_over: bool) {
+        self.core.stats.total_locks.add_one();
+        tracing::debug!(%name, ?waited, ?fence, "acquired");
+        self.core.observe(&Transition::Acquired { name: name.as_str(), waited, handed_over });
+    }
+
+    /// Counts a call whose time was over, and reports it to the observer. Returns the time to put into the error.
+    pub(super) fn not_acquired(&self, name: &LockName, waited: Duration) -> Duration {
+        self.core.stats.not_acquired.add_one();
+        tracing::debug!(%name, ?waited, "not acquired");
+        self.core.observe(&Transition::NotAcquired { name: name.as_str(), waited });
+        if self.wait == Wait::Not { Duration::ZERO } else { waited }
+    }
+
+    /// The store's description, for errors.
+    pub(super) fn store(&self) -> String {
+        self.core.store.describe()
+    }
+
+    pub(super) fn store_error(&self, name: &LockName, source: StoreError) -> Error {
+        self.core.store_error(Operation::Acquire, name, source)
+    }
+}

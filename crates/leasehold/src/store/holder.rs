@@ -1,0 +1,168 @@
+//! What a store says of holders and waiters, and what it did to them. Public as part of [`inspect`](crate::inspect).
+
+use std::time::Duration;
+
+use super::Ticket;
+use crate::facts::{Fence, HolderId, LockName, Owner};
+
+/// What the store knows of a holder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// Names the holder without its secret.
+    pub id: HolderId,
+    /// Who it is; for a foreign holder the value it wrote, shortened.
+    pub owner: Owner,
+    /// Its fence, if one is known yet.
+    pub fence: Option<Fence>,
+    /// Since when, in wall-clock milliseconds; 0 when unknown (foreign).
+    pub since_ms: u64,
+    /// The lease it asked for; `None` when unknown (foreign).
+    pub ttl: Option<Duration>,
+    /// How long the lease still runs if nobody renews it; `None` for a key without expiry.
+    pub ttl_left: Option<Duration>,
+    /// Told to give the lock up: its renewals are refused.
+    pub revoked: bool,
+    /// Written by another kind of client: it sends no message when it is done.
+    pub foreign: bool,
+    /// Whether it can be told something.
+    pub listens: bool,
+    /// Whether its process is there, as far as a look could tell; `None` where it was not asked for,
+    /// nobody knows, or the lease belongs to no process.
+    pub connected: Option<bool>,
+}
+
+impl Holder {
+    /// A holder that is not one of ours: all that is known is the value it wrote.
+    pub(crate) fn foreign(value: &[u8], ttl_left: Option<Duration>) -> Self {
+        let text = String::from_utf8_lossy(value);
+        // A random value is that client's secret: whoever knows it can release the lock.
+        let shown = match newer_version(&text) {
+            Some(version) => format!("a newer leasehold (lh{version})"),
+            None if looks_random(&text) => "another client".to_owned(),
+            None => text.chars().filter(|c| !c.is_control()).take(64).collect(),
+        };
+        Self {
+            id: HolderId::of(value),
+            owner: Owner::from_wire(&shown),
+            fence: None,
+            since_ms: 0,
+            ttl: None,
+            ttl_left,
+            revoked: false,
+            foreign: true,
+            listens: false,
+            connected: None,
+        }
+    }
+}
+
+/// The version of a value in a format that is not known here yet.
+fn newer_version(text: &str) -> Option<u32> {
+    let (version, _) = text.strip_prefix("lh")?.split_once(' ')?;
+    version.parse().ok().filter(|version| *version > 1)
+}
+
+/// A UUID, a run of hex digits, or base64: what clients write to know their own lock again.
+fn looks_random(text: &str) -> bool {
+    let has = |kind: fn(&char) -> bool| text.chars().any(|c| kind(&c));
+    let hex = text.chars().all(|c| c.is_ascii_hexdigit() || c == '-') && has(char::is_ascii_digit);
+    let base64 = text.chars().all(|c| c.is_ascii_alphanumeric() || "+/=_-".contains(c))
+        && has(char::is_ascii_uppercase)
+        && has(char::is_ascii_lowercase)
+        && has(char::is_ascii_digit);
+    text.len() >= 16 && (hex || base64)
+}
+
+/// How to take a lock away from its holder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum EvictMode {
+    /// Refuse its renewals and tell it; the lock passes on when it releases or its lease ends.
+    /// Never makes two holders.
+    Revoke,
+    /// Free the lock at once. A holder that is still at work does not know yet: only fences
+    /// protect what it writes.
+    Force,
+}
+
+/// The answer to an evict. Each carries the record of the holder that was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Evicted {
+    /// Done to the holder that was named.
+    Done(Holder),
+    /// Somebody else holds it by now; nothing was done.
+    ChangedHands(Holder),
+    /// It is free already.
+    Free,
+    /// A foreign holder cannot be asked to stop, only be forced.
+    Foreign(Holder),
+}
+
+/// What became of a request to finish.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FinishRequest {
+    /// The holder's process received the request.
+    Delivered(Holder),
+    /// The holder cannot receive it: it is foreign, gone, or does not listen.
+    Undeliverable(Holder),
+    /// Another holder has the lock by now.
+    ChangedHands(Holder),
+    /// The lock is free already.
+    Free,
+}
+
+/// A page of a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Page {
+    /// Locks found, in no promised order, each at most once per page.
+    pub locks: Vec<(LockName, Holder)>,
+    /// Where to go on; `None` when this was the last page.
+    pub next: Option<Cursor>,
+}
+
+/// A place in a list, given by the page before.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Cursor(pub(crate) String);
+
+impl Cursor {
+    /// As text, for a URL.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Reads a cursor that was handed out as text. One that no page gave is refused when used.
+    pub fn from_text(text: impl Into<String>) -> Self {
+        Self(text.into())
+    }
+}
+
+/// Somebody in a queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Waiter {
+    /// Its place.
+    pub ticket: Ticket,
+    /// Who it is.
+    pub owner: Owner,
+    /// Since when it waits, in wall-clock milliseconds.
+    pub since_ms: u64,
+    /// Whether it is told when its turn comes; else it polls.
+    pub listens: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_foreign_clients_secret_is_not_shown() {
+        let shown = |value: &str| Holder::foreign(value.as_bytes(), None).owner.to_string();
+        for secret in
+            ["9f1c2ab04d3e4f60a1b2c3d4e5f60718", "550e8400-e29b-41d4-a716-446655440000", "kJ8s+2nQ0vZx/7Tq1LmB3w=="]
+        {
+            assert_eq!(shown(secret), "another client");
+        }
+        for name in ["locked_by_tts_task", "celery@gpu-a", "worker-3", "task 9f1c2ab04d3e4f60a1b2c3d4"] {
+            assert_eq!(shown(name), name);
+        }
+        assert_eq!(shown("lh2 0 kJ8s2nQ0vZx7Tq1LmB3w"), "a newer leasehold (lh2)");
+    }
+}
