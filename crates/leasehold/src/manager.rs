@@ -13,8 +13,7 @@ use crate::options::Options;
 use crate::pool::Pool;
 use crate::request::LockRequest;
 use crate::stats::Statistics;
-use crate::store::Operation;
-use crate::store::{self, EvictMode, Evicted, FinishRequest, Holder, Note, Release, SharedStore};
+use crate::store::{self, EvictMode, Evicted, FinishRequest, Holder, Note, Operation, Release, SharedStore};
 
 /// Manages the locks of one store. Cheap to clone: all clones share one connection, one renewal pass and one place in
 /// every queue.

@@ -12,8 +12,9 @@ use crate::engine::Core;
 use crate::error::Error;
 use crate::facts::{BindingKind, Invalid, LockName, beginning};
 use crate::manager::LockManager;
-use crate::store::Operation;
-use crate::store::{BindingId, Bound, Change, Changed, Create, Expected, NewBinding, NodeSlot, Step, VALUE_BYTES_MAX};
+use crate::store::{
+    BindingId, Bound, Change, Changed, Create, Expected, NewBinding, NodeSlot, Operation, Step, VALUE_BYTES_MAX,
+};
 
 mod jobs;
 mod undo;

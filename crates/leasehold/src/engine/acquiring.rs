@@ -20,8 +20,7 @@ use crate::facts::{LockName, Owner, Token, Ttl};
 use crate::journal::JournalKind;
 use crate::loss::LossReason;
 use crate::options::OnUnavailable;
-use crate::store::Operation;
-use crate::store::{Claim, StoreError, StoreErrorKind, Ticket};
+use crate::store::{Claim, Operation, StoreError, StoreErrorKind, Ticket};
 
 /// A request as the caller put it, checked.
 #[derive(Debug, Clone)]
@@ -94,7 +93,7 @@ pub(crate) async fn acquire(engine: &Arc<EngineHandle>, wish: Wish) -> Result<Gu
     }
 }
 
-/// The error of a call whose time is over: the lock is held, or the store did not say so.
+/// Returns the error of a call that timed out: `NotAcquired`, or the store's error where the holder is unknown.
 pub(super) fn late(call: &CallScope<'_>, name: &LockName, waited: Duration, seen: Mutex<Seen>) -> Error {
     let seen = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
     if let Some(source) = seen.unknown(Moment::now()) {

@@ -20,8 +20,7 @@ use crate::error::Error;
 use crate::events::{EventKind, LockEvent};
 use crate::facts::{Fence, LockName, Owner, Token, Ttl};
 use crate::loss::LossReason;
-use crate::store::Operation;
-use crate::store::{Claim, Note, Renewal, Renewed, StoreError, StoreErrorKind, Try};
+use crate::store::{Claim, Note, Operation, Renewal, Renewed, StoreError, StoreErrorKind, Try};
 
 /// How often a grant is asked for anew when it is another one by the time it is confirmed: two calls with
 /// one token are at it together, and the second finds what the first has written.

@@ -96,7 +96,7 @@ impl<'a> CallScope<'a> {
         self.core.observe(&Transition::Acquired { name: name.as_str(), waited, handed_over });
     }
 
-    /// Counts a call whose time was over, and reports it to the observer. Returns the time to put into the error.
+    /// Counts a call that timed out, and reports it to the observer. Returns the wait time that the error states.
     pub(super) fn not_acquired(&self, name: &LockName, waited: Duration) -> Duration {
         self.core.stats.not_acquired.add_one();
         tracing::debug!(%name, ?waited, "not acquired");

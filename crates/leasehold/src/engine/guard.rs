@@ -13,8 +13,7 @@ use crate::facts::{Fence, HolderId, LockName, Owner, Token, Ttl};
 use crate::lease::Lease;
 use crate::lease::belief::{self, Plan};
 use crate::loss::LossReason;
-use crate::store::Operation;
-use crate::store::{Grant, Renewed, StoreErrorKind};
+use crate::store::{Grant, Operation, Renewed, StoreErrorKind};
 
 /// Holds a lock. Dropping it releases the lock in the background; [`Guard::release`] waits until that is done.
 ///

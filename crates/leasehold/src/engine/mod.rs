@@ -21,8 +21,7 @@ use crate::journal::Journal;
 use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::stats::Stats;
-use crate::store::Operation;
-use crate::store::{Note, Push, PushReceiver, SharedStore, StoreError};
+use crate::store::{Note, Operation, Push, PushReceiver, SharedStore, StoreError};
 
 pub(crate) mod acquiring;
 pub(crate) mod by_token;

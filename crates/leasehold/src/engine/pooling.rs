@@ -20,8 +20,7 @@ use crate::error::Error;
 use crate::facts::{LockName, Ttl};
 use crate::inspect::view::LockInfo;
 use crate::inspect::view::PoolMember;
-use crate::store::Operation;
-use crate::store::{StoreErrorKind, Ticket};
+use crate::store::{Operation, StoreErrorKind, Ticket};
 
 /// The lease of the collector lock, and of the members collected under it until the set is complete. A collector that
 /// died keeps others from collecting for this long.

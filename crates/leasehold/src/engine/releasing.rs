@@ -17,8 +17,7 @@ use crate::events::lock_event::alert_kind;
 use crate::events::{EventKind, ReleaseLayer, Transition};
 use crate::facts::LockName;
 use crate::journal::{JournalEntry, JournalKind};
-use crate::store::Operation;
-use crate::store::{Note, Release, StoreError, StoreErrorKind};
+use crate::store::{Note, Operation, Release, StoreError, StoreErrorKind};
 
 /// The first pause between two tries; each one is twice the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);

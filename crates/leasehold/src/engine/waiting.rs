@@ -21,8 +21,7 @@ use crate::clock::{Moment, sleep_until, wall_ms};
 use crate::engine::guard::Guard;
 use crate::error::Error;
 use crate::facts::{LockName, Token};
-use crate::store::Operation;
-use crate::store::{Acquire, Claim, Push, StoreError, Ticket};
+use crate::store::{Acquire, Claim, Operation, Push, StoreError, Ticket};
 
 /// A task whose time is over, and that was the last of its room, waits at most this long until the store has confirmed
 /// that the room left the queue. Otherwise the lock could still be granted, and passed on, after its call has ended.

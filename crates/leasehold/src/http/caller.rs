@@ -10,8 +10,7 @@ use crate::clock::Moment;
 use crate::engine::Core;
 use crate::error::Error;
 use crate::facts::{BindingKind, ClaimId, LockName, Retention};
-use crate::store::Operation;
-use crate::store::{BindingId, Change, Create, Expected, NewBinding};
+use crate::store::{BindingId, Change, Create, Expected, NewBinding, Operation};
 
 /// The id of the shared key in the store.
 const KEY_ID: &str = "idempotency";

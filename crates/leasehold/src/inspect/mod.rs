@@ -15,8 +15,7 @@ use crate::events::LockEvent;
 use crate::facts::{LockName, Owner, Token, Ttl};
 use crate::lease::IntoLockName;
 use crate::manager::LockManager;
-use crate::store::Operation;
-use crate::store::{Claim, Grant, Release, StoreError, StoreErrorKind, Try};
+use crate::store::{Claim, Grant, Operation, Release, StoreError, StoreErrorKind, Try};
 
 pub(crate) mod view;
 

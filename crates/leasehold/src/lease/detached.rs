@@ -9,8 +9,7 @@ use crate::error::Error;
 use crate::facts::{Fence, HolderId, LockName, Token, Ttl};
 use crate::loss::LossReason;
 use crate::manager::LockManager;
-use crate::store::Operation;
-use crate::store::{Note, Release, Renewal, Renewed, StoreErrorKind};
+use crate::store::{Note, Operation, Release, Renewal, Renewed, StoreErrorKind};
 
 /// A lease without a guard: it belongs to no process, and its token alone renews and releases it.
 ///

@@ -25,9 +25,8 @@ use crate::lease::terms::setters;
 use crate::loss::LossReason;
 use crate::manager::LockManager;
 use crate::request::LockRequest;
-use crate::store::Operation;
 use crate::store::record::{self, State};
-use crate::store::{BindingId, Bound, Changed, StoreErrorKind};
+use crate::store::{BindingId, Bound, Changed, Operation, StoreErrorKind};
 
 mod running;
 

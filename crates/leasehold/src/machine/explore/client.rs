@@ -117,7 +117,7 @@ impl Client {
         if let User::Holding(lease) = &self.user { Some(lease) } else { None }
     }
 
-    /// The leases of this client, whoever uses them.
+    /// Returns the lease that this client holds and those that it is releasing.
     pub(super) fn leases(&self) -> impl Iterator<Item = &Lease> {
         let released = self.closing.iter().filter_map(|closing| match &closing.how {
             HowClosed::Release(lease) => lease.as_deref(),
