@@ -100,7 +100,7 @@ fn a_store_that_cannot_be_used_ends_with_78() {
         (format!("sqlite:{dir}"), "is not a file"),
         (format!("sqlite:{dir}/text"), "not a database"),
         ("sqlite:/proc/nope/locks.db".to_owned(), "/proc/nope"),
-        ("redis://:hunter2@".to_owned(), "`redis://`: no host is named"),
+        ("redis://:hunter2@".to_owned(), "`redis://`: the host is missing"),
     ];
     for (store, says) in cases {
         for args in

@@ -345,9 +345,9 @@ mod tests {
             ("redis://:hunter2@a:1,,b:2", "not a list"),
             ("unix:///hunter2.sock", "Unix socket"),
             ("redis+unix:///hunter2.sock", "Unix socket"),
-            ("redis+sentinel://:hunter2@h:26379", "neither clusters nor sentinels"),
-            ("redis-cluster://:hunter2@h", "neither clusters nor sentinels"),
-            ("valkey://:hunter2@h", "Valkey is reached as Redis is"),
+            ("redis+sentinel://:hunter2@h:26379", "clusters and sentinels are not supported"),
+            ("redis-cluster://:hunter2@h", "clusters and sentinels are not supported"),
+            ("valkey://:hunter2@h", "for Valkey, write redis://"),
         ] {
             let refused = StoreUrl::parse(url).expect_err(url);
             assert!(refused.contains(why) && !refused.contains("hunter2"), "{url}: {refused}");

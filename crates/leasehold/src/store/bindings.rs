@@ -1,5 +1,5 @@
-//! Bindings: a value under an id, created by the first who asks, read by everybody else, gone when its
-//! time is over. No lock is taken and nobody waits.
+//! Bindings: a value under an id, created by the first caller, read by all others, and removed when it expires. No lock
+//! is taken and no caller waits.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,51 +9,50 @@ use async_trait::async_trait;
 use super::StoreError;
 use crate::facts::{BindingKind, ClaimId, LockName, Retention};
 
-/// The largest value that a store takes, in bytes. A store of locks is not one of documents: what is
-/// larger belongs elsewhere, and its address here.
+/// The largest value that a store accepts, in bytes. Larger data belongs in another store, with its address here.
 pub const VALUE_BYTES_MAX: usize = 1024 * 1024;
 
-/// What a binding is found by.
+/// The kind and id that identify a binding.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BindingId {
-    /// Of which kind it is.
+    /// Its kind.
     pub kind: BindingKind,
-    /// The request's id: as long, and of the same characters, as a lock's name.
+    /// The request's id. It has the length and characters of a lock's name.
     pub id: LockName,
 }
 
-/// A binding that is to be created.
+/// A binding to be created.
 #[derive(Clone, PartialEq, Eq)]
 pub struct NewBinding {
-    /// Where.
+    /// Its kind and id.
     pub id: BindingId,
-    /// This attempt's own id: the same when it is sent again.
+    /// The id of this attempt. A repetition of the request has the same one.
     pub claim: ClaimId,
-    /// How long it is kept.
+    /// How long the binding is kept.
     pub keep: Retention,
-    /// A slot to be taken on a node together with it.
+    /// A slot that is taken on a node together with the binding.
     pub slot: Option<NodeSlot>,
-    /// At most [`VALUE_BYTES_MAX`].
+    /// The value, of at most [`VALUE_BYTES_MAX`].
     pub value: Vec<u8>,
 }
 
-/// One of the places that a node has for jobs.
+/// One of the slots that a node has for jobs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeSlot {
     /// The node.
     pub node: LockName,
-    /// How many places it has.
+    /// How many slots the node has.
     pub of: u32,
 }
 
-/// A binding as it stands in the store.
+/// A binding as stored.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Bound {
-    /// Whose it is.
+    /// The claim that created it.
     pub claim: ClaimId,
-    /// How often it was changed since it was created.
+    /// How often it was changed after its creation.
     pub revision: u64,
-    /// How long it was asked to be kept, counted from its creation or its last renewal.
+    /// The requested retention, counted from its creation or its last renewal.
     pub keep: Duration,
     /// The node on which it has a slot.
     pub node: Option<LockName>,
@@ -64,61 +63,61 @@ pub struct Bound {
 /// The answer to a creation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Create {
-    /// It is ours: created now, or by the same attempt before.
+    /// The binding belongs to this claim: created now, or by an earlier send of the same request.
     Created,
-    /// Somebody was first; nothing was changed.
+    /// Another claim created it first. Nothing was changed.
     Exists(Bound),
-    /// There is none, and none was created: every slot of the node is taken.
+    /// Nothing was created, because every slot of the node is taken.
     NoSlot,
 }
 
-/// What a binding must be like to be changed.
+/// The precondition of a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expected {
-    /// Whatever it is.
+    /// Any binding.
     Any,
-    /// The one that this claim created.
+    /// The binding that this claim created.
     Claim(ClaimId),
-    /// This claim at this revision: unchanged since it was read.
+    /// The binding that this claim created, at this revision: unchanged since it was read.
     Unchanged(ClaimId, u64),
 }
 
 /// A change of a binding.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Change {
-    /// Its new value; at most [`VALUE_BYTES_MAX`].
+    /// The new value, of at most [`VALUE_BYTES_MAX`].
     pub value: Vec<u8>,
-    /// Counts its time anew, for so long; `None` leaves its end where it is.
+    /// Restarts the retention with this duration. `None` keeps the present expiry.
     pub keep: Option<Retention>,
-    /// Whether its slot, if it has one, is given back.
+    /// Whether the binding's slot, if it has one, is released.
     pub give_slot_back: bool,
 }
 
 /// The answer to a change or a removal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Changed {
-    /// Done.
+    /// The change was made.
     Done,
-    /// There is none (any more); nothing was done.
+    /// The binding does not exist (any more). Nothing was changed.
     Gone,
-    /// It is not as expected; nothing was done.
+    /// The binding does not meet the precondition. Nothing was changed.
     Other(Bound),
 }
 
-/// One step of a runner of [`once`](crate::LockManager::once): it begins, or stores what came of the work.
+/// One step of a runner of [`once`](crate::LockManager::once): it begins, or stores the result of the work.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Step {
     /// The id of the work.
     pub id: BindingId,
-    /// This run's own id: the same for all of its steps.
+    /// The id of this run, the same in all its steps.
     pub claim: ClaimId,
     /// The fence of the lease that the run holds.
     pub fence: u64,
-    /// Whether the work is over, and the value says what came of it. Otherwise it begins.
+    /// Whether the work has ended, and the value is its result. Otherwise the work begins.
     pub over: bool,
     /// How long the record is kept.
     pub keep: Retention,
-    /// The record; at most [`VALUE_BYTES_MAX`].
+    /// The record, of at most [`VALUE_BYTES_MAX`].
     pub value: Vec<u8>,
 }
 
@@ -126,31 +125,31 @@ pub struct Step {
 /// [`Store`](super::Store).
 #[async_trait]
 pub trait Bind: super::sealed::Sealed + Send + Sync + 'static {
-    /// Creates a binding unless there is one. Sent again with the same claim, it answers the same.
+    /// Creates a binding unless it exists. A repetition with the same claim has the same answer.
     async fn create(&self, new: &NewBinding) -> Result<Create, StoreError>;
 
-    /// Reads one, and how long it is still kept.
+    /// Reads a binding, and how long it is still kept.
     async fn read(&self, id: &BindingId) -> Result<Option<(Bound, Duration)>, StoreError>;
 
-    /// Changes one that is there and as expected; its revision counts up. Never creates.
+    /// Changes an existing binding that meets the precondition, and increments its revision. Never creates one.
     async fn change(&self, id: &BindingId, expected: &Expected, change: &Change) -> Result<Changed, StoreError>;
 
-    /// Removes the one that a claim created, and gives its slot back.
+    /// Removes the binding that a claim created, and releases its slot.
     async fn remove(&self, id: &BindingId, claim: &ClaimId) -> Result<Changed, StoreError>;
 
-    /// Writes a step of work that is done once where there is no record, over this run's own running record,
-    /// or over a running record with a lower fence (a record without one counts as 0), unless the run begins
-    /// and its payload differs from the record's. Anything else is left alone and answered with
-    /// [`Changed::Other`]: a finished record is never replaced. Never answers [`Changed::Gone`]. Sent again after
-    /// a lost answer, it answers the same.
+    /// Writes a step of work that is done once. It is written if there is no record, over this run's own running
+    /// record, or over a running record with a lower fence (a record without one counts as 0), unless the run begins
+    /// and its payload differs from the record's. Any other record is left alone and returned as [`Changed::Other`]: a
+    /// finished record is never replaced. Never returns [`Changed::Gone`]. A repetition after a lost answer has the
+    /// same answer.
     async fn advance(&self, step: &Step) -> Result<Changed, StoreError>;
 
-    /// Removes the record of a run whose work came to nothing: only while it is this run's own and running.
+    /// Removes the record of a run whose work failed, if it is this run's own and still running.
     async fn withdraw(&self, id: &BindingId, claim: &ClaimId) -> Result<Changed, StoreError>;
 }
 
 impl Expected {
-    /// Whether a binding is as expected.
+    /// Returns whether a binding meets the precondition.
     pub(crate) fn matches(&self, claim: &ClaimId, revision: u64) -> bool {
         match self {
             Self::Any => true,
@@ -160,7 +159,7 @@ impl Expected {
     }
 }
 
-// Values are users' data: how much there is may be shown, what it is may not.
+// Values are users' data: their size may be shown, their content may not.
 
 impl fmt::Debug for NewBinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

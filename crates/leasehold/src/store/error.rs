@@ -2,18 +2,18 @@ use std::borrow::Cow;
 
 use crate::facts::Invalid;
 
-/// The store did not do what was asked, or did not say whether it did.
+/// The store refused or failed a request, or did not answer it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", told(*kind, detail))]
 pub struct StoreError {
     kind: StoreErrorKind,
-    /// For people; never a secret.
+    /// A text for people; never contains a secret.
     detail: Cow<'static, str>,
-    /// Nothing was sent: the store cannot have done anything.
+    /// Whether nothing was sent, so that the store cannot have done anything.
     unsent: bool,
 }
 
-/// Who made the mistake knows that it was one: the detail says which.
+/// Formats the error. A mistake of the caller needs no introduction: the detail alone says what it is.
 fn told(kind: StoreErrorKind, detail: &str) -> String {
     match kind {
         _ if detail.is_empty() => kind.to_string(),
@@ -27,23 +27,23 @@ impl StoreError {
         Self { kind, detail: detail.into(), unsent: false }
     }
 
-    /// The same, of a request that never left.
+    /// Marks an error as one of a request that was never sent.
     pub(crate) fn unsent(self) -> Self {
         Self { unsent: true, ..self }
     }
 
-    /// What kind of failure it was.
+    /// Returns the kind of the failure.
     pub fn kind(&self) -> StoreErrorKind {
         self.kind
     }
 
-    /// What there is to say besides its kind.
+    /// Returns the detail of the error besides its kind.
     #[cfg(feature = "config")]
     pub(crate) fn detail(&self) -> &str {
         &self.detail
     }
 
-    /// Whether asking again later can help.
+    /// Returns whether a later retry can succeed.
     pub fn is_passing(&self) -> bool {
         use StoreErrorKind as K;
         matches!(
@@ -59,15 +59,15 @@ impl StoreError {
         )
     }
 
-    /// Whether nothing was done: nothing was sent, the store is closed, belongs to another process, or its disk is full (a
-    /// transaction is carried out whole or not at all), or the request makes no sense. Not out of memory:
-    /// a server refuses the second step of a request for that, too.
+    /// Returns whether nothing was done: the request was not sent, the store is closed, belongs to another process, or
+    /// its disk is full (a transaction is carried out as a whole or not at all), or the request is invalid. Out of
+    /// memory does not count: a server also refuses the second step of a request for that reason.
     pub(crate) fn was_refused(&self) -> bool {
         use StoreErrorKind as K;
         self.unsent || matches!(self.kind, K::Closed | K::Forked | K::Refused | K::DiskFull)
     }
 
-    /// Whether the request may have been carried out all the same.
+    /// Returns whether the request may have been carried out despite the error.
     pub fn may_have_happened(&self) -> bool {
         matches!(self.kind, StoreErrorKind::Unreachable | StoreErrorKind::NoAnswer)
     }
@@ -86,11 +86,11 @@ impl From<StoreErrorKind> for StoreError {
     }
 }
 
-/// Every failure of a store by what it means to whoever has to act on it.
+/// The kinds of failure of a store, by what the caller can do about them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
-    /// No connection, or it broke.
+    /// No connection, or the connection broke.
     #[error("the store cannot be reached")]
     Unreachable,
     /// Connected, but no answer in time.
@@ -111,31 +111,31 @@ pub enum StoreErrorKind {
     /// Writes are refused because persistence fails (`MISCONF`).
     #[error("the server refuses writes because it cannot save to disk")]
     CannotSave,
-    /// No or wrong password (`NOAUTH`, `WRONGPASS`).
-    #[error("the server wants a password, or another one")]
+    /// Missing or wrong password (`NOAUTH`, `WRONGPASS`).
+    #[error("the server requires a password, or rejected the given one")]
     NotAuthenticated,
-    /// The user may not do this (`NOPERM`).
+    /// The user lacks permission (`NOPERM`).
     #[error("the user is not permitted to do this; see the minimal ACL in docs/protocol.md")]
     NotPermitted,
-    /// A key of ours holds something else (`WRONGTYPE`).
+    /// One of leasehold's keys holds a value of another type (`WRONGTYPE`).
     #[error("one of leasehold's keys holds a value of another type")]
     WrongType,
-    /// The server has no room for another client (`ERR max number of clients reached`).
+    /// The server has reached its limit of clients (`ERR max number of clients reached`).
     #[error("the server accepts no more clients")]
     TooManyClients,
-    /// A cluster that is down or moving (`CLUSTERDOWN`, `MOVED`, `ASK`, `CROSSSLOT`).
+    /// The cluster is down or moves slots (`CLUSTERDOWN`, `MOVED`, `ASK`, `CROSSSLOT`).
     #[error("the cluster cannot serve this key now")]
     Cluster,
     /// `TRYAGAIN`, `MASTERDOWN`, `NOREPLICAS`.
     #[error("the server asks to try again")]
     TryAgain,
-    /// The fence counter cannot be used: above 2⁵², or not a number.
+    /// The fence counter is unusable: above 2⁵², or not a number.
     #[error("the fence counter is unusable; nothing is granted until it is repaired")]
     FenceUnusable,
     /// A script could not be run (`NOSCRIPT` after EVAL, a Lua error, an old server).
     #[error("the server could not run leasehold's script")]
     Script,
-    /// A record of a newer version of leasehold.
+    /// The store holds a record of a newer version of leasehold.
     #[error("the store holds records of a newer leasehold")]
     NewerVersion,
     /// The disk is full.
@@ -144,16 +144,16 @@ pub enum StoreErrorKind {
     /// The database file cannot be used: permissions, corruption, not a database.
     #[error("the database file cannot be used")]
     File,
-    /// This process was forked off the one that opened the store.
+    /// This process was forked from the one that opened the store.
     #[error("the store was opened before a fork; open it again in this process")]
     Forked,
     /// The store was closed.
     #[error("the store was closed")]
     Closed,
-    /// A cursor, URL or option that makes no sense.
-    #[error("the request makes no sense to the store")]
+    /// A cursor, URL or option is invalid.
+    #[error("the store rejects the request as invalid")]
     Refused,
-    /// Anything else the server said.
+    /// Any other error of the server.
     #[error("the store answered with an error")]
     Other,
 }

@@ -1,23 +1,23 @@
 use serde::Serialize;
 
-/// One line of a checkup: can this store keep a promise?
+/// One result of a checkup: whether the store can keep one promise.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// How it stands.
+    /// The severity.
     pub level: Level,
-    /// What was looked at, in a word.
+    /// The subject of the check, in a word.
     pub check: &'static str,
-    /// What was found and, unless it is fine, what to do.
+    /// The result and, if it is not fine, what to do.
     pub text: String,
 }
 
-/// How a [`Finding`] stands, from fine to bad.
+/// The severity of a [`Finding`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
     /// As it should be.
     Ok,
-    /// Worth knowing: a promise is weaker than it could be, or could not be checked.
+    /// A promise is weaker than it could be, or could not be checked.
     Warn,
     /// A promise cannot be kept.
     Bad,

@@ -1,4 +1,5 @@
-//! What a store says of holders and waiters, and what it did to them. Public as part of [`inspect`](crate::inspect).
+//! Holders and waiters as a store reports them, and the results of evictions. Public as part of
+//! [`inspect`](crate::inspect).
 
 use std::time::Duration;
 
@@ -8,34 +9,34 @@ use crate::facts::{Fence, HolderId, LockName, Owner};
 /// What the store knows of a holder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
-    /// Names the holder without its secret.
+    /// The public id of the holder.
     pub id: HolderId,
-    /// Who it is; for a foreign holder the value it wrote, shortened.
+    /// The owner; for a foreign holder the value that it wrote, shortened.
     pub owner: Owner,
     /// Its fence, if one is known yet.
     pub fence: Option<Fence>,
-    /// Since when, in wall-clock milliseconds; 0 when unknown (foreign).
+    /// When the lease was granted, in wall-clock milliseconds; 0 if unknown (foreign).
     pub since_ms: u64,
-    /// The lease it asked for; `None` when unknown (foreign).
+    /// The requested ttl; `None` if unknown (foreign).
     pub ttl: Option<Duration>,
-    /// How long the lease still runs if nobody renews it; `None` for a key without expiry.
+    /// How long the lease lasts without another renewal; `None` for a key without expiry.
     pub ttl_left: Option<Duration>,
-    /// Told to give the lock up: its renewals are refused.
+    /// Whether the lease was revoked: its renewals are refused.
     pub revoked: bool,
-    /// Written by another kind of client: it sends no message when it is done.
+    /// Whether another kind of client wrote the value. Such a client sends no message when it releases.
     pub foreign: bool,
-    /// Whether it can be told something.
+    /// Whether the holder receives messages.
     pub listens: bool,
-    /// Whether its process is there, as far as a look could tell; `None` where it was not asked for,
-    /// nobody knows, or the lease belongs to no process.
+    /// Whether the holder's process is connected, as far as the store can tell. `None` if it was not checked, is
+    /// unknown, or the lease belongs to no process.
     pub connected: Option<bool>,
 }
 
 impl Holder {
-    /// A holder that is not one of ours: all that is known is the value it wrote.
+    /// Returns the holder for a value that another kind of client wrote; nothing else is known about it.
     pub(crate) fn foreign(value: &[u8], ttl_left: Option<Duration>) -> Self {
         let text = String::from_utf8_lossy(value);
-        // A random value is that client's secret: whoever knows it can release the lock.
+        // A random value is that client's secret: it is enough to release the lock.
         let shown = match newer_version(&text) {
             Some(version) => format!("a newer leasehold (lh{version})"),
             None if looks_random(&text) => "another client".to_owned(),
@@ -56,13 +57,13 @@ impl Holder {
     }
 }
 
-/// The version of a value in a format that is not known here yet.
+/// Returns the version of a value whose format this version does not know.
 fn newer_version(text: &str) -> Option<u32> {
     let (version, _) = text.strip_prefix("lh")?.split_once(' ')?;
     version.parse().ok().filter(|version| *version > 1)
 }
 
-/// A UUID, a run of hex digits, or base64: what clients write to know their own lock again.
+/// Returns whether a text looks like a UUID, hex digits or base64, which clients write to recognize their own lock.
 fn looks_random(text: &str) -> bool {
     let has = |kind: fn(&char) -> bool| text.chars().any(|c| kind(&c));
     let hex = text.chars().all(|c| c.is_ascii_hexdigit() || c == '-') && has(char::is_ascii_digit);
@@ -76,28 +77,27 @@ fn looks_random(text: &str) -> bool {
 /// How to take a lock away from its holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EvictMode {
-    /// Refuse its renewals and tell it; the lock passes on when it releases or its lease ends.
-    /// Never makes two holders.
+    /// Refuse the holder's renewals and notify it. The lock passes on when the holder releases it or its lease ends.
+    /// Never leads to two holders.
     Revoke,
-    /// Free the lock at once. A holder that is still at work does not know yet: only fences
-    /// protect what it writes.
+    /// Free the lock at once. A holder that is still at work does not know it yet: only fences protect what it writes.
     Force,
 }
 
-/// The answer to an evict. Each carries the record of the holder that was found.
+/// The answer to an eviction. It carries the record of the holder that was found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Evicted {
-    /// Done to the holder that was named.
+    /// The named holder was evicted.
     Done(Holder),
-    /// Somebody else holds it by now; nothing was done.
+    /// Another holder has the lock by now. Nothing was done.
     ChangedHands(Holder),
-    /// It is free already.
+    /// The lock is free already.
     Free,
-    /// A foreign holder cannot be asked to stop, only be forced.
+    /// A foreign holder cannot be revoked, only forced.
     Foreign(Holder),
 }
 
-/// What became of a request to finish.
+/// The result of a request to finish.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FinishRequest {
     /// The holder's process received the request.
@@ -115,7 +115,7 @@ pub enum FinishRequest {
 pub struct Page {
     /// Locks found, in no promised order, each at most once per page.
     pub locks: Vec<(LockName, Holder)>,
-    /// Where to go on; `None` when this was the last page.
+    /// The cursor of the next page; `None` after the last page.
     pub next: Option<Cursor>,
 }
 
@@ -140,11 +140,11 @@ impl Cursor {
 pub struct Waiter {
     /// Its place.
     pub ticket: Ticket,
-    /// Who it is.
+    /// The owner of the waiting process.
     pub owner: Owner,
-    /// Since when it waits, in wall-clock milliseconds.
+    /// When it began to wait, in wall-clock milliseconds.
     pub since_ms: u64,
-    /// Whether it is told when its turn comes; else it polls.
+    /// Whether it is notified when the lock is granted to it; otherwise it polls.
     pub listens: bool,
 }
 

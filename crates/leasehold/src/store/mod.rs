@@ -1,8 +1,8 @@
-//! What a store must do, in few verbs. The siblings ([`memory`], [`sqlite`], [`redis`]) know
-//! nothing of each other; one state machine (`machine`) says what each verb means.
+//! The operations of a store. The stores ([`memory`], [`sqlite`], [`redis`]) do not depend on each other; one state
+//! machine (`machine`) defines what each operation means.
 //!
-//! [`Store`] is the lock path, [`Inspect`] the look path, [`Bind`] what has nothing to do with locks. `Err` always means that the answer is
-//! unknown, never that the lock is taken.
+//! [`Store`] is the lock path, [`Inspect`] is read-only inspection, [`Bind`] stores values that have nothing to do with
+//! locks. `Err` always means that the answer is unknown, never that the lock is held.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -43,8 +43,8 @@ pub(crate) use pushes::PushSender;
 #[cfg(test)]
 pub(crate) use seen::view;
 
-/// One attempt to hold one lock: the same from its first request to its last, so that every verb
-/// can be sent twice without harm.
+/// One attempt to acquire one lock. It is the same from the first request to the last, so that every operation can be
+/// repeated without harm.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
     /// The lock.
@@ -53,12 +53,12 @@ pub struct Claim {
     pub token: Token,
     /// How long the lease lasts without renewal.
     pub ttl: Ttl,
-    /// Who asks, for people.
+    /// The owner, as people read it.
     pub owner: Owner,
     /// Whether the grant must carry a fence. An unfenced try is one command cheaper.
     pub fenced: bool,
-    /// Whether this process listens for messages about the claim. When it does not, a waiter has
-    /// to poll, and a holder's lease lives by its ttl alone: it belongs to no process.
+    /// Whether this process receives messages about the claim. If not, a waiter has to poll, and a holder's lease ends
+    /// by its ttl alone: it belongs to no process.
     pub listens: bool,
     /// When the attempt began, in wall-clock milliseconds.
     pub since_ms: u64,
@@ -68,143 +68,143 @@ pub struct Claim {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// A lease was given.
+/// A lease that was granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
-    /// Its fence; `None` when the claim was unfenced.
+    /// The fence; `None` if the claim was unfenced.
     pub fence: Option<Fence>,
     /// A moment before the store's countdown began.
     pub asked_at: Moment,
-    /// How long the store counts from there.
+    /// The duration of the lease, counted from `asked_at`.
     pub lasts: Duration,
 }
 
 /// The answer to a try.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Try {
-    /// Ours.
+    /// The lock was granted.
     Granted(Grant),
-    /// Somebody else's; `None` when it changed hands before we could see whose.
+    /// Another holder has the lock; `None` if it changed before it could be read.
     Held(Option<Holder>),
-    /// Ours for a moment, and revoked by somebody since. The token is used up.
+    /// The lock was granted for a moment, and has been revoked since. The token is used up.
     Revoked,
 }
 
 /// The answer to an acquire.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Acquire {
-    /// Ours.
+    /// The lock was granted.
     Granted(Grant),
-    /// We stand in line.
+    /// The claim waits in the queue.
     Queued(Place),
-    /// It was ours and has been revoked since: release it, the token is used up.
+    /// The lock was granted and has been revoked since: release it. The token is used up.
     Revoked,
 }
 
-/// Where a waiter stands.
+/// The position of a waiter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// Keep it, and ask with it again.
+    /// Its ticket, to be sent with the next request.
     pub ticket: Ticket,
-    /// How many stand before us.
+    /// The number of waiters before it.
     pub position: usize,
-    /// Who holds the lock; `None` when it is between two holders.
+    /// The holder of the lock; `None` while it changes.
     pub holder: Option<Holder>,
 }
 
 /// The answer to a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Release {
-    /// It was ours; it is free, or the next waiter's.
+    /// The token held the lock. It is free now, or belongs to the next waiter.
     Released,
-    /// It was not ours, or not any more. Nothing was touched.
+    /// The token did not hold the lock, or not any more. Nothing was changed.
     NotOwner,
 }
 
-/// One lease to renew, or to look at.
+/// One lease to renew or to check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Renewal {
     /// The lock.
     pub name: LockName,
     /// The lease's secret.
     pub token: Token,
-    /// The fence the lease was granted with: another one in the store means that the token was
-    /// granted anew since, and this lease is over.
+    /// The fence that the lease was granted with. Another fence in the store means that the token was granted anew
+    /// since, and that this lease has ended.
     pub fence: Option<Fence>,
-    /// Counted anew from now; never shortens.
+    /// The duration, counted anew from now. It never shortens the lease.
     pub ttl: Ttl,
-    /// `false`: a check. The store says whether the lease is still its holder's, and changes nothing: neither the
-    /// countdown nor what `rewrite` and `hand_to` say. For leases that are not renewed.
+    /// `false` for a check: the store answers whether the lease is still held, and changes nothing, not even for
+    /// `rewrite` and `hand_to`. For leases that are not renewed.
     pub prolong: bool,
-    /// Writes ttl and owner into the record: a confirm by the task that got the lock, or an extend.
+    /// Writes ttl and owner into the record: for a confirmation by the task that received the lock, or an extension.
     pub rewrite: Option<Owner>,
-    /// Makes it the lease of this token, which may be its own, and of no process: no death ends it any more, only
-    /// its ttl. Idempotent: sent again, it finds what it has done by the fence.
+    /// Transfers the lease to this token, which may be its own, and to no process: from then on only its ttl ends it.
+    /// Idempotent: a repetition recognizes the transfer by the fence.
     pub hand_to: Option<Token>,
 }
 
 /// The answer to one renewal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Renewed {
-    /// Ours. Where it was to be prolonged, the countdown began anew, after the moment the caller asked.
+    /// The lease is held. If it was prolonged, the countdown restarted after the request was sent.
     Renewed,
-    /// Not ours (any more).
+    /// The lease is not held (any more).
     Lost,
-    /// Somebody took it away: stop, and release.
+    /// The lease was revoked: stop, and release it.
     Revoked,
-    /// The database it was in was removed or replaced: other processes use another one.
+    /// The database was removed or replaced: other processes use another one.
     Displaced,
-    /// No answer; it may have been renewed or not.
+    /// No answer. The lease may or may not have been renewed.
     Unknown(StoreError),
 }
 
 /// The answer to a leave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
-    /// We stood in line, or were not known at all.
+    /// The token was waiting, or was unknown.
     WasWaiting,
-    /// The grant had crossed us on the way: it was handed on.
+    /// The lock had been granted to the token meanwhile, and was passed on.
     WasGranted,
 }
 
-/// What a store tells this process without being asked.
+/// A message of the store to this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Push {
-    /// A waiter of ours holds the lock now.
+    /// The lock was granted to a waiter of this process.
     Granted {
-        /// Whose attempt.
+        /// The token of the attempt.
         token: Token,
-        /// Its lease. `lasts` is provisional: confirm it.
+        /// The lease. `lasts` is provisional until it is confirmed.
         grant: Grant,
     },
-    /// Ask again for this attempt in a while: whoever was served before us may never confirm.
+    /// The attempt has to send its request again after a while: the waiter served before it may never confirm.
     LookAgain {
-        /// Whose attempt.
+        /// The token of the attempt.
         token: Token,
-        /// When.
+        /// How long to wait before the request.
         after: Duration,
     },
-    /// A lease of ours was taken away.
+    /// A lease of this process was revoked.
     Revoked {
-        /// Whose.
+        /// The token of the lease.
         token: Token,
     },
-    /// Somebody asks a holder of ours to come to an end soon.
+    /// A holder of this process is asked to finish soon.
     Finish {
-        /// Whose.
+        /// The token of the lease.
         token: Token,
-        /// Why, in the asker's words.
+        /// The reason, as the requester gave it.
         reason: String,
     },
     /// The connection to the store is lost. [`Push::Resync`] follows when it is back.
     Disconnected,
-    /// Messages may have been missed: ask again for everything now.
+    /// Messages may have been missed: send every pending request again now.
     Resync,
-    /// Whether messages arrive at all. When they do not, waiters have to poll.
+    /// Whether messages arrive at all. If not, waiters have to poll.
     Hearing(bool),
 }
 
-/// What happens to a lease in the index and on the events channel.
+/// An entry of the index, or a published event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Note {
     /// Enter a long-held lease in the index, or keep it there.
@@ -213,28 +213,28 @@ pub enum Note {
         name: LockName,
         /// Its holder.
         holder: HolderId,
-        /// How long the entry is worth something.
+        /// How long the entry is valid.
         lasts: Duration,
     },
-    /// Take it out.
+    /// Remove an entry from the index.
     Remove {
         /// The lock.
         name: LockName,
         /// Its holder.
         holder: HolderId,
     },
-    /// Tell whoever follows.
+    /// Publish an event to followers.
     Tell(LockEvent),
 }
 
 impl Note {
-    /// Whether it is for a person, and must not be lost.
+    /// Returns whether it is an alert, which must not be lost.
     pub(crate) fn is_alert(&self) -> bool {
         matches!(self, Self::Tell(event) if event.kind == crate::events::lock_event::EventKind::Alert)
     }
 }
 
-/// The stores of this crate, and no others: the verbs may change with every version.
+/// Keeps the traits to the stores of this crate: their operations may change with every version.
 mod sealed {
     pub trait Sealed {}
     impl Sealed for super::memory::MemoryStore {}
@@ -246,27 +246,25 @@ mod sealed {
 
 /// The lock path of a store. It is sealed: only the stores of this crate implement it.
 ///
-/// Every verb is idempotent on its token. `Err` means unknown: the request may have been carried
-/// out or not.
+/// Every operation is idempotent on its token. `Err` means unknown: the request may or may not have been carried out.
 #[async_trait]
 pub trait Store: Inspect + Bind + sealed::Sealed + Send + Sync + 'static {
-    /// Takes the lock if it is free and nobody stands in line.
+    /// Acquires the lock if it is free and has no waiters.
     async fn try_acquire(&self, claim: &Claim) -> Result<Try, StoreError>;
 
-    /// Takes the lock or stands in line for it. `ticket` is the one an earlier answer gave, or one that was
-    /// [drawn](Store::ticket).
+    /// Acquires the lock or joins its queue. `ticket` comes from an earlier answer, or was [drawn](Store::ticket).
     async fn acquire(&self, claim: &Claim, ticket: Option<Ticket>) -> Result<Acquire, StoreError>;
 
-    /// Draws a ticket, for an attempt that stands in several queues under one: later than every ticket given
-    /// or drawn before, in whichever queue, and earlier than every one after. It takes nothing and needs no
-    /// giving back; one whose answer was lost is just not used.
+    /// Draws a ticket, for an attempt that waits in several queues under one. It is later than every ticket assigned or
+    /// drawn before, in any queue, and earlier than every one after. It holds nothing and is not given back; a ticket
+    /// whose answer was lost stays unused.
     async fn ticket(&self) -> Result<Ticket, StoreError>;
 
-    /// Gives the lock to the next waiter, or frees it.
+    /// Passes the lock to the next waiter, or frees it.
     async fn release(&self, name: &LockName, token: &Token) -> Result<Release, StoreError>;
 
-    /// Releases a lock that probably has no waiter: cheaper than [`Store::release`] when it has none, and dearer when it has
-    /// one.
+    /// Releases a lock that probably has no waiter: cheaper than [`Store::release`] if it has none, and more expensive
+    /// if it has one.
     async fn release_uncontended(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
         self.release(name, token).await
     }
@@ -276,8 +274,8 @@ pub trait Store: Inspect + Bind + sealed::Sealed + Send + Sync + 'static {
         self.release(name, token).await
     }
 
-    /// Gives back what another kind of client wrote as a plain value, compared with that value as a whole. Where no
-    /// other kind of client can write there is none.
+    /// Deletes a plain value that another kind of client wrote, if the key still holds exactly that value. A store
+    /// without other kinds of clients has none.
     async fn release_value(&self, _name: &LockName, _value: &str) -> Result<Release, StoreError> {
         Ok(Release::NotOwner)
     }
@@ -285,23 +283,23 @@ pub trait Store: Inspect + Bind + sealed::Sealed + Send + Sync + 'static {
     /// Renews or checks many leases in one pass; one answer for each, in order.
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Renewed>;
 
-    /// Gives up an attempt wherever it stands: in line, or granted without our knowing.
+    /// Gives up an attempt wherever it is: queued, or granted without this process knowing.
     async fn leave(&self, claim: &Claim) -> Result<Left, StoreError>;
 
-    /// Takes the lock away from the holder that was looked at, and from nobody else.
+    /// Takes the lock away from this holder, and from no other.
     async fn evict(&self, name: &LockName, holder: HolderId, mode: EvictMode) -> Result<Evicted, StoreError>;
 
-    /// Asks the holder that was looked at to come to an end.
+    /// Asks this holder to finish soon.
     async fn ask_to_finish(&self, name: &LockName, holder: HolderId, reason: &str)
     -> Result<FinishRequest, StoreError>;
 
-    /// Whether a try that was not answered may be sent again under its own token. Not where the first
-    /// one can still be carried out later than the second: then the token is given up.
+    /// Returns whether a try that was not answered may be sent again under its own token. If the first request may be
+    /// carried out after the second, it may not, and the token is given up.
     fn may_resend_try(&self) -> bool {
         true
     }
 
-    /// Whether the record of a lock that a try has taken lacks its fence until the first renewal.
+    /// Returns whether the record of a lock acquired by a try has no fence until the first renewal.
     fn writes_fence_later(&self) -> bool {
         false
     }
@@ -309,19 +307,19 @@ pub trait Store: Inspect + Bind + sealed::Sealed + Send + Sync + 'static {
     /// Delivers the messages for this process to a receiver. Only the first receiver counts.
     fn deliver_to(&self, receiver: Arc<dyn PushReceiver>);
 
-    /// The messages for this process, as a channel.
+    /// Returns a channel with the messages for this process.
     fn pushes(&self) -> mpsc::UnboundedReceiver<Push> {
         let (tell, pushes) = mpsc::unbounded_channel();
         self.deliver_to(Arc::new(pushes::Channel(tell)));
         pushes
     }
 
-    /// How many claims of this process stand in line, the position of the one nearest to its turn,
-    /// and the shortest ttl among them: a store that has to prove that its messages arrive does so
-    /// only while somebody waits, and more often near the head of a queue.
+    /// Reports how many claims of this process wait, the position of the one closest to the head of its queue, and the
+    /// shortest ttl among them. A store that has to probe whether its messages arrive does so only while a claim waits,
+    /// and more often near the head of a queue.
     fn waiting(&self, _claims: usize, _nearest: usize, _shortest: Option<Ttl>) {}
 
-    /// Notes for people who look: never needed by the lock path, whose calls never fail by it.
+    /// Writes index entries and events. The lock path never needs them, and no call of it fails because of them.
     async fn note(&self, _notes: Vec<Note>) -> Result<(), StoreError> {
         Ok(())
     }
@@ -331,46 +329,45 @@ pub trait Store: Inspect + Bind + sealed::Sealed + Send + Sync + 'static {
         Ok(())
     }
 
-    /// A descriptor that keeps this process's leases from being taken for a dead one's: while any process
-    /// has it open, only the end of their ttl ends them. `None` where a lease does not depend on its
-    /// process anyway.
+    /// Returns a descriptor that keeps this process's leases from being taken for a dead process's. While any process
+    /// has it open, only their ttl ends them. `None` if a lease does not depend on its process anyway.
     fn lifeline(&self) -> Option<OwnedFd> {
         None
     }
 
-    /// Lets go of connections, threads and files. Verbs answer with an error afterwards.
+    /// Closes connections, threads and files. Later operations return an error.
     async fn close(&self) {}
 }
 
-/// The look path of a store. It is sealed, like [`Store`].
+/// The inspection of a store. It is sealed, like [`Store`].
 #[async_trait]
 pub trait Inspect: sealed::Sealed + Send + Sync + 'static {
-    /// Which store this is, without its secrets: `sqlite:/path`, `redis://host:6379`.
+    /// Returns the store's address without secrets: `sqlite:/path`, `redis://host:6379`.
     fn describe(&self) -> String;
 
-    /// Who holds one lock.
+    /// Returns the holder of a lock.
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, StoreError>;
 
-    /// Locks whose names begin with `prefix`, at most about `limit` of them.
+    /// Lists locks whose names begin with `prefix`, about `limit` of them at most.
     async fn list(&self, prefix: &str, after: Option<Cursor>, limit: usize) -> Result<Page, StoreError>;
 
-    /// Who waits for a lock, in order.
+    /// Returns the waiters of a lock, in order.
     async fn queue(&self, name: &LockName) -> Result<Vec<Waiter>, StoreError>;
 
-    /// Long-held locks from the index, at most about `limit` of them, checked against the locks themselves; a
-    /// store that can list cheaply lists.
+    /// Lists long-held locks from the index, about `limit` of them at most, checked against the locks themselves. A
+    /// store that can list cheaply lists all locks.
     async fn long_held(&self, after: Option<Cursor>, limit: usize) -> Result<Page, StoreError>;
 
-    /// The fleet's counters.
+    /// Returns the fleet's counters.
     async fn counters(&self) -> Result<Vec<(String, u64)>, StoreError>;
 
-    /// Whether the store can keep a promise: one finding per check. What cannot be checked is a
+    /// Checks whether the store can keep its promises, with one finding per check. A check that could not be made is a
     /// finding too.
     async fn checkup(&self) -> Vec<Finding>;
 
-    /// Events of the whole fleet from now on, until the connection to the store is lost.
+    /// Subscribes to the events of the whole fleet, until the connection to the store is lost.
     async fn follow(&self) -> Result<mpsc::Receiver<LockEvent>, StoreError>;
 }
 
-/// A store that can be shared.
+/// A shared store.
 pub type SharedStore = Arc<dyn Store>;

@@ -1,4 +1,4 @@
-//! From the URL of a store to the store.
+//! Opens the store for a URL.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ fn open_sqlite(path: &str, _options: &Options) -> Result<SharedStore, Error> {
 async fn open_redis(url: &str, options: &Options) -> Result<SharedStore, Error> {
     use super::redis::{RedisOptions, RedisStore};
     use crate::facts::Ttl;
-    // A clock cannot count a duration that is beyond all bounds. A day is as good as for ever here.
+    // A clock cannot count an unbounded duration. A day is long enough here.
     let answer_within = options.request_timeout.min(Ttl::MAX);
     let redis = RedisOptions::default().response_timeout(answer_within).lazy_connect(options.lazy_connect);
     let store = RedisStore::connect(url, options.keys.clone(), redis).await;
@@ -51,7 +51,7 @@ async fn open_redis(url: &str, _options: &Options) -> Result<SharedStore, Error>
     Err(Error::Connect { store: without_secrets(url), source: not_built_in("Redis", "redis") })
 }
 
-/// Says that this program was built without a store.
+/// Returns the error for a store that this program was built without.
 #[cfg(not(all(feature = "redis", feature = "sqlite")))]
 fn not_built_in(store: &str, feature: &str) -> StoreError {
     let text = format!("this program was built without {store}: add the feature `{feature}` of the crate leasehold");
@@ -75,31 +75,29 @@ pub(crate) fn check_url(url: &str) -> Result<(), StoreError> {
     }
 }
 
-/// Says why no store has this scheme. The scheme itself is not repeated, because text without a scheme may begin with
-/// anything, a password included.
+/// Explains why no store has this scheme. The scheme itself is not repeated, because text without a scheme may begin
+/// with anything, including a password.
 fn not_a_store(scheme: &str) -> StoreError {
     let why = match scheme {
-        "valkey" | "valkeys" => "Valkey is reached as Redis is: write redis://HOST:PORT, or rediss://HOST:PORT for TLS",
-        "unix" | "redis+unix" | "redis+socket" => {
-            "a Redis server is reached over TCP, not by a Unix socket: write redis://HOST:PORT"
-        }
+        "valkey" | "valkeys" => "for Valkey, write redis://HOST:PORT, or rediss://HOST:PORT for TLS",
+        "unix" | "redis+unix" | "redis+socket" => "Unix sockets are not supported: write redis://HOST:PORT",
         _ if scheme.contains("sentinel") || scheme.contains("cluster") => {
-            "one server is named, by redis://HOST:PORT: neither clusters nor sentinels are supported"
+            "clusters and sentinels are not supported: name one server, as redis://HOST:PORT"
         }
         _ => "not the URL of a store: write sqlite, sqlite:PATH, redis://HOST:PORT, rediss://HOST:PORT or memory",
     };
     StoreError::new(StoreErrorKind::Refused, why)
 }
 
-/// Returns a URL without user, password and query, for people.
+/// Returns a URL without user, password and query, to be displayed.
 pub(crate) fn without_secrets(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
-        // A path may be shown. In a URL that lacks its slashes the password may be anywhere.
+        // A path may be shown. If the URL lacks its slashes, the password may be anywhere.
         let scheme = url.split_once(':').map_or(url, |(scheme, _)| scheme);
         return if matches!(scheme, "sqlite" | "memory") { url.to_owned() } else { format!("{scheme}:…") };
     };
     let rest = rest.rsplit_once('@').map_or(rest, |(login, host)| {
-        // Either of the two may be part of a password.
+        // Either character may be part of a password.
         if login.contains('?') { "…" } else { host }
     });
     let rest = rest.split_once('?').map_or(rest, |(path, _)| path);
@@ -122,7 +120,7 @@ mod tests {
 
     #[cfg(not(all(feature = "redis", feature = "sqlite")))]
     #[tokio::test]
-    async fn a_store_that_is_not_built_in_is_refused_in_words() {
+    async fn a_store_that_is_not_built_in_is_refused_with_an_explanation() {
         for (url, built_in, feature) in
             [("sqlite:a.db", cfg!(feature = "sqlite"), "`sqlite`"), ("redis://h:1", cfg!(feature = "redis"), "`redis`")]
         {

@@ -2,27 +2,27 @@
 
 use std::fmt;
 
-/// What was asked of a store.
+/// The operation of a store that failed or was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
-    /// Take a lock, or stand in line for it.
+    /// Acquire a lock, or join its queue.
     Acquire,
-    /// Give it back.
+    /// Release a lock.
     Release,
-    /// Prolong it.
+    /// Renew or check a lease.
     Renew,
-    /// Take it away from somebody.
+    /// Evict a holder.
     Evict,
-    /// Ask somebody to come to an end.
+    /// Ask a holder to finish.
     AskToFinish,
-    /// Look at locks.
+    /// Inspect locks.
     Inspect,
-    /// Create a binding, or read what exists.
+    /// Create a binding, or read the existing one.
     Create,
     /// Read a binding.
     Read,
-    /// Change a binding that is there.
+    /// Change an existing binding.
     Change,
     /// Remove a binding.
     Remove,

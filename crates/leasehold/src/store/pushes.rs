@@ -1,4 +1,4 @@
-//! The way from a store to its one receiver in this process.
+//! The channel from a store to the one receiver of its messages in this process.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -6,17 +6,16 @@ use tokio::sync::mpsc;
 
 use super::Push;
 
-/// Receives a store's messages where the store has read them: on its connection's task or on its thread. It must not
-/// block, and must not call the store.
+/// Receives a store's messages on the task or thread that read them. It must not block, and must not call the store.
 pub trait PushReceiver: Send + Sync + 'static {
     /// Takes one message.
     fn receive(&self, push: Push);
 
-    /// Whether messages still reach anybody.
+    /// Returns whether messages still have a receiver.
     fn is_open(&self) -> bool;
 }
 
-/// A store's end of the way. Messages are kept until there is a receiver.
+/// The sending end of a store. Messages are kept until a receiver is attached.
 #[derive(Clone)]
 pub(crate) struct PushSender(Arc<Mutex<PushState>>);
 
@@ -30,7 +29,7 @@ impl PushSender {
         Self(Arc::new(Mutex::new(PushState::Kept(Vec::new()))))
     }
 
-    /// Sends one message. Not to be called while a lock is held that the receiver may need.
+    /// Sends one message. The caller must not hold a lock that the receiver may need.
     pub(crate) fn send(&self, push: Push) {
         let receiver = match &mut *self.state() {
             PushState::Kept(kept) => return kept.push(push),
@@ -39,7 +38,7 @@ impl PushSender {
         receiver.receive(push);
     }
 
-    /// Begins to deliver to this receiver. Only the first one counts.
+    /// Starts the delivery to this receiver. Only the first one counts.
     pub(crate) fn attach(&self, receiver: Arc<dyn PushReceiver>) {
         let mut state = self.state();
         let PushState::Kept(kept) = &mut *state else { return };
@@ -48,7 +47,7 @@ impl PushSender {
         *state = PushState::Attached(receiver);
     }
 
-    /// Whether messages reach somebody, or will.
+    /// Returns whether messages have a receiver, or may get one.
     pub(crate) fn is_open(&self) -> bool {
         match &*self.state() {
             PushState::Kept(_) => true,
@@ -66,7 +65,7 @@ pub(super) struct Channel(pub(super) mpsc::UnboundedSender<Push>);
 
 impl PushReceiver for Channel {
     fn receive(&self, push: Push) {
-        // Nobody reads the channel any more.
+        // An error means that the channel's reader is gone.
         let _ = self.0.send(push);
     }
 

@@ -1,5 +1,5 @@
-//! The record of work that is done once: a line of JSON, and after it the result. Stores read its state and
-//! fence, to decide what a runner may write over it.
+//! The record of work that is done once: a line of JSON, followed by the result. Stores read its state and fence to
+//! decide what a runner may overwrite.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,25 +7,25 @@ use super::bindings::{Bound, Step};
 use crate::clock::wall_ms;
 use crate::facts::ClaimId;
 
-/// How far the work is.
+/// The state of the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
-    /// A runner works on it, or died over it: the lock says which.
+    /// A runner works on it, or died: the lock shows which.
     Running,
-    /// Its result follows.
+    /// The work is done, and its result follows.
     Done,
-    /// The work was done and its result cannot be stored. The reason follows, as text.
+    /// The work is done, but its result cannot be stored. The reason follows, as text.
     Unstored,
 }
 
-/// The first line.
+/// The first line of a record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Head {
     pub(crate) state: State,
-    /// The runner, for people.
+    /// The owner of the runner.
     pub(crate) by: String,
-    /// When it began, or was done: wall-clock milliseconds.
+    /// When the work began or ended, in wall-clock milliseconds.
     pub(crate) at_ms: u64,
     /// The fence of the runner's lease. Records of earlier builds have none, which counts as 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -40,7 +40,7 @@ impl Head {
         Self { state, by, at_ms: wall_ms(), fence: Some(fence), payload }
     }
 
-    /// The record with this first line.
+    /// Returns the record with this first line and a result.
     pub(crate) fn with(&self, result: &[u8]) -> Vec<u8> {
         let mut record = serde_json::to_vec(self).expect("a head is JSON");
         record.push(b'\n');
@@ -49,26 +49,26 @@ impl Head {
     }
 }
 
-/// Splits a record into its two parts; `None` when it is not a record.
+/// Splits a record into its two parts; `None` if it is not a record.
 pub(crate) fn parse(record: &[u8]) -> Option<(Head, &[u8])> {
     let (line, result) = split(record)?;
     Some((serde_json::from_slice(line).ok()?, result))
 }
 
-/// What a store does with a step of a runner.
+/// The store's decision about a runner's step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RecordVerdict {
-    /// Write it, as this revision.
+    /// Write the step, as this revision.
     Write { revision: u64 },
-    /// This runner's result is stored already: the step was sent twice.
+    /// The result of this runner is stored already: the step was sent twice.
     Already,
     /// Leave the record alone.
     Refuse,
 }
 
-/// Decides about a step, given what the store has under its id. A finished record is never replaced; a
-/// running one only by its own runner, or by one with a higher fence. A runner with another payload does not
-/// begin: the id belongs to the first payload, also when its runner died.
+/// Decides about a step, given the stored binding. A finished record is never replaced; a running one only by its own
+/// runner, or by one with a higher fence. A runner with another payload does not begin: the id belongs to the first
+/// payload, even if its runner died.
 pub(crate) fn judge(step: &Step, found: Option<&Bound>) -> RecordVerdict {
     let Some(found) = found else { return RecordVerdict::Write { revision: 0 } };
     let ours = found.claim == step.claim;
@@ -90,12 +90,12 @@ pub(crate) fn judge(step: &Step, found: Option<&Bound>) -> RecordVerdict {
     }
 }
 
-/// Whether a runner may take back its record: it is its own, and still running.
+/// Returns whether a runner may remove its record: it is the runner's own, and still running.
 pub(crate) fn may_withdraw(claim: &ClaimId, found: &Bound) -> bool {
     found.claim == *claim && standing(found).is_some_and(|standing| standing.state == State::Running)
 }
 
-/// What decides who may write.
+/// The fields that decide which runner may write.
 #[derive(Deserialize)]
 struct RecordStanding {
     state: State,

@@ -1,4 +1,4 @@
-//! What the state machine knows, as the verbs of a store tell it: shared by the stores that run it.
+//! Conversions from the state machine's types to those of the store's operations, shared by the stores that run it.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::clock::Moment;
 use crate::facts::Fence;
 use crate::machine::{FenceUnusable, Flag, Message, Slot};
 
-/// A slot as people see it.
+/// Returns the holder in a slot.
 pub(crate) fn view(slot: &Slot, now_ms: u64) -> Option<Holder> {
     let left = |ends_ms: Option<u64>| ends_ms.map(|end| Duration::from_millis(end.saturating_sub(now_ms)));
     let id = slot.holder_id()?;
@@ -30,7 +30,7 @@ pub(crate) fn view(slot: &Slot, now_ms: u64) -> Option<Holder> {
 }
 
 impl Message {
-    /// As the process it is meant for hears it.
+    /// Converts the message for the process that receives it.
     pub(crate) fn into_push(self, asked_at: Moment) -> Push {
         match self {
             Self::Granted { token, fence, lasts_ms } => {

@@ -44,7 +44,7 @@ impl Bind for RedisStore {
             match &session.send_all(&create).await?.reply[..] {
                 [_, Value::Simple(_)] => return Ok(Create::Created),
                 [_, Value::Error(error)] | [Value::Error(error), _] => return Err(from_server(error)),
-                // Created by another client between the two commands.
+                // Another client created it between the two commands.
                 [Value::Bulk(found), Value::Nil] if found.is_empty() => {}
                 [Value::Bulk(found), Value::Nil] => return existing(found, &new.claim),
                 _ => return Err(unexpected_reply("GETRANGE and SET NX")),
@@ -63,7 +63,7 @@ impl Bind for RedisStore {
             match &session.send_all(&look).await?.reply[..] {
                 [Value::Error(error), _] | [_, Value::Error(error)] => return Err(from_server(error)),
                 [Value::Bulk(value), Value::Int(NO_KEY)] if value.is_empty() => return Ok(None),
-                // Created between the two commands.
+                // It was created between the two commands.
                 [Value::Bulk(value), Value::Int(_)] if value.is_empty() => {}
                 [Value::Bulk(value), Value::Int(left)] => {
                     let bound = bound(value)?;

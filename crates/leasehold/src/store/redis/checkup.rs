@@ -77,11 +77,11 @@ impl RedisStore {
         let mut found = Vec::new();
         match info(&session).await {
             Ok(info) => {
-                found.push(Finding::ok("reachable", format!("{}, {took:.1?} there and back", server(&info))));
+                found.push(Finding::ok("reachable", format!("{}, {took:.1?} round trip", server(&info))));
                 found.extend([role(&info), eviction(&info), persistence(&info)]);
             }
             Err(why) => {
-                found.push(Finding::ok("reachable", format!("{took:.1?} there and back")));
+                found.push(Finding::ok("reachable", format!("{took:.1?} round trip")));
                 let text = format!("INFO: {why}. Version, eviction policy and persistence could not be checked");
                 found.push(Finding::warn("not checked", text));
             }
@@ -174,7 +174,7 @@ fn role(info: &HashMap<String, String>) -> Finding {
     match get(info, "role") {
         "master" if get(info, "connected_slaves") != "0" => Finding::warn(
             "role",
-            "primary with replicas: a failover may forget the last leases; their holders are told, and fences go on rising",
+            "primary with replicas: a failover may lose the last leases; their holders are notified, and fences keep rising",
         ),
         "master" => Finding::ok("role", "primary"),
         other => Finding::bad("role", format!("{other}: a replica takes no locks; connect to its primary")),
@@ -185,7 +185,7 @@ fn eviction(info: &HashMap<String, String>) -> Finding {
     let policy = get(info, "maxmemory_policy");
     match (policy, get(info, "maxmemory")) {
         ("noeviction", _) => Finding::ok("eviction", "maxmemory-policy is noeviction"),
-        ("", _) => Finding::warn("eviction", "the server does not say its maxmemory-policy; it must be noeviction"),
+        ("", _) => Finding::warn("eviction", "the server does not report its maxmemory-policy; it must be noeviction"),
         (_, "0") => Finding::warn(
             "eviction",
             format!(
@@ -209,7 +209,7 @@ fn persistence(info: &HashMap<String, String>) -> Finding {
         "1" => Finding::ok("persistence", "appendonly yes"),
         _ => Finding::warn(
             "persistence",
-            "appendonly no: a restart forgets all leases; holders are told within a third of their ttl.",
+            "appendonly no: a restart loses all leases; holders are notified within a third of their ttl.",
         ),
     }
 }
@@ -226,7 +226,7 @@ async fn clock(session: &Session) -> Finding {
         _ => Vec::new(),
     };
     let [seconds, micros] = parts[..] else {
-        return Finding::warn("clock", "not checked: the answer to TIME makes no sense");
+        return Finding::warn("clock", "not checked: the reply to TIME is invalid");
     };
     let theirs_us = seconds.saturating_mul(1_000_000).saturating_add(micros);
     let apart = Duration::from_micros(theirs_us.abs_diff(ours_us));
@@ -245,7 +245,7 @@ async fn clock(session: &Session) -> Finding {
 /// Whether pushes arrive. The store sends itself the first push probe as soon as it is connected.
 async fn pushes(session: &Session) -> Finding {
     if session.subscribed && timeout(PROBE_TIMEOUT, session.inbox.probe_received(1)).await.is_ok() {
-        return Finding::ok("pushes", "a message to ourselves came back");
+        return Finding::ok("pushes", "a probe to this process arrived");
     }
     let text = "messages do not arrive, so waiters have to poll: permit SSUBSCRIBE, or take the proxy out of the way";
     Finding::warn("pushes", text)

@@ -1,5 +1,5 @@
 //! The emergency release, used when the usual one fails: it opens its own connection, runs no script and hands the lock
-//! to no waiter. Waiters find the lock free when they ask again.
+//! to no waiter. Waiters find the lock free with their next request.
 
 use std::sync::Arc;
 

@@ -26,7 +26,9 @@ impl PushHandler for EventForwarder {
             // Skips what other clients publish, and events of a newer version.
             && let Some(event) = LockEvent::read(json)
         {
-            self.0.try_send(event).map_err(|_| StoreError::new(StoreErrorKind::Closed, "nobody reads the events"))?;
+            self.0
+                .try_send(event)
+                .map_err(|_| StoreError::new(StoreErrorKind::Closed, "the follower of the events is gone"))?;
         }
         Ok(())
     }

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn other_messages_are_read_and_nonsense_is_not() {
+    fn other_messages_are_read_and_invalid_ones_are_ignored() {
         let (inbox, mut received) = inbox();
         let token = Token::random();
         let t = token.reveal();

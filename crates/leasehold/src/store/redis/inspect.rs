@@ -262,7 +262,7 @@ fn read_cursor(text: &str, prefixes: usize) -> Option<(usize, u64)> {
 }
 
 fn unknown_cursor() -> StoreError {
-    StoreError::new(StoreErrorKind::Refused, "a cursor that no page gave")
+    StoreError::new(StoreErrorKind::Refused, "the cursor is not one that a page returned")
 }
 
 /// Parses `[entry, ticket]`, where the entry is `token inbox ttl since owner…`.
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn only_cursors_that_a_page_gave_are_read() {
+    fn only_cursors_that_a_page_returned_are_read() {
         assert_eq!(read_cursor("1.77", 2), Some((1, 77)));
         for bad in ["", "1", "2.0", "x.1", "1.x", "1.-1"] {
             assert_eq!(read_cursor(bad, 2), None, "{bad}");

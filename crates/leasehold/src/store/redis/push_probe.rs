@@ -28,7 +28,7 @@ const EVERY_FAR: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct WaitingClaims {
     pub(super) count: usize,
-    /// The position of the claim that is nearest to its turn.
+    /// The position of the claim that is closest to the head of its queue.
     pub(super) nearest: usize,
     /// The shortest ttl among the claims.
     pub(super) shortest: Option<Ttl>,
@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_head_of_a_queue_proves_it_more_often() {
+    fn the_head_of_a_queue_probes_more_often() {
         let ttl = |ms| Some(Ttl::new(Duration::from_millis(ms)).expect("valid"));
         assert_eq!(probe_every(None, 0), Duration::from_millis(500));
         assert_eq!(probe_every(ttl(30_000), 0), Duration::from_millis(500));

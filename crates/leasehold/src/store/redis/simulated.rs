@@ -31,7 +31,7 @@ impl SimulatedInbox {
         Self { inbox: Inbox::new(highest_fence, pushes), received: RefCell::new(received) }
     }
 
-    /// The reply to a request that was sent at `asked_at` has been read.
+    /// Records that the reply to a request sent at `asked_at` has been read.
     pub(crate) fn answered(&self, asked_at: Moment) {
         self.inbox.answered(asked_at);
     }
@@ -48,7 +48,7 @@ impl SimulatedInbox {
         self.inbox.probe_received(number).await;
     }
 
-    /// A message has been read.
+    /// Handles a message that has been read.
     pub(crate) fn message(&self, message: &Message) {
         self.read(&match message {
             Message::Granted { token, fence, lasts_ms } => format!("G {} {fence:016} {lasts_ms}", token.reveal()),
@@ -58,7 +58,7 @@ impl SimulatedInbox {
         });
     }
 
-    /// A probe has been read.
+    /// Handles a probe that has been read.
     pub(crate) fn probe(&self, number: u64) {
         self.read(&format!("E {number}"));
     }
@@ -68,14 +68,14 @@ impl SimulatedInbox {
         self.inbox.push(&push).expect("a message");
     }
 
-    /// Everything that was there has been read: takes the messages.
+    /// Takes the messages after everything available has been read.
     pub(crate) fn delivered(&self) -> Vec<Push> {
         self.inbox.delivered();
         std::iter::from_fn(|| self.received.borrow_mut().try_recv().ok()).collect()
     }
 }
 
-/// The interval between two probes.
+/// Returns the interval between two probes.
 pub(crate) fn probe_every(shortest: Option<Ttl>, nearest: usize) -> Duration {
     push_probe::probe_every(shortest, nearest)
 }

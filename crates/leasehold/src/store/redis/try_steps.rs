@@ -60,7 +60,7 @@ pub(crate) enum StepReply {
     Kept,
     /// Dead waiters were passed over, and more may follow.
     YieldAgain,
-    /// The lock belongs to this token no more.
+    /// The lock does not belong to this token any more.
     Lost(Option<Holder>),
     /// The lease was revoked.
     Revoked,

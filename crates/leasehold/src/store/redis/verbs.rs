@@ -82,7 +82,7 @@ impl RedisStore {
             Some("not ours") => Ok(Release::NotOwner),
             // Boxed because it is rare: otherwise the future of every release without waiters would have to hold it.
             Some("waited for") => Box::pin(self.ask_release(name, token)).await,
-            _ => Err(unexpected_reply("let go")),
+            _ => Err(unexpected_reply("the release")),
         }
     }
 
@@ -110,7 +110,7 @@ impl RedisStore {
                     _ => Ok(Release::NotOwner),
                 }
             }
-            _ => Err(unexpected_reply("let go of a value")),
+            _ => Err(unexpected_reply("the release of a value")),
         }
     }
 

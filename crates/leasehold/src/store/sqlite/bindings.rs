@@ -171,7 +171,7 @@ impl SqliteDriver {
         let prefix = self.keys.slots_prefix();
         let node = slots.map(|slots| slots.strip_prefix(&prefix).and_then(|node| LockName::new(node).ok()));
         let (Ok(claim), Some(node)) = (ClaimId::parse(&claim), node.map_or(Some(None), |node| node.map(Some))) else {
-            let text = "a row of bindings is not one of ours";
+            let text = "a row of the table `bindings` has an unknown format";
             return Ok(Err(StoreError::new(StoreErrorKind::WrongType, text)));
         };
         let bound = Bound {
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_binding_outlives_a_reboot_and_what_is_over_is_cleared_away() {
+    async fn a_binding_outlives_a_reboot_and_expired_ones_are_removed() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("locks.db");
         let store = SqliteStore::open(&path).expect("opens");

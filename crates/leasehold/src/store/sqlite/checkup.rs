@@ -45,14 +45,15 @@ impl SqliteDriver {
         {
             return Finding::warn(
                 "permissions",
-                format!("everybody can write to {open}, and so take any lock: chmod o-w"),
+                format!("every user can write to {open}, and so take any lock: run chmod o-w"),
             );
         }
         match files.iter().find_map(|path| open(path, 0o004)) {
             None => Finding::ok("permissions", "only its user and group can read and write it"),
             Some(open) => {
-                let text =
-                    format!("everybody can read {open}, and so the tokens of all leases: its owner has to chmod o-rwx");
+                let text = format!(
+                    "every user can read {open}, and so the tokens of all leases: its owner has to run chmod o-rwx"
+                );
                 Finding::warn("permissions", text)
             }
         }
@@ -68,7 +69,7 @@ impl SqliteDriver {
         if free < NO_SPACE_BYTES {
             Finding::bad(
                 "space",
-                format!("{text}: new locks are refused when the file is full; held ones can be given back"),
+                format!("{text}: new locks are refused when the file is full; held locks can be released"),
             )
         } else if free < LITTLE_SPACE_BYTES {
             Finding::warn("space", format!("{text}: when it is used up new locks are refused"))
@@ -88,9 +89,9 @@ impl SqliteDriver {
     }
 
     fn check_contents(&mut self) -> Finding {
-        const REPAIR: &str = "end everything that uses it and move it away: a new one is made";
+        const REPAIR: &str = "stop every program that uses it and move it away: a new one is created";
         match self.check() {
-            Ok(said) if said == "ok" => Finding::ok("integrity", "SQLite finds the file whole"),
+            Ok(said) if said == "ok" => Finding::ok("integrity", "SQLite finds no damage in the file"),
             Ok(said) => Finding::bad("integrity", format!("{said}; {REPAIR}")),
             Err(error) => Finding::bad("integrity", format!("{error}; {REPAIR}")),
         }
@@ -120,7 +121,9 @@ impl SqliteDriver {
         let unknown = others.unknown;
         Finding::warn(
             "processes",
-            format!("{text}, {unknown} may not be asked: when they die, only the end of the lease frees their locks"),
+            format!(
+                "{text}, {unknown} cannot be checked for permissions: when they die, only the end of the lease frees their locks"
+            ),
         )
     }
 }

@@ -7,8 +7,8 @@
 //! another process does not truncate it meanwhile.
 //!
 //! Handing a lock to a waiter needs more: a message, and the row of the new holder. A command that takes pages
-//! therefore leaves some in the reserve. If none are left, the lock is freed in place, and its waiters see that at
-//! their next look.
+//! therefore leaves some in the reserve. If none are left, the lock is freed in place, and its waiters see that with
+//! their next request.
 
 use std::path::{Path, PathBuf};
 
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_is_gone_is_made_long_enough_again() {
+    fn a_missing_log_is_extended_again() {
         let dir = tempfile::tempdir().expect("a directory");
         let (conn, _, reserve) = opened(dir.path());
         let log = reserve.log.clone();
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_somebody_left_who_died_while_the_file_grew_is_room() {
+    fn the_filler_of_a_process_that_died_while_the_file_grew_is_reused() {
         let dir = tempfile::tempdir().expect("a directory");
         let (conn, _, reserve) = opened(dir.path());
         use_up(&conn);

@@ -143,7 +143,7 @@ impl SqliteDriver {
             Command::Create(_, reply) => drop(reply.send(Err(error()))),
             Command::Change(_, reply) => drop(reply.send(Err(error()))),
             Command::Call(call) => call(Err(error())),
-            // Waiters ask again at once, and get the error.
+            // Waiters send their requests again at once, and get the error.
             Command::Wake | Command::CheckHolders => self.wake_waiters(),
             keep @ (Command::CloseForFork | Command::Close(_)) => return Some(keep),
         }

@@ -75,7 +75,7 @@ pub(super) fn release(conn: &Connection, me: &InboxId, name: &Key, token: &Token
     Ok(done == 1)
 }
 
-/// Frees a lock in place, even if it has waiters. They see that when they next ask.
+/// Frees a lock in place, even if it has waiters. They see that with their next request.
 pub(super) fn free(conn: &Connection, name: &Key, token: &Token) -> rusqlite::Result<bool> {
     let done = conn.prepare_cached(FREE)?.execute(params![name.as_str(), token.reveal(), sql(now_ms())])?;
     Ok(done == 1)

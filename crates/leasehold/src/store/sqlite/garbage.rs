@@ -9,7 +9,7 @@ use super::row::sql;
 use super::sweep;
 use crate::clock;
 
-/// Own commits between two looks at the length of the log.
+/// Own commits between two checks of the length of the log.
 const CHECK_EVERY: u32 = 64;
 /// Frames in the log before a checkpoint.
 const LOG_FRAMES: i64 = 4_000;
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn those_who_come_and_go_clear_away_what_was_left() {
+    async fn short_lived_processes_remove_old_rows() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("locks.db");
         let count = |sql: &str| {
@@ -158,7 +158,7 @@ mod tests {
 
     /// Every process that opens the database alone reads the whole log.
     #[tokio::test]
-    async fn those_who_come_and_go_leave_a_short_log() {
+    async fn short_lived_processes_leave_a_short_log() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("locks.db");
         for round in 0..100 {

@@ -166,7 +166,7 @@ impl SqliteDriver {
         found.map_err(|e| self.store_error(e.into()))
     }
 
-    /// The holder of a lock as people see it: `None` if the lease is over or the holder dead.
+    /// Returns the holder of a lock; `None` if the lease has ended or the holder is dead.
     fn living(&self, slot: &Slot, now: u64, known: &mut HashMap<InboxId, Option<bool>>) -> Option<Holder> {
         let Slot::Held(held) = slot else { return None };
         let connected = match &held.inbox {

@@ -58,7 +58,7 @@ pub fn default_path() -> Result<PathBuf, StoreError> {
     }
     let set = |name: &str| env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let state = set("XDG_STATE_HOME").or_else(|| set("HOME").map(|home| home.join(".local/state")));
-    let homeless = "there is no place for it: set HOME or XDG_STATE_HOME, or name a file with sqlite:PATH";
+    let homeless = "no directory for the database: set HOME or XDG_STATE_HOME, or name a file with sqlite:PATH";
     let state = state.ok_or_else(|| StoreError::new(StoreErrorKind::File, homeless))?;
     Ok(state.join("leasehold/locks.db"))
 }

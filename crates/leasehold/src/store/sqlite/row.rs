@@ -48,10 +48,9 @@ pub(super) fn lock(conn: &Connection, name: &Key, boot: i64, now_ms: u64) -> rus
 /// Reads the columns of [`LOCK`] from the first one on.
 ///
 /// Another boot id alone proves nothing: each container of one kernel can have its own. They share the kernel's boot
-/// clock, so a lease of another boot id ends by that clock. It is over at once if the clock is behind the moment at
-/// which the lease was granted or last renewed: the machine has restarted since, and every holder and waiter is gone.
-/// That moment has its own column, because `ends - ttl_ms` is later if a lease was renewed for a shorter time than was
-/// left.
+/// clock, so a lease of another boot id ends by that clock. It has ended if the clock is behind the moment at which the
+/// lease was granted or last renewed: the machine has restarted since, and every holder and waiter is gone. That moment
+/// has its own column, because `ends - ttl_ms` is later if a lease was renewed for a shorter time than was left.
 pub(super) fn lock_row(row: &Row<'_>, boot: i64, now_ms: u64) -> rusqlite::Result<LockRow> {
     let ends = unsql(row.get(8)?);
     let ours = row.get::<_, i64>(9)? == boot || unsql(row.get(11)?) <= now_ms;

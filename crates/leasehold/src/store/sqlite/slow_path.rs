@@ -11,7 +11,7 @@ use crate::machine::{CallContext, InboxId, Limits, Lock, Message, QueueEntry, Sl
 
 /// Waiters that are read at first: enough unless most of them are dead.
 const FIRST_WAITERS: usize = 16;
-/// A waiter that asks again extends the queue's end. The new end is written only if it moved by this much.
+/// A request of a waiter extends the queue's end. The new end is written only if it moved by this much.
 const QUEUE_END_STEP_MS: u64 = 10_000;
 
 const WAITERS: &str = "SELECT ticket, token, inbox, ttl_ms, since_ms, owner, polled FROM waiting WHERE name = ?1";
@@ -218,7 +218,7 @@ fn waiters(
     let limit = few.map_or(-1, |n| i64::try_from(n).unwrap_or(-1));
     let mut found = select(&format!("{WAITERS} ORDER BY ticket LIMIT ?2"), params![name.as_str(), limit])?;
     if Some(found.len()) == few {
-        // Of the others, only the last one and the one that asks matter.
+        // Of the others, only the last one and the calling one matter.
         found.extend(select(&format!("{WAITERS} ORDER BY ticket DESC LIMIT 1"), params![name.as_str()])?);
         if let Some(me) = me {
             found.extend(select(&format!("{WAITERS} AND token = ?2"), params![name.as_str(), me.reveal()])?);

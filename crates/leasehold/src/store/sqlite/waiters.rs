@@ -37,13 +37,13 @@ impl LocalWaiters {
     }
 
     /// Removes a token that was granted a lock. The message does not name the lock, so every place of the token is
-    /// removed; a claim that still waits asks again.
+    /// removed; a claim that still waits sends its request again.
     pub(super) fn granted(&mut self, token: &Token) {
         self.places.retain(|(t, _), _| t != token);
         self.unchecked.retain(|(t, _)| t != token);
     }
 
-    /// Removes all claims and returns their tokens. Each attempt asks again by itself.
+    /// Removes all claims and returns their tokens. Each attempt sends its request again by itself.
     pub(super) fn take_tokens(&mut self) -> Vec<Token> {
         self.unchecked.clear();
         let mut tokens: Vec<Token> = std::mem::take(&mut self.places).into_keys().map(|(token, _)| token).collect();
@@ -69,7 +69,7 @@ impl SqliteDriver {
                     !self.watch.add(inbox.clone(), &self.liveness) && self.is_dead(Some(&inbox))
                 }
                 Ok(HolderState::Held(None)) | Err(_) => false,
-                // The holder died, or its lease ended, since the claim asked.
+                // The holder died, or its lease ended, since the claim's request.
                 Ok(HolderState::Gone) => true,
             };
         }
@@ -101,7 +101,7 @@ impl SqliteDriver {
                 Ok(HolderState::Gone) if !full => {
                     call.asked_at = floor_now();
                     call.asking.fenced = true;
-                    // The waiter meets the same error when it asks again, and reports it.
+                    // The waiter meets the same error with its next request, and reports it.
                     match self.attempt(Need::More, |driver| driver.acquire_slow(&call, &mut Some(ticket))) {
                         Ok(Acquire::Granted(grant)) => {
                             self.pushes.send(Push::Granted { token: call.asking.token.clone(), grant });
@@ -133,6 +133,6 @@ impl SqliteDriver {
 enum HolderState {
     /// The lock is held, with the inbox to watch if the claim is near the head of the queue.
     Held(Option<InboxId>),
-    /// The lock is free, or its holder is dead or its lease over.
+    /// The lock is free, its holder is dead, or its lease has ended.
     Gone,
 }

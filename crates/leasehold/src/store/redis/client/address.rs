@@ -39,15 +39,15 @@ impl Address {
         let (rest, encrypted) = match (url.strip_prefix("redis://"), url.strip_prefix("rediss://")) {
             (Some(rest), _) => (rest, false),
             (_, Some(rest)) => (rest, true),
-            _ => return Err(invalid("the address of a Redis store begins with redis:// or rediss://")),
+            _ => return Err(invalid("the URL of a Redis store begins with redis:// or rediss://")),
         };
         if encrypted && !cfg!(feature = "tls") {
             return Err(invalid("rediss:// needs TLS: build leasehold with its feature `tls`"));
         }
-        let not_decoded = || invalid("a `%` stands before two hex digits; write the sign itself as %25");
+        let not_decoded = || invalid("a `%` must be followed by two hex digits; write a literal `%` as %25");
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         if query.contains('@') {
-            return Err(invalid("a `?` in a user or password is written %3F"));
+            return Err(invalid("a `?` in a user or password must be written as %3F"));
         }
         let mut trust = Trust::Machine;
         for option in query.split('&').filter(|option| !option.is_empty()) {
@@ -57,13 +57,13 @@ impl Address {
                 Some(("ca", file)) if encrypted && !file.is_empty() => {
                     trust = Trust::File(percent_decoded(file).ok_or_else(not_decoded)?.into());
                 }
-                Some(("ca", _)) => return Err(invalid("`?ca=FILE` goes with rediss://, and names a file")),
-                _ => return Err(invalid("a Redis URL takes no options after `?`, rediss:// only `ca=FILE`")),
+                Some(("ca", _)) => return Err(invalid("`?ca=FILE` requires rediss:// and the name of a file")),
+                _ => return Err(invalid("redis:// takes no options after `?`, and rediss:// only `ca=FILE`")),
             }
         }
         let (place, database) = rest.split_once('/').unwrap_or((rest, ""));
         if database.contains('@') {
-            return Err(invalid("a `/` in a user or password is written %2F"));
+            return Err(invalid("a `/` in a user or password must be written as %2F"));
         }
         let (login, place) = match place.rsplit_once('@') {
             Some((login, place)) => (Some(login), place),
@@ -71,7 +71,8 @@ impl Address {
         };
         let (host, port) = host_and_port(place).map_err(invalid)?;
         let database = if database.is_empty() { Some(0) } else { number(database) };
-        let database = database.ok_or_else(|| invalid("what follows the host and `/` is the number of a database"))?;
+        let database =
+            database.ok_or_else(|| invalid("the part after the host and `/` must be the number of a database"))?;
         let login = match login.filter(|login| !login.is_empty()) {
             None => None,
             Some(login) => {
@@ -112,34 +113,32 @@ impl fmt::Debug for Address {
 /// Splits the host from the port of one server.
 fn host_and_port(place: &str) -> Result<(&str, u16), &'static str> {
     if place.contains(',') {
-        return Err("one server is named, not a list: neither clusters nor sentinels are supported");
+        return Err("name one server, not a list: clusters and sentinels are not supported");
     }
     let (host, port) = match place.strip_prefix('[') {
         Some(v6) => {
             let (host, port) = v6.split_once(']').unwrap_or(("", ""));
             if host.split('%').next().is_none_or(|address| address.parse::<Ipv6Addr>().is_err()) {
-                return Err("what stands in brackets is an IPv6 address, such as redis://[::1]:6379");
+                return Err("the text in brackets must be an IPv6 address, such as redis://[::1]:6379");
             }
             (host, port)
         }
         None if place.matches(':').count() > 1 => {
-            return Err(
-                "host and port are one name and one number; an IPv6 address stands in brackets: redis://[::1]:6379",
-            );
+            return Err("write one host and one port; an IPv6 address needs brackets: redis://[::1]:6379");
         }
         None => place.split_at(place.find(':').unwrap_or(place.len())),
     };
     if host.is_empty() {
-        return Err("no host is named: write redis://HOST:PORT");
+        return Err("the host is missing: write redis://HOST:PORT");
     }
     if host.contains(|c: char| c.is_whitespace() || c.is_control()) {
-        return Err("a host is a name or an address, without spaces");
+        return Err("a host must be a name or an address, without spaces");
     }
     let port = match port {
         "" => Some(DEFAULT_PORT),
         port => port.strip_prefix(':').and_then(number).and_then(|port| port.try_into().ok()),
     };
-    Ok((host, port.filter(|port| *port != 0).ok_or("the port after the host is a number from 1 to 65535")?))
+    Ok((host, port.filter(|port| *port != 0).ok_or("the port must be a number from 1 to 65535")?))
 }
 
 /// Parses digits only: `parse` alone would accept a sign.
@@ -188,7 +187,7 @@ mod tests {
 
     #[test]
     #[cfg(feature = "tls")]
-    fn an_encrypted_address_says_whom_it_trusts() {
+    fn an_encrypted_address_names_its_trusted_authorities() {
         assert_eq!(address("redis://h").tls, None);
         assert_eq!(address("rediss://:hunter2@h").tls, Some(Trust::Machine));
         assert_eq!(address("rediss://:hunter2@h:7000/2").to_string(), "rediss://h:7000/2");
@@ -220,10 +219,10 @@ mod tests {
             ("hunter2", "begins with"),
             ("http://hunter2", "begins with"),
             ("redis:hunter2", "begins with"),
-            ("redis://", "no host"),
-            ("redis://:hunter2@", "no host"),
-            ("redis://:hunter2@/2", "no host"),
-            ("rediss://:hunter2@:6379", "no host"),
+            ("redis://", "the host is missing"),
+            ("redis://:hunter2@", "the host is missing"),
+            ("redis://:hunter2@/2", "the host is missing"),
+            ("rediss://:hunter2@:6379", "the host is missing"),
             ("redis://:hunter2@h:", "the port"),
             ("redis://:hunter2@h:+1", "the port"),
             ("redis://:hunter2@h:0", "the port"),
@@ -235,8 +234,8 @@ mod tests {
             ("redis://:hun/ter2@h", "%2F"),
             ("redis://:hun?ter2@h", "%3F"),
             ("redis://:hunter2%zz@h", "%25"),
-            ("redis://h?password=hunter2", "no options"),
-            ("rediss://h?verify=hunter2", "no options"),
+            ("redis://h?password=hunter2", "takes no options"),
+            ("rediss://h?verify=hunter2", "takes no options"),
             ("redis://h?ca=/hunter2", "rediss://"),
             ("redis://[::1hunter2", "brackets"),
             ("redis://[hunter2]:1", "brackets"),

@@ -614,7 +614,7 @@ fn became_replica() -> StoreError {
 }
 
 fn unsolicited_reply() -> StoreError {
-    StoreError::new(StoreErrorKind::Unreachable, "the server answered what nobody asked")
+    StoreError::new(StoreErrorKind::Unreachable, "the server sent a reply without a request")
 }
 
 #[cfg(test)]

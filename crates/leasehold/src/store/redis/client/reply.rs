@@ -35,7 +35,7 @@ pub(crate) fn from_server(error: &ServerError) -> StoreError {
     let detail = match kind {
         Kind::Other => format!("{code} {message}"),
         Kind::Script | Kind::NotPermitted | Kind::WrongType | Kind::Cluster | Kind::CannotSave => message.to_owned(),
-        // The kind says everything.
+        // The kind alone is a complete message.
         _ => String::new(),
     };
     StoreError::new(kind, detail.chars().filter(|c| !c.is_control()).take(DETAIL_CHARS).collect::<String>())
@@ -43,7 +43,7 @@ pub(crate) fn from_server(error: &ServerError) -> StoreError {
 
 /// The error for a reply that `what` never gives.
 pub(crate) fn unexpected_reply(what: &'static str) -> StoreError {
-    StoreError::new(Kind::Other, format!("a reply to {what} makes no sense"))
+    StoreError::new(Kind::Other, format!("unexpected reply to {what}"))
 }
 
 /// The text of a reply; `None` if it is not UTF-8.
@@ -95,7 +95,7 @@ mod tests {
     fn error_of(line: &str) -> StoreError {
         match resp::read(format!("-{line}\r\n").as_bytes()) {
             Ok(resp::Read::Value(Value::Error(error), _)) => from_server(&error),
-            other => panic!("{other:?} is no error"),
+            other => panic!("{other:?} is not an error"),
         }
     }
 

@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_whole_is_waited_for_at_every_byte() {
+    fn a_value_cut_at_any_byte_is_incomplete() {
         let text = b"*3\r\n$3\r\nabc\r\n%1\r\n+k\r\n,0.5\r\n|1\r\n+a\r\n#f\r\n:12\r\n";
         for end in 0..text.len() {
             assert!(matches!(read(&text[..end]), Ok(Read::More)), "{end}");
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_and_costs_no_memory() {
+    fn invalid_bytes_are_refused_and_cost_no_memory() {
         let deep = "*1\r\n".repeat(100);
         for text in ["?\r\n", ":x\r\n", "$x\r\n", "$-2\r\n", "$1\r\nabc", "$99999999999\r\n", ",x\r\n", deep.as_str()] {
             assert!(read(text.as_bytes()).is_err(), "{text:?}");
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_too_long_is_found_wherever_it_stands() {
+    fn an_oversized_text_is_found_at_any_position() {
         for (before, text) in [("", "$104857600\r\nab"), ("*2\r\n:1\r\n", "$104857600\r\n")] {
             let stream = format!("{before}{text}");
             let Ok(Read::Oversized(found)) = read(stream.as_bytes()) else { panic!("{stream:?}") };

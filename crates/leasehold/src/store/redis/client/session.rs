@@ -207,7 +207,8 @@ fn permitted(error: &ServerError) -> Result<bool, StoreError> {
 
 /// Checks the reply to HELLO or SELECT: the login, the version, the mode and the role.
 fn check_login(reply: &Value) -> Result<(), StoreError> {
-    let too_old = || StoreError::new(StoreErrorKind::Refused, "leasehold needs Redis 7.0 or Valkey 7.2 at least");
+    let too_old =
+        || StoreError::new(StoreErrorKind::Refused, "leasehold needs Redis 7.0 or Valkey 7.2, or a later version");
     match reply {
         Value::Error(ServerError { code, detail }) if code == "NOPROTO" || detail.starts_with("unknown command") => {
             Err(too_old())
@@ -254,7 +255,7 @@ pub(crate) fn is_replica(hello: &Value) -> bool {
 
 /// The error for a replica. It is temporary, because a failover usually changes the address that the name resolves to.
 pub(crate) fn replica() -> StoreError {
-    let what_next = "it is tried again, and its name resolved anew, until a primary answers";
+    let what_next = "retrying, with a new DNS lookup, until a primary answers";
     StoreError::new(StoreErrorKind::ReadOnly, what_next)
 }
 
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_is_too_old_is_refused_in_words() {
+    fn a_server_that_is_too_old_is_refused_with_an_explanation() {
         let hello = |version: &str| {
             let field = |text: &str| Value::Bulk(text.into());
             Value::Map(vec![(field("server"), field("redis")), (field("version"), field(version))])
@@ -321,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_primary_that_stands_alone_is_used() {
+    fn only_a_primary_outside_a_cluster_is_used() {
         let hello = |field: &str, value: &str| {
             let text = |text: &str| Value::Bulk(text.into());
             Value::Map(vec![(text("version"), text("7.0.15")), (text(field), text(value))])

@@ -1,7 +1,7 @@
 //! TLS in a task of its own, between a connection and its server. The rest of the client reads and writes plain bytes.
 //!
 //! The server must present a certificate for the host in the URL, signed by a trusted authority. Verification cannot be
-//! turned off: without it, anybody on the network path could grant locks.
+//! turned off: without it, any machine on the network path could grant locks.
 
 use std::io;
 use std::path::Path;
@@ -31,13 +31,13 @@ pub(super) async fn encrypt(
     limit: Duration,
 ) -> Result<UnixStream, StoreError> {
     let name = ServerName::try_from(host.to_owned())
-        .map_err(|_| invalid("the host of a rediss:// URL is a name or an address".into()))?;
+        .map_err(|_| invalid("the host of a rediss:// URL must be a name or an address".into()))?;
     let connector = TlsConnector::from(Arc::new(tls_config(trust)?));
     let handshake = tokio::time::timeout(limit, connector.connect(name, stream));
     let encrypted = match handshake.await {
         Ok(Ok(encrypted)) => encrypted,
         Ok(Err(error)) => return Err(handshake_error(&error)),
-        Err(_) => return Err(unreachable("no TLS handshake in time: does the server speak TLS on this port?".into())),
+        Err(_) => return Err(unreachable("the TLS handshake timed out: does the server use TLS on this port?".into())),
     };
     let (ours, inner) = UnixStream::pair().map_err(|error| unreachable(error.to_string()))?;
     tokio::spawn(forward(encrypted, inner));
@@ -60,8 +60,7 @@ fn tls_config(trust: &Trust) -> Result<ClientConfig, StoreError> {
         }
     }
     if roots.is_empty() {
-        let text =
-            "nobody is trusted to vouch for a server here: install ca-certificates, or name a file with ?ca=FILE";
+        let text = "this machine has no CA certificates: install ca-certificates, or name a file with ?ca=FILE";
         return Err(invalid(text.into()));
     }
     let versions = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -103,7 +102,7 @@ async fn copy(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin)
 fn handshake_error(error: &io::Error) -> StoreError {
     let about_tls =
         error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<tokio_rustls::rustls::Error>);
-    let text = format!("the server was not believed: {error}");
+    let text = format!("the TLS handshake failed: {error}");
     if about_tls { invalid(text) } else { unreachable(text) }
 }
 
