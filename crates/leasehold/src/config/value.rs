@@ -339,7 +339,7 @@ mod tests {
             ("hunter2@h", "not the URL of a store"),
             ("redi://:hunter2@h", "not the URL of a store"),
             ("redis", "begins with redis://"),
-            ("redis://:hunter2@", "no host"),
+            ("redis://:hunter2@", "the host is missing"),
             ("redis://:hunter2@h:x", "the port"),
             ("redis://:hunter2@h/x", "a database"),
             ("redis://:hunter2@a:1,,b:2", "not a list"),
