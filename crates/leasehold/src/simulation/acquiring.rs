@@ -1,5 +1,5 @@
-//! Takes a lock: one try, and where that says "held" and the caller can wait, a seat in the room. It does what
-//! `engine/acquiring.rs` does.
+//! Acquires a lock: one try, then a seat in the waiting room if the lock is held and the caller waits. Replaces
+//! `engine/acquiring.rs`.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 /// How a call ended without a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// The time is over.
+    /// The deadline has passed.
     Late,
     Error(CallError),
 }
@@ -43,7 +43,7 @@ impl Wait {
         }
     }
 
-    /// Until when a call is answered.
+    /// The deadline of a call.
     pub(super) fn answer_by(self, began: Moment) -> Option<Moment> {
         match self {
             Self::Not => Some(began + ANSWER_WITHIN),
@@ -80,7 +80,7 @@ impl Wish {
 }
 
 impl Process {
-    /// Takes a lock as wished.
+    /// Acquires a lock.
     pub(super) async fn acquire(self: Rc<Self>, wish: Wish) -> Result<Guard, Ended> {
         let began = self.now();
         let by = wish.wait.answer_by(began);
@@ -103,7 +103,7 @@ impl Process {
         self.wait(wish, None, began).await
     }
 
-    /// One try; `None` when somebody else holds the lock. Sent again where the store did not answer.
+    /// One try; `None` if another token holds the lock. It is sent again if the store does not answer.
     pub(super) async fn try_once(self: &Rc<Self>, wish: &Wish) -> Result<Option<Guard>, Ended> {
         let mut undo = Undo::arm(self, wish.claim(self.token()));
         let mut trying = Trying::new();
@@ -150,7 +150,7 @@ impl Process {
         }
     }
 
-    /// Waits in the room of the name, under a ticket of its own or the room's.
+    /// Waits in the waiting room of the name, under its own ticket or the room's.
     pub(super) async fn wait(
         self: &Rc<Self>,
         wish: &Wish,
@@ -182,7 +182,7 @@ impl Process {
     }
 }
 
-/// A guard at the moment its task gets it, which may be long after it was granted. `None`: that lease is over.
+/// The guard that a task receives, perhaps long after the grant. `None`: the lease has ended.
 pub(super) fn received(guard: Guard) -> Result<Option<Guard>, Ended> {
     Ok(match guard.loss() {
         Some(LossReason::Shutdown) => return Err(CallError::ShutDown.into()),

@@ -1,4 +1,4 @@
-//! Leases that belong to a token and to no process. It does what `engine/by_token.rs` does.
+//! Leases that belong to a token and to no process. Replaces `engine/by_token.rs`.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -18,7 +18,7 @@ use crate::store::{Claim, Renewal, Renewed, StoreError, StoreErrorKind, Try};
 
 const CONFIRMS: usize = 4;
 
-/// What the caller of a call by token believes afterwards.
+/// What the caller by token believes after its call.
 pub(super) struct TokenLease {
     pub(super) process: usize,
     pub(super) name: LockName,
@@ -30,7 +30,7 @@ pub(super) struct TokenLease {
 }
 
 impl Process {
-    /// Takes a lock as wished for a token. It lasts its full ttl from some moment of this call.
+    /// Acquires a lock for a token. The lease lasts its full ttl from some moment during this call.
     pub(super) async fn acquire_for_token(self: Rc<Self>, wish: Wish, token: Token) -> Result<TokenLease, Ended> {
         let began = self.now();
         let by = wish.wait.answer_by(began);
@@ -45,7 +45,7 @@ impl Process {
         Ok(TokenLease { process: self.which, name, token, fence, valid_until, was_asked_twice: false })
     }
 
-    /// The fence, and the moment that the lease counts from.
+    /// The fence, and the moment from which the lease counts.
     async fn obtain_for_token(
         self: &Rc<Self>,
         wish: &Wish,
@@ -102,7 +102,7 @@ impl Process {
         }
     }
 
-    /// Makes a lease of this process that of a token.
+    /// Turns a lease of this process into a lease by token.
     pub(super) async fn hand_on(self: Rc<Self>, lease: &Rc<Lease>, to: &Token) -> Result<(), CallError> {
         let began = self.now();
         self.stop_tending(lease);
@@ -120,7 +120,7 @@ impl Process {
             rewrite: Some(owner.clone()),
             hand_to: Some(to.clone()),
         };
-        // The task has given its guard away.
+        // The task has given up its guard.
         self.world.gave_up(&name, &token);
         let claim = Claim { name, token, ttl, owner, fenced: true, listens: true, since_ms: 0 };
         let undo = Undo::arm(&self, claim);
@@ -154,7 +154,7 @@ impl Process {
         }
     }
 
-    /// A try, and where it is granted a confirmation.
+    /// A try, confirmed if it is granted.
     async fn ask_for_token(&self, claim: &Claim, counts_from: &Cell<Moment>) -> Result<TokenAnswer, StoreError> {
         for _ in 0..CONFIRMS {
             let grant = match self.ask_try(claim).await? {
@@ -187,7 +187,7 @@ impl Process {
         Err(StoreErrorKind::TryAgain.into())
     }
 
-    /// Renews a lease by its token, to the ttl it was taken with. Returns until when it is proven.
+    /// Renews a lease by its token, to its original ttl. Returns until when it is proven.
     pub(super) async fn renew_token(&self, name: &LockName, token: &Token) -> Result<Moment, CallError> {
         let store = CallError::Store;
         let holder = self.within(self.ask_holder(name)).await.map_err(store)?;

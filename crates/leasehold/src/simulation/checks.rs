@@ -1,11 +1,12 @@
-//! What must hold in every world, checked as soon as something could break it.
+//! The invariants of every world, checked after every step that could break them.
 //!
 //! - At most one lease of a name is believed at a time. A lease that its store has lost (lost data, a deleted key,
 //!   force) is excused until the moment at which it would have ended.
-//! - A believed lease is its holder's in the store, for as long as it is believed.
+//! - A believed lease is in the store under its holder's token, for as long as it is believed.
 //! - Fences rise from grant to grant.
-//! - The store takes a lock from nobody who has not given it up, a revoked lease is never prolonged, and a lock is
-//!   handed over in the order of tickets.
+//! - The store never takes a lock from a holder that has not given it up.
+//! - A revoked lease is never prolonged.
+//! - A lock is handed over in the order of tickets.
 //! - A token that has left never comes back.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,25 +24,25 @@ use crate::facts::{Fence, LockName, Token};
 use crate::loss::LossReason;
 use crate::machine::{Flag, InboxId, Slot};
 
-/// What a store's client may take until it is checked for a loss, besides the pause between two checks.
+/// How long a loss may stay unnoticed, besides the pause between two checks.
 const ONE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A lease or a queue that nobody asks for any more has ended after this.
+/// After this, an abandoned lease or queue has ended.
 const LEFT_FOR: Duration = Duration::from_secs(100);
 
 #[derive(Default)]
 pub(super) struct Checks {
     pub(super) violation: Option<String>,
     believed: BTreeMap<LockName, Vec<Believed>>,
-    /// The highest fence that was believed in, and whose it was.
+    /// The highest fence that was believed, and its token.
     highest: BTreeMap<LockName, (Fence, Token)>,
     /// Leases that the store has lost, and when they would have ended.
     disowned: BTreeMap<Token, Disowned>,
-    /// Tokens whose leave has run, and was not lost again.
+    /// Tokens whose leave has run and was not lost with the data.
     leave_ran: BTreeSet<Token>,
     /// Tokens that have left for certain.
     left: BTreeSet<Token>,
-    /// Leases that were handed over and not confirmed yet, and when they end on the server's clock.
+    /// Leases that were handed over and are not confirmed yet, and when they end on the server's clock.
     provisional: BTreeMap<LockName, (Token, u64)>,
     /// Whether a lost connection can be killed, so that nothing it sent runs later.
     can_kill: bool,
@@ -57,7 +58,7 @@ struct Disowned {
     is_regained: bool,
 }
 
-/// A lease in which somebody believes.
+/// A lease that a holder believes in.
 #[derive(Clone)]
 enum Believed {
     Guarded(Rc<Lease>),
@@ -88,7 +89,7 @@ impl Believed {
     }
 }
 
-/// A lock before or after a command.
+/// The state of a lock before or after a command.
 pub(super) struct Picture {
     holder: Option<(Token, Option<u64>, Flag)>,
     queue: Vec<(u64, Token, Option<InboxId>, u64)>,
@@ -100,7 +101,7 @@ impl Checks {
         Self { can_kill, is_calm, ..Self::default() }
     }
 
-    /// The lock that a command is about, as it is now.
+    /// The current state of the lock that a command names.
     pub(super) fn before(&self, network: &Network, node: usize, command: &Command, now: Moment) -> Option<Picture> {
         let now_ms = network.clock.now_ms(now);
         let mut lock = network.nodes[node].locks.get(command.name()?).cloned().unwrap_or_default();
@@ -113,7 +114,7 @@ impl Checks {
         Some(Picture { holder, queue, now_ms })
     }
 
-    /// A command has run on the primary. Returns what is wrong.
+    /// Checks a command that has run on the primary. Returns the violation.
     pub(super) fn ran(
         &mut self,
         world: &World,
@@ -131,7 +132,7 @@ impl Checks {
                     if let Command::Evict { holder, force: true, .. } = command
                         && *holder == old.holder_id()
                     {
-                        // It is not finished: the lease is revoked and cut short.
+                        // The release is not done yet: the lease is revoked and shortened.
                         let until = ends_ms.map_or(world.now(), |end| clock.moment_of(end) + Duration::from_millis(1));
                         self.disown(old, world.now(), until);
                     }
@@ -187,7 +188,7 @@ impl Checks {
         None
     }
 
-    /// Counts grants that nobody confirmed in time.
+    /// Counts grants that were not confirmed in time.
     fn follow_provisional(&mut self, world: &World, name: &LockName, before: &Picture, after: &Picture) {
         let Some((token, ends_ms)) = self.provisional.get(name) else { return };
         let still_held = |picture: &Picture| picture.holder.as_ref().is_some_and(|(holder, ..)| holder == token);
@@ -206,7 +207,7 @@ impl Checks {
         disowned.until = disowned.until.max(until);
     }
 
-    /// The store has lost data: what it had forgotten of tokens that left may be back.
+    /// The store has lost data, so tokens that left may be back.
     pub(super) fn data_lost(&mut self) {
         self.left.clear();
         self.leave_ran.clear();
@@ -217,7 +218,7 @@ impl Checks {
     }
 }
 
-/// Whether the holder of a lock gives it up with a command.
+/// Whether the holder gives up its lock with a command.
 fn gives_up(command: &Command, holder: &Token) -> bool {
     match command {
         Command::Release { token, .. }
@@ -230,7 +231,7 @@ fn gives_up(command: &Command, holder: &Token) -> bool {
 }
 
 impl World {
-    /// A lease begins to be believed.
+    /// A holder begins to believe in a lease.
     pub(super) fn believes(&self, lease: &Rc<Lease>) {
         let until = lease.state.borrow().belief.valid_until();
         self.tell(|| {
@@ -250,7 +251,7 @@ impl World {
         self.check_belief(&lease.name, &lease.token);
     }
 
-    /// A lease by token begins to be believed.
+    /// A caller begins to believe in a lease by token.
     pub(super) fn believes_token(&self, lease: &Rc<TokenLease>) {
         self.tell(|| {
             let until = self.began.until(lease.valid_until.get()).as_secs_f64();
@@ -264,7 +265,7 @@ impl World {
         self.check_belief(&lease.name, &lease.token);
     }
 
-    /// A renewal of a lease was answered with yes.
+    /// A renewal of a lease succeeded.
     pub(super) fn proved(&self, lease: &Lease) {
         let until = lease.state.borrow().belief.valid_until();
         if lease.is_valid(self.now()) && self.now() >= lease.believed_until.replace(until) {
@@ -279,7 +280,7 @@ impl World {
         }
     }
 
-    /// The beliefs of a process that died are over.
+    /// Ends the beliefs of a process that died.
     pub(super) fn forget_beliefs_of(&self, process: usize) {
         for believed in self.checks.borrow_mut().believed.values_mut() {
             believed.retain(|lease| lease.process() != process);
@@ -307,7 +308,7 @@ impl World {
         checks.highest.insert(name.clone(), (fence, token.clone()));
     }
 
-    /// Checks the beliefs in leases of a name, after that of `token` began or was prolonged.
+    /// Checks all beliefs in leases of a name, after that of `token` began or was prolonged.
     fn check_belief(&self, name: &LockName, token: &Token) {
         let now = self.now();
         let mut network = self.network.borrow_mut();
@@ -348,12 +349,12 @@ impl World {
         }
     }
 
-    /// A token lease was renewed.
+    /// A lease by token was renewed.
     pub(super) fn check_token_belief(&self, name: &LockName, token: &Token) {
         self.check_belief(name, token);
     }
 
-    /// The store has lost what it knew of a lock. To be called before it does.
+    /// The store is about to lose a lock. Called before it does.
     pub(super) fn disown(&self, name: &LockName) {
         let now = self.now();
         let mut network = self.network.borrow_mut();
@@ -366,9 +367,9 @@ impl World {
         }
     }
 
-    /// A try was granted a lock: nobody who waits for it is older.
+    /// Checks that no older waiter exists when a try is granted a lock.
     pub(super) fn check_order(&self, name: &LockName, fence: Option<Fence>) {
-        // Requests for members of a pool draw their tickets before they stand in line.
+        // Requests for members of a pool draw their tickets before they join the queues.
         let Some(fence) = fence.filter(|_| self.checks.borrow().is_calm && !name.as_str().starts_with("p:")) else {
             return;
         };
@@ -380,7 +381,7 @@ impl World {
         }
     }
 
-    /// A holder learns that its lease is lost: in time, where nothing else failed.
+    /// A holder is notified that its lease is lost. Checks that it is in time unless something else failed.
     pub(super) fn knows_loss(&self, lease: &Lease, why: LossReason) {
         let is_prompt = self.plan.setup.latency.spike_one_in == 0;
         let checks = self.checks.borrow();
@@ -388,7 +389,7 @@ impl World {
             let state = lease.state.borrow();
             (state.ttl.duration(), state.plan.every.is_some())
         };
-        // A room may have asked with the shorter ttl of a task that has left, so messages have to be quick.
+        // A room may have asked with the shorter ttl of a task that has left, so pushes have to be quick.
         let is_quick = self.plan.setup.latency.usual_ms <= 2;
         if checks.is_calm && is_quick && why == LossReason::Expired && is_renewed && ttl >= Duration::from_secs(1) {
             drop(checks);
@@ -429,7 +430,7 @@ impl World {
         }
     }
 
-    /// Everything is over: nobody waits, and nothing is left behind.
+    /// The end of a world: no task waits, and nothing is left behind.
     pub(super) fn check_the_end(&self) {
         if self.open_tasks.get() > 0 {
             let open = self.open_tasks.get();
@@ -440,7 +441,7 @@ impl World {
                 return self.fail(|| what);
             }
         }
-        // Where nothing failed nothing is left now; otherwise what was lost ends by itself.
+        // If nothing failed, nothing is left now. Otherwise what was lost ends by itself.
         let all_ended = self.began + self.plan.quiet_from + LEFT_FOR;
         let now = if self.checks.borrow().is_calm { self.now() } else { self.now().max(all_ended) };
         let mut network = self.network.borrow_mut();

@@ -1,4 +1,4 @@
-//! Situations that a simulation has to reach: one that never occurs proves nothing.
+//! Situations that a simulation has to reach. A situation that never occurs is not tested.
 
 macro_rules! situations {
     ($($name:ident = $words:literal,)*) => {
@@ -96,7 +96,7 @@ impl Coverage {
         self.0[situation as usize]
     }
 
-    /// Situations that never occurred. A stale fence need not occur: it is the exception to promise 3.
+    /// Situations that never occurred. A stale fence is optional: it is the exception to promise 3.
     pub(super) fn missing(&self) -> Vec<&'static str> {
         let is_missing = |situation| self.of(situation) == 0 && situation != Situation::StaleFence;
         Situation::ALL.iter().filter(|(situation, _)| is_missing(*situation)).map(|(_, words)| *words).collect()

@@ -1,7 +1,7 @@
 //! Runs the tasks of a world one at a time, in virtual time.
 //!
-//! The order in which woken tasks run is random, and some run a little later, as on a busy machine. A task of a process
-//! that is stopped runs when the process goes on.
+//! Woken tasks run in random order, some of them late, as on a busy machine. A task of a stopped process runs when the
+//! process continues.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -20,10 +20,10 @@ use crate::clock::Moment;
 type Work = Pin<Box<dyn Future<Output = ()>>>;
 type Event = Box<dyn FnOnce(&Rc<World>)>;
 type TaskId = u64;
-/// When an event takes place, and which one it is among those of that moment.
+/// The time of an event, and its number among the events of that time.
 type EventKey = (Moment, u64);
 
-/// Whether the tasks of a process run.
+/// Whether a process is running, stopped or dead.
 #[derive(Debug, Default)]
 pub(super) struct Life {
     pub(super) is_dead: Cell<bool>,
@@ -67,7 +67,7 @@ impl Wake for Woken {
     }
 }
 
-/// A task that can be ended before it is done.
+/// A handle that aborts a task.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Handle(TaskId);
 
@@ -109,7 +109,7 @@ impl Executor {
     /// Drops a task's future, as a runtime does with one that is aborted.
     pub(super) fn abort(&self, handle: Handle) {
         let task = self.tasks.borrow_mut().remove(&handle.0);
-        // Its destructors may look at the tasks.
+        // Its destructors may access the tasks.
         drop(task);
     }
 
@@ -123,7 +123,7 @@ impl Executor {
         drop(dropped);
     }
 
-    /// Wakes what was woken while its process was stopped.
+    /// Wakes the tasks that were woken while their process was stopped.
     pub(super) fn resume(&self) {
         for task in self.tasks.borrow_mut().values_mut() {
             if std::mem::take(&mut task.stalled) {
@@ -132,7 +132,7 @@ impl Executor {
         }
     }
 
-    /// Drops everything. What is left has references to the world.
+    /// Drops all tasks. They hold references to the world.
     pub(super) fn clear(&self) {
         let tasks = std::mem::take(&mut *self.tasks.borrow_mut());
         drop(tasks);
@@ -140,8 +140,7 @@ impl Executor {
         drop(events);
     }
 
-    /// Takes a step: runs a woken task, or lets time pass until the next event. `false`: nothing is left to do before
-    /// `end`.
+    /// Runs a woken task or advances time to the next event. `false`: nothing is left to do before `end`.
     pub(super) fn step(&self, world: &Rc<World>, end: Moment) -> bool {
         self.steps.set(self.steps.get() + 1);
         if let Some(id) = self.take_woken() {

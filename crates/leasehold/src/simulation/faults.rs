@@ -14,7 +14,7 @@ use crate::facts::LockName;
 use crate::machine::Slot;
 
 impl World {
-    /// Sets everything of the plan going.
+    /// Starts the tasks and faults of the plan.
     pub(super) fn begin(self: &Rc<Self>) {
         for which in 0..self.plan.setup.processes {
             let process = Process::start(self, which, 0);
@@ -29,7 +29,7 @@ impl World {
             if let Fault::Demote { loses, .. } = planned.fault
                 && !loses.is_zero()
             {
-                // What the new primary will have.
+                // The data of the new primary.
                 let fault = planned.fault.clone();
                 let copied_at = if at.since_boot() > self.began.since_boot() + loses { at - loses } else { self.began };
                 self.executor.at(copied_at, move |world| {
@@ -103,7 +103,7 @@ impl World {
         }
     }
 
-    /// Something fails from now until a moment.
+    /// Marks a fault that lasts from now until a moment.
     fn disturb_until(self: &Rc<Self>, process: Option<usize>, until: Moment) {
         self.disturb(process);
         let mut disturbed = self.disturbed.borrow_mut();
@@ -125,7 +125,7 @@ impl World {
             world.executor.resume();
             let open = world.network.borrow().of_process(which);
             for id in open {
-                // It reads what has arrived sooner or later than its timers fire.
+                // It may read what has arrived before or after its timers fire.
                 let later = Duration::from_micros(world.executor.steps.get() % 1_000);
                 world.executor.at(world.now() + later, move |world| world.arrive(id));
             }
@@ -139,7 +139,7 @@ impl World {
         process.life.is_dead.set(true);
         let open = self.network.borrow().of_process(which);
         for id in open {
-            // The kernel closes the sockets; a machine that lost its power does not.
+            // The kernel closes the sockets of a killed process; a machine without power does not.
             let noticed_after = if id % 3 == 0 { Duration::from_secs(5) } else { Duration::ZERO };
             self.close_by_client(id, noticed_after);
         }
@@ -169,7 +169,7 @@ impl World {
         self.executor.at(self.now() + down, |world| world.network.borrow_mut().is_up = true);
     }
 
-    /// The primary has only what `kept` has. Leases that it does not have are lost.
+    /// Replaces the primary's data by `kept`. All other leases are lost.
     fn lose_data(&self, kept: &Node) {
         let now = self.now();
         let lost: Vec<LockName> = {

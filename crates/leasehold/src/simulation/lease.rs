@@ -1,5 +1,4 @@
-//! One lease of a process, and the guard that a task has of it. It does what `engine/lease_cell.rs`, `guard.rs` and
-//! `engine/releasing.rs` do.
+//! One lease of a process and its guard. Replaces `engine/lease_cell.rs`, `guard.rs` and `engine/releasing.rs`.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -22,7 +21,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const RELEASE_RETRIES: u32 = 3;
 const EMERGENCY_AFTER: Duration = Duration::from_secs(5);
 
-/// What a lease begins with.
+/// The initial values of a lease.
 #[derive(Debug, Clone)]
 pub(super) struct NewLease {
     pub(super) name: LockName,
@@ -43,9 +42,9 @@ pub(super) struct Lease {
     handed_over: bool,
     pub(super) state: RefCell<LeaseState>,
     told: Notify,
-    /// Where the renewal task finds it.
+    /// Its key in the table of the renewal task.
     pub(super) due: Cell<Option<(Moment, u64)>>,
-    /// The end of the belief, as it was last known.
+    /// The last known end of the belief.
     pub(super) believed_until: Cell<Moment>,
 }
 
@@ -54,7 +53,7 @@ impl Lease {
         self.state.borrow().belief.is_valid(now)
     }
 
-    /// Marks the lease as lost. `false`: it was before.
+    /// Marks the lease as lost. `false`: it was lost already.
     pub(super) fn lose(&self, why: LossReason) -> bool {
         let first = self.state.borrow_mut().lose(why);
         if first {
@@ -77,7 +76,7 @@ impl Lease {
     }
 }
 
-/// Holds a lock. Dropped, it gives the lock up in the background.
+/// Holds a lock. Dropping it releases the lock in the background.
 pub(super) struct Guard {
     process: Rc<Process>,
     lease: Option<Rc<Lease>>,
@@ -132,7 +131,7 @@ impl Guard {
         let lease = self.lease.take().expect("held until it is released");
         self.process.give_up(&lease);
         let process = self.process.clone();
-        // It goes on in the background where the caller goes away.
+        // It continues in the background if the caller is dropped.
         let (answer, answered) = tokio::sync::oneshot::channel::<()>();
         self.process.spawn(async move {
             process.release_in_layers(&lease).await;
@@ -141,13 +140,13 @@ impl Guard {
         let _ = answered.await;
     }
 
-    /// Keeps the lease for a token, and belongs to no process from then on.
+    /// Turns the lease into one by token, which belongs to no process.
     pub(super) async fn hand_to(mut self, token: &Token) -> Result<(), super::process::CallError> {
         let lease = self.lease.take().expect("held until it is released");
         self.process.clone().hand_on(&lease, token).await
     }
 
-    /// From now on held on these terms.
+    /// Changes the terms of the lease.
     pub(super) fn settle(&self, ttl: Ttl, renew_every: Option<Duration>, max_hold: Option<Duration>) {
         let now = self.process.now();
         let mut state = self.lease().state.borrow_mut();
@@ -157,7 +156,7 @@ impl Guard {
         self.process.touch(self.lease());
     }
 
-    /// Prolongs the lease to `ttl` from now, and keeps renewing to that.
+    /// Prolongs the lease to `ttl` from now, and renews it to `ttl` from then on.
     pub(super) async fn extend(&self, ttl: Ttl) {
         let (process, lease) = (&self.process, self.lease());
         let sent = {
@@ -209,7 +208,7 @@ impl Process {
         }
     }
 
-    /// Asks until the store has answered, as often as the layers allow.
+    /// Sends the release until the store answers, as often as the fallbacks allow.
     async fn release_in_layers(self: &Rc<Self>, lease: &Lease) {
         let mut pause = FIRST_PAUSE;
         for _ in 0..=RELEASE_RETRIES {
@@ -225,7 +224,7 @@ impl Process {
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
         self.world.sleep(EMERGENCY_AFTER).await;
-        // After this the journal: the lease ends by itself.
+        // The journal would follow; here the lease ends by itself.
         let _ = self.within(self.ask_release(&lease.name, &lease.token, true)).await;
     }
 }

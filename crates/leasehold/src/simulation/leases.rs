@@ -1,5 +1,5 @@
-//! Renews and checks the leases of a process, as [`LeaseState`](crate::client::renewal::LeaseState) decides. It does
-//! what `engine/renewal.rs` does.
+//! Renews and checks the leases of a process, as [`LeaseState`](crate::client::renewal::LeaseState) decides. Replaces
+//! `engine/renewal.rs`.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -18,9 +18,9 @@ use crate::facts::Token;
 use crate::loss::LossReason;
 use crate::store::{Renewal, Renewed, StoreErrorKind};
 
-/// Messages kept for leases that are just being granted.
+/// How many revocations are kept for leases that are just being granted.
 const EARLY_KEPT: usize = 256;
-/// Further away than any lease.
+/// Later than the end of any lease.
 const NEVER: Moment = Moment::from_boot(std::time::Duration::MAX);
 
 #[derive(Default)]
@@ -52,7 +52,7 @@ impl Leases {
 }
 
 impl Schedule {
-    /// Moves a lease. `false`: it is tended no more.
+    /// Changes the state of a lease. `false`: it is not in the table any more.
     fn put(&mut self, lease: &Lease, at: Moment) -> bool {
         let Some((old, id)) = lease.due.get() else { return false };
         let Some(lease) = self.due.remove(&(old, id)) else { return false };
@@ -69,7 +69,7 @@ struct InFlight {
 }
 
 impl Process {
-    /// Begins to tend a lease.
+    /// Begins to renew a lease.
     pub(super) fn tend(&self, lease: &Rc<Lease>) {
         let at = lease.state.borrow().first_look();
         let mut schedule = self.leases.schedule.borrow_mut();
@@ -92,7 +92,7 @@ impl Process {
         }
     }
 
-    /// Stops tending a lease.
+    /// Stops renewing a lease.
     pub(super) fn stop_tending(&self, lease: &Lease) {
         if let Some(due) = lease.due.take() {
             self.leases.schedule.borrow_mut().due.remove(&due);
@@ -105,7 +105,7 @@ impl Process {
         self.leases.woken.notify_one();
     }
 
-    /// The connection was lost and is back: every lease is proven now.
+    /// The connection is back: every lease is checked now.
     pub(super) fn look_at_all(&self) {
         let now = self.now();
         let all: Vec<Rc<Lease>> = self.leases.schedule.borrow().due.values().cloned().collect();
@@ -135,7 +135,7 @@ impl Process {
         self.world.saw(Situation::AskedToFinish);
     }
 
-    /// Tells the holder that its lease is over.
+    /// Notifies the holder that its lease has ended.
     pub(super) fn lose(&self, lease: &Lease, why: LossReason) {
         let is_tended = self.leases.schedule.borrow_mut().put(lease, NEVER);
         if is_tended && self.tell_lost(lease, why) {
@@ -143,7 +143,7 @@ impl Process {
         }
     }
 
-    /// Tells it. `false`: the holder knew it before.
+    /// `false`: the holder was notified before.
     pub(super) fn tell_lost(&self, lease: &Lease, why: LossReason) -> bool {
         if !lease.lose(why) {
             return false;

@@ -1,4 +1,4 @@
-//! Gives up tokens in the background, as [`PendingLeave`] decides. It does what `engine/leaving.rs` does.
+//! Gives up tokens in the background, as [`PendingLeave`] decides. Replaces `engine/leaving.rs`.
 
 use std::rc::Rc;
 
@@ -59,7 +59,7 @@ impl Process {
     }
 }
 
-/// Gives back, in the background, whatever an unanswered or cancelled request may have got.
+/// Releases, in the background, whatever an unanswered or cancelled request may have been granted.
 pub(super) struct Undo {
     process: Rc<Process>,
     claim: Option<Claim>,

@@ -1,5 +1,5 @@
-//! A process's way to the server: one session at a time, replaced when it breaks, and probes that messages arrive. It
-//! does what `store/redis/client/reconnect.rs` and `store/redis/push_probe.rs` do.
+//! The connection of a process to the server: one session at a time, replaced when it breaks, and push probes. Replaces
+//! `store/redis/client/reconnect.rs` and `store/redis/push_probe.rs`.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -80,7 +80,7 @@ impl Link {
 }
 
 impl Process {
-    /// The session. While there is none, waits for at most the response timeout.
+    /// The session. Waits for one for at most the response timeout.
     pub(super) async fn session(&self) -> Result<Rc<Session>, StoreError> {
         if let Some(session) = self.link.current() {
             return Ok(session);
@@ -174,7 +174,7 @@ impl Process {
         }
     }
 
-    /// Probes that messages arrive, for as long as a claim waits.
+    /// Probes pushes for as long as an attempt waits.
     pub(super) async fn probe(self: Rc<Self>) {
         let (state, waiting) = (&self.link.state, &self.link.waiting);
         let mut arriving = true;

@@ -1,22 +1,23 @@
 //! Deterministic simulation in virtual time.
 //!
 //! The decisions of the client (`client/`), the arithmetic of a lease (`lease.rs`), the inbox of a connection
-//! (`store/redis/inbox.rs`) and the state machine of a lock (`machine/`) are the real ones. Everything around them is
-//! simulated, one event at a time: processes with several tasks each, connections that delay, hold up and lose what is on
-//! them, a server that restarts, forgets, hangs or is demoted. A seed determines all of it, so a failure replays exactly.
+//! (`store/redis/inbox.rs`) and the state machine of a lock (`machine/`) are production code. Everything around them is
+//! simulated, one event at a time: processes with several tasks each, connections that delay and lose messages, a
+//! server that restarts, loses data, hangs or is demoted. A seed determines everything, so a failure replays exactly.
 //!
-//! `cargo xtask simulate` runs many seeds. What must hold stands in [`checks`], what must occur in [`coverage`].
+//! `cargo xtask simulate` runs many seeds. The invariants are in [`checks`], the situations that must occur in
+//! [`coverage`].
 //!
 //! | file | what it does |
 //! |---|---|
 //! | `plan`, `faults` | what happens in a world: setup, tasks, faults |
 //! | `world`, `executor`, `watched`, `random` | virtual time, one task at a time |
 //! | `network`, `server` | connections, and the server's commands |
-//! | `session`, `link`, `verbs`, `trying` | a process's way to the server, as the Redis store has it |
-//! | `process`, `acquiring`, `pooling`, `by_token`, `leaving`, `lease`, `leases` | carry out what `client` decides, as `engine` does |
+//! | `session`, `link`, `verbs`, `trying` | the connection of a process to the server, as in the Redis store |
+//! | `process`, `acquiring`, `pooling`, `by_token`, `leaving`, `lease`, `leases` | carry out the decisions of `client`, in place of `engine` |
 //! | `work` | what tasks do with locks |
-//! | `checks`, `coverage`, `story` | what must hold, what occurred, what happened |
-//! | `runner` | many seeds on all cores; a failing one is made smaller and told |
+//! | `checks`, `coverage`, `story` | invariants, situations that occurred, what happened in words |
+//! | `runner` | runs many seeds on all cores; shrinks a failing one and prints its story |
 
 mod acquiring;
 mod by_token;
@@ -49,12 +50,12 @@ use std::str::FromStr;
 use plan::Plan;
 use world::World;
 
-/// What `cargo xtask simulate` sets.
+/// A setting that `cargo xtask simulate` passes in the environment.
 fn setting<T: FromStr>(name: &str) -> Option<T> {
     std::env::var(name).ok().and_then(|text| text.parse().ok())
 }
 
-/// Seeds of the usual test run.
+/// Number of seeds in a normal test run.
 const A_FEW: u64 = 300;
 
 #[test]
@@ -85,7 +86,7 @@ fn simulate_one_seed() {
     assert!(told.violation.is_none(), "seed {seed}: {}", told.violation.unwrap_or_default());
 }
 
-/// A seed determines a world to the last step.
+/// Checks that a seed determines a world to the last step.
 #[test]
 fn a_seed_replays_exactly() {
     for seed in 0..20 {

@@ -1,5 +1,5 @@
-//! Connections between the processes and the servers: ordered streams in both directions, which take their time, are
-//! held up, cut, or killed.
+//! Connections between processes and servers: ordered streams in both directions that are delayed, stalled, cut or
+//! killed.
 
 use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
@@ -20,7 +20,7 @@ pub(super) type ConnectionId = usize;
 pub(super) struct Network {
     pub(super) connections: Vec<Connection>,
     pub(super) nodes: Vec<Node>,
-    /// The server whose data counts.
+    /// The primary.
     pub(super) primary: usize,
     /// The server that a new connection reaches.
     pub(super) resolves_to: usize,
@@ -40,17 +40,17 @@ pub(super) struct Connection {
     session: Weak<Session>,
     client_open: bool,
     server_open: bool,
-    /// The client is gone: the server closes its end when it has run what is on its way.
+    /// The client is gone: the server closes its end after it has run the requests in flight.
     hung_up: bool,
     subscribed: bool,
-    /// Requests on their way, with the moment they arrive.
+    /// Requests in flight, with the time of arrival.
     up: VecDeque<(Moment, VecDeque<Command>)>,
     down: VecDeque<(Moment, Down)>,
     up_at: Moment,
     down_at: Moment,
-    /// Nothing arrives at either end before this moment.
+    /// Nothing arrives at either end before this time.
     pub(super) held_until: Moment,
-    /// Messages are lost until this moment.
+    /// Pushes are lost until this time.
     pub(super) muted_until: Moment,
     pub(super) duplicate_next: bool,
     random: Random,
@@ -84,7 +84,7 @@ impl Network {
         self.connections.iter().any(|c| c.hears(inbox) && self.counts(node, c))
     }
 
-    /// Whether a subscriber is counted: only one that is connected to this very server.
+    /// Whether a subscriber counts: only one that is connected to this server does.
     #[expect(clippy::unused_self, reason = "a planted bug looks at more")]
     fn counts(&self, node: usize, connection: &Connection) -> bool {
         connection.node == node
@@ -189,7 +189,7 @@ impl World {
         });
     }
 
-    /// The server's end is gone at once, with what was on its way to it; the client reads that after a while.
+    /// Closes the server's end and drops the requests in flight; the client notices later.
     pub(super) fn close_by_server(&self, id: ConnectionId, read_after: Duration) {
         let mut network = self.network.borrow_mut();
         let connection = &mut network.connections[id];
@@ -205,12 +205,12 @@ impl World {
         }
     }
 
-    /// Cuts a connection: the client notices at once. `forwards`: what it sent still arrives, and runs.
+    /// Cuts a connection: the client notices at once. `forwards`: what it sent still arrives and runs.
     pub(super) fn cut(&self, id: ConnectionId, forwards: bool, noticed_after: Duration) {
         let mut network = self.network.borrow_mut();
         let connection = &mut network.connections[id];
         if !forwards {
-            // A request of which a part has run is cut there.
+            // A request that ran in part is cut there.
             connection.up.clear();
         }
         let session = connection.session.upgrade();
@@ -252,7 +252,7 @@ impl World {
             if commands.is_empty() {
                 connection.up.pop_front();
             } else if connection.random.one_in(12) {
-                // The network parts a request: other clients' commands run in between.
+                // The network splits a request: other clients' commands run in between.
                 let pause = connection.delay(network.latency, false);
                 let (at, _) = connection.up.front_mut().expect("seen above");
                 *at = now + pause;
@@ -268,7 +268,7 @@ impl World {
         }
     }
 
-    /// Runs one command, and sends its answer and its messages.
+    /// Runs one command and sends its reply and its pushes.
     fn run(self: &Rc<Self>, id: ConnectionId, command: Command) {
         let now = self.now();
         let mut guard = self.network.borrow_mut();
@@ -412,7 +412,7 @@ impl World {
         session.read(arrived);
     }
 
-    /// Ends a connection that a client has lost. Only on the server that it was on.
+    /// Ends a connection that a client has lost, on the server it was connected to.
     fn kill(&self, by: ConnectionId, previous: Option<ConnectionId>) -> Reply {
         if !self.plan.setup.can_kill {
             return Reply::Error(StoreErrorKind::NotPermitted);

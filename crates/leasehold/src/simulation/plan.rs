@@ -22,9 +22,9 @@ pub(super) struct Plan {
 pub(super) struct Setup {
     pub(super) seed: u64,
     pub(super) processes: usize,
-    /// Whether each process relies on messages.
+    /// Whether each process relies on pushes.
     events: Vec<bool>,
-    /// Whether a client may end the connection that it has lost.
+    /// Whether a client may kill the connection that it has lost.
     pub(super) can_kill: bool,
     pub(super) faster_ppm: i64,
     pub(super) latency: Latency,
@@ -39,7 +39,7 @@ pub(super) struct Setup {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Latency {
     pub(super) usual_ms: u64,
-    /// One message in so many takes longer; 0: none does.
+    /// One message in this many takes longer; 0: none does.
     pub(super) spike_one_in: u64,
     pub(super) spike_ms: u64,
 }
@@ -65,14 +65,14 @@ pub(super) enum What {
         count: usize,
         holds: Vec<Hold>,
     },
-    /// `calls`: how often the same call is made, one beside the other.
+    /// `calls`: how many times the same call is made concurrently.
     Token {
         terms: Terms,
         calls: usize,
         renewals: usize,
         hold: Duration,
     },
-    /// An operator looks, thinks, and acts on the holder it has seen.
+    /// An operator inspects the lock, waits, and acts on the holder that it saw.
     Operator {
         name: LockName,
         acts: Acts,
@@ -114,7 +114,7 @@ pub(super) struct Hold {
 pub(super) enum Ends {
     Release,
     Drop,
-    /// Extends the lease, works on, and releases.
+    /// Extends the lease, continues, and releases.
     Extend,
     /// Hands the lease to a token, which releases it.
     HandOn,
@@ -128,7 +128,7 @@ pub(super) struct FaultPlan {
 
 #[derive(Debug, Clone)]
 pub(super) enum Fault {
-    /// `forwards`: what was sent before still runs, until the server notices after `noticed_after`.
+    /// `forwards`: what was sent before still runs; the server notices after `noticed_after`.
     Cut {
         process: usize,
         forwards: bool,
@@ -161,7 +161,7 @@ pub(super) enum Fault {
     Delete {
         name: LockName,
     },
-    /// `loses`: how much of what it acknowledged last the new primary does not have.
+    /// `loses`: how much of the last acknowledged data the new primary lacks.
     Demote {
         loses: Duration,
         resolves_after: Duration,
@@ -202,7 +202,7 @@ impl Plan {
     pub(super) fn of(seed: u64) -> Self {
         let mut random = Random::new(seed, 0);
         let random = &mut random;
-        // One world in four is calm: what it leaves behind is nobody else's fault.
+        // One world in four has no faults, so anything it leaves behind is a bug.
         let is_calm = random.one_in(4);
         let processes = random.index(4) + 2;
         let setup = Setup {
@@ -221,7 +221,7 @@ impl Plan {
         let names = random.index(NAMES.len()) + 1;
         let mut tasks: Vec<TaskPlan> = (0..random.between(4, 14)).map(|_| task(random, processes, names)).collect();
         if is_calm {
-            // What a call by token has taken when it is cancelled ends by its ttl only.
+            // A lease that a cancelled call by token has acquired ends only by its ttl.
             let by_token = tasks.iter_mut().filter(|task| matches!(task.what, What::Token { .. }));
             by_token.for_each(|task| task.dropped_after = None);
         }
@@ -231,7 +231,7 @@ impl Plan {
         tasks.sort_by_key(|task| task.at);
         let mut faults = Vec::new();
         if !is_calm {
-            // A world in which one kind of thing fails shows more of it than one in which everything fails.
+            // A world with one kind of fault explores it further than one with all kinds.
             let count = random.pick(&[1, 2, 3, 5, 8]);
             let kinds: Vec<u64> = (0..random.between(1, 4)).map(|_| random.below(14)).collect();
             let mut demotions = 0;

@@ -1,4 +1,4 @@
-//! Requests for members of a pool, as [`PoolCall`] decides. It does what `engine/pooling.rs` does.
+//! Requests for members of a pool, as [`PoolCall`] decides. Replaces `engine/pooling.rs`.
 
 use std::future::pending;
 use std::rc::Rc;
@@ -27,11 +27,11 @@ pub(super) struct PoolParts {
     pub(super) members: Vec<LockName>,
 }
 
-/// One member that was taken: its place among the members, and its guard.
+/// One acquired member: its index among the members, and its guard.
 pub(super) type Taken = (usize, Guard);
 
 impl Process {
-    /// Takes `count` members as wished; the name of the wish is not looked at.
+    /// Acquires `count` members; the name in the request is ignored.
     pub(super) async fn acquire_members(
         self: Rc<Self>,
         pool: PoolParts,
@@ -52,7 +52,7 @@ impl Process {
     }
 }
 
-/// One request under way.
+/// One request in progress.
 struct Hunt<'a> {
     process: &'a Rc<Process>,
     pool: &'a PoolParts,
@@ -118,7 +118,7 @@ impl Hunt<'_> {
         }
     }
 
-    /// Nobody waits with a part in hand and without the collector lock.
+    /// Checks that a request that holds a part and waits has the collector lock.
     fn check_collecting(&self, collector: Option<&Guard>, taken: &[Taken]) {
         if self.count > 1 && collector.is_none() && !taken.is_empty() {
             self.process
@@ -140,7 +140,7 @@ impl Hunt<'_> {
             || self.process.within(self.process.ask_waiters(collector)).await.is_ok_and(|waiters| waiters > 0)
     }
 
-    /// Gives the collector lock to the next request, and then leaves the seats.
+    /// Releases the collector lock to the next request, then leaves the seats.
     fn stop_collecting(&self, collector: Option<Guard>, seats: Seats) {
         let Some(collector) = collector else { return };
         self.process.spawn(async move {
@@ -181,7 +181,7 @@ impl Hunt<'_> {
         }
     }
 
-    /// Draws the request's one place in every queue.
+    /// Draws the ticket of the request, valid in every queue.
     async fn draw(&self) -> Result<Ticket, Ended> {
         let process = self.process;
         let mut retry = Retry::new();
@@ -198,7 +198,7 @@ impl Hunt<'_> {
         }
     }
 
-    /// Waits in the rooms of all members that are not taken yet. `false`: the collector lock was lost.
+    /// Waits in the rooms of all members that are not acquired yet. `false`: the collector lock was lost.
     async fn wait_for_rest(
         &self,
         collector: Option<&Guard>,
@@ -259,7 +259,7 @@ impl Hunt<'_> {
         }
     }
 
-    /// The request for one lock of the pool. Those of a set that is not whole yet are kept on short terms.
+    /// The request for one member. Members of an incomplete set are held on short leases.
     fn terms(&self, name: &LockName) -> Wish {
         let mut wish = Wish { name: name.clone(), ..self.wish.clone() };
         if self.count > 1 {
@@ -270,7 +270,7 @@ impl Hunt<'_> {
         wish
     }
 
-    /// A set that is whole is held on the terms that were asked for.
+    /// Holds a complete set on the terms of the request.
     fn settle(&self, taken: &[Taken]) {
         for (_, guard) in taken {
             guard.settle(self.wish.ttl, self.wish.renew_every, self.wish.max_hold);
@@ -278,7 +278,7 @@ impl Hunt<'_> {
     }
 }
 
-/// The seats of a request. Dropped, it gets up from all of them.
+/// The seats of a request. Dropping it leaves all of them.
 #[derive(Default)]
 struct Seats {
     seated: Vec<Seated>,
@@ -299,7 +299,7 @@ async fn lost(collector: Option<&Guard>) {
     }
 }
 
-/// The place of the first one that is lost.
+/// The index of the first lost member.
 async fn first_lost(taken: &[Taken]) -> usize {
     if taken.is_empty() {
         return pending().await;

@@ -1,5 +1,5 @@
-//! One process: its waiting rooms and leases, and what carries out their decisions. It does what `engine/waiting.rs`
-//! does.
+//! One process: its waiting rooms and leases, and the code that carries out their decisions. Replaces
+//! `engine/waiting.rs`.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -24,15 +24,15 @@ use crate::facts::{LockName, Owner, Token, Ttl};
 use crate::machine::InboxId;
 use crate::store::{Claim, Push, StoreError, Ticket};
 
-/// No request to the store goes unanswered for longer.
+/// The request timeout.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 const LEAVES_WITHIN: Duration = Duration::from_millis(100);
 
 pub(super) struct Process {
     pub(super) world: Rc<World>,
-    /// Its place among the processes of the world.
+    /// Its index among the processes of the world.
     pub(super) which: usize,
-    /// How often it was started before.
+    /// How many times it was started before.
     pub(super) incarnation: u64,
     pub(super) life: Rc<Life>,
     pub(super) policy: Policy,
@@ -53,13 +53,13 @@ struct Waiting {
     sleeps_until: Option<Moment>,
 }
 
-/// A task that waits.
+/// A waiting task.
 pub(super) struct Waiter {
     lease: NewLease,
     reply: SeatReply,
 }
 
-/// The way back to a task that waits.
+/// How to answer a waiting task.
 pub(super) enum SeatReply {
     One(oneshot::Sender<Result<Guard, CallError>>),
     /// For one of several seats of a task. The number says which.
@@ -85,7 +85,7 @@ impl SeatReply {
     }
 }
 
-/// A lock as a task wishes to have it.
+/// A task's request for a lock.
 #[derive(Debug, Clone)]
 pub(super) struct Wish {
     pub(super) name: LockName,
@@ -171,7 +171,7 @@ impl Process {
         self.source.borrow_mut().token()
     }
 
-    /// Lets a decision be made, with the time and the options as they are now.
+    /// Makes a decision with the current time and options.
     pub(super) fn decide<R>(&self, decide: impl FnOnce(&mut Context<'_>) -> R) -> R {
         let mut cx = Context {
             now: self.now(),
@@ -182,7 +182,7 @@ impl Process {
         decide(&mut cx)
     }
 
-    /// No request to the store goes unanswered for longer than allowed.
+    /// Bounds a request to the store by the request timeout.
     pub(super) async fn within<T>(&self, ask: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
         let answer = self.world.timeout(ANSWER_WITHIN, ask).await;
         answer.unwrap_or_else(|| Err(crate::store::StoreErrorKind::NoAnswer.into()))
@@ -192,7 +192,7 @@ impl Process {
         self.world.timeout(ANSWER_WITHIN, ask).await
     }
 
-    /// Takes a message of the store to the room or lease it is for.
+    /// Passes a push to its room or lease.
     pub(super) fn receive(self: &Rc<Self>, push: Push) {
         match push {
             Push::Revoked { token } => self.revoked(&token),
@@ -234,7 +234,7 @@ impl Process {
         });
     }
 
-    /// Whether an acquire is in flight for a token, and whether it leaves.
+    /// Whether an acquire is in flight for a token, and whether the token is leaving.
     fn is_known(&self, token: &Token) -> (bool, bool) {
         let waiting = self.waiting.borrow();
         (waiting.asks.contains_key(token), waiting.leaves.contains_key(token))
@@ -245,13 +245,13 @@ impl Process {
         self.waiting.borrow().rooms.is_open(name)
     }
 
-    /// A lock that was handed over to this process is given back.
+    /// A lock that was handed to this process is released again.
     pub(super) fn handed_on(&self, name: &LockName) {
         let now = self.now();
         self.waiting.borrow_mut().rooms.handed_on(now, name);
     }
 
-    /// Whether tasks of this process wait for a name, or others are likely to.
+    /// Whether tasks of this process wait for a name, or tasks of others probably do.
     pub(super) fn is_contended(&self, name: &LockName) -> bool {
         let now = self.now();
         let rooms = &mut self.waiting.borrow_mut().rooms;
@@ -270,8 +270,8 @@ impl Process {
         self.leases.is_idle().map_err(|what| format!("{} {what}", self.name()))
     }
 
-    /// Changes the rooms and carries out what follows. The receiver ends when the store has answered a leave that
-    /// followed.
+    /// Changes the rooms and carries out the result. The receiver ends when the store has answered the leave that
+    /// followed, if there is one.
     pub(super) fn change<R>(
         self: &Rc<Self>,
         change: impl FnOnce(&mut Rooms<Waiter>, &mut Context<'_>) -> R,
@@ -335,7 +335,7 @@ impl Process {
         left
     }
 
-    /// Answers a task that waited. Not to be called while the rooms are borrowed.
+    /// Answers a waiting task. Must not be called while the rooms are borrowed.
     fn carry_out(self: &Rc<Self>, answer: Effect<Waiter>) {
         match answer {
             Effect::Give { task, token, grant, record } => {
@@ -367,7 +367,7 @@ impl Process {
     }
 }
 
-/// A task's seat in a waiting room. Dropped, the task gets up.
+/// A task's seat in a waiting room. Dropping it leaves the room.
 pub(super) struct Seated {
     process: Rc<Process>,
     name: LockName,
@@ -386,7 +386,7 @@ impl Seated {
         Self { process: process.clone(), name: wish.name.clone(), id: Some(id) }
     }
 
-    /// Gets up, and gives the store a moment to confirm it. `false`: the task was answered before.
+    /// Leaves the room, and waits briefly for the store's confirmation. `false`: the task was answered before.
     pub(super) async fn leave(&mut self) -> bool {
         let Some((was_waiting, left)) = self.get_up() else { return false };
         if let Some(left) = left {
@@ -395,7 +395,7 @@ impl Seated {
         was_waiting
     }
 
-    /// What is known of the lock.
+    /// What is known about the lock.
     pub(super) fn seen(&self) -> Option<Seen> {
         let now = self.process.now();
         self.process.waiting.borrow().rooms.seen(now, &self.name)

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// A stream of random numbers (splitmix64). Each part of a world has a stream of its own, so that a change in one part
-/// disturbs the others little.
+/// A stream of random numbers (splitmix64). Each part of a world has its own stream, so that a change in one part
+/// barely affects the others.
 #[derive(Debug, Clone)]
 pub(super) struct Random(u64);
 

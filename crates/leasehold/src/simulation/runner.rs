@@ -1,4 +1,4 @@
-//! Runs many seeds on all cores. A failing one is made smaller, and told.
+//! Runs many seeds on all cores. A failing seed is shrunk, and its story is printed.
 
 use std::fmt::Write;
 use std::rc::Rc;
@@ -10,9 +10,9 @@ use super::coverage::Coverage;
 use super::plan::Plan;
 use super::world::World;
 
-/// From so many seeds on, every situation has to occur.
+/// From this number of seeds on, every situation has to occur.
 pub(super) const BIG: u64 = 20_000;
-/// Worlds that are tried to make a failing one smaller.
+/// Worlds that are tried to shrink a failing one.
 const SHRINK_TRIES: usize = 400;
 
 pub(super) struct Report {
@@ -20,11 +20,11 @@ pub(super) struct Report {
     steps: u64,
     took: Duration,
     coverage: Coverage,
-    /// The lowest failing seed that was found, and what was violated.
+    /// The lowest failing seed found, and its violation.
     failed: Option<(u64, String)>,
 }
 
-/// Runs seeds from `first` on, until one fails.
+/// Runs seeds from `first` until one fails.
 pub(super) fn run(first: u64, seeds: u64) -> Report {
     let began = Instant::now();
     let next = AtomicU64::new(first);
@@ -77,14 +77,14 @@ impl Report {
         panic!("seed {seed}: {violation}\nafter {} seeds\n\n{}", self.seeds, told.text);
     }
 
-    /// A situation that never occurs proves nothing.
+    /// Fails if a situation never occurred.
     pub(super) fn assert_covered(&self) {
         let missing = self.coverage.missing();
         assert!(missing.is_empty(), "never occurred in {} seeds: {}", self.seeds, missing.join("; "));
     }
 }
 
-/// A world as it is told.
+/// A story and its violation, if any.
 pub(super) struct Told {
     pub(super) violation: Option<String>,
     pub(super) text: String,
@@ -112,12 +112,12 @@ pub(super) fn tell(plan: &Plan) -> Told {
     Told { violation: ended.violation, text }
 }
 
-/// A violation without the numbers that are particular to one world.
+/// A violation without the numbers that differ between worlds.
 fn kind(violation: &str) -> String {
     violation.split(" at ").next().unwrap_or_default().chars().filter(|c| !c.is_ascii_digit()).collect()
 }
 
-/// Leaves out tasks and faults for as long as the world still fails in the same way.
+/// Removes tasks and faults as long as the world still fails in the same way.
 fn smaller(mut plan: Plan, expected: String) -> Plan {
     let mut tries = 0;
     let mut fails = |plan: &Plan| {

@@ -70,7 +70,7 @@ pub(super) enum Command {
     Waiters(LockName),
 }
 
-/// What the server answers to one command.
+/// The reply to one command.
 #[derive(Debug, Clone)]
 pub(super) enum Reply {
     Done,
@@ -102,7 +102,7 @@ pub(super) struct Node {
     pub(super) is_replica: bool,
 }
 
-/// What a command has as its surroundings.
+/// What a command runs with.
 pub(super) struct Surroundings<'a> {
     pub(super) clock: ServerClock,
     pub(super) now: Moment,
@@ -111,10 +111,10 @@ pub(super) struct Surroundings<'a> {
     pub(super) sweep: usize,
 }
 
-/// The server's clocks: they run up to 1 % faster or slower than those of its clients.
+/// The server's clocks. They run up to 1 % faster or slower than those of the clients.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ServerClock {
-    /// By how many millionths the server's clock is faster.
+    /// How much faster the server's clock is, in millionths.
     pub(super) faster_ppm: i64,
 }
 
@@ -128,7 +128,7 @@ impl ServerClock {
         self.micros(now) / 1_000
     }
 
-    /// The wall clock: what fences are raised to.
+    /// The wall clock, the lower bound of fences.
     pub(super) fn wall_us(self, now: Moment) -> u64 {
         1_700_000_000_000_000 + self.micros(now)
     }
@@ -141,7 +141,7 @@ impl ServerClock {
 }
 
 impl Command {
-    /// The lock that the command is about.
+    /// The lock that the command names.
     pub(super) fn name(&self) -> Option<&LockName> {
         match self {
             Self::Set { claim, .. } | Self::Acquire { claim, .. } => Some(&claim.name),
@@ -284,7 +284,7 @@ impl Node {
         }
     }
 
-    /// Whose the lock is, and when that lease ends.
+    /// The token that holds the lock, and when its lease ends.
     pub(super) fn holder(&mut self, name: &LockName, now_ms: u64) -> Option<(Token, Option<u64>)> {
         let lock = self.locks.get_mut(name)?;
         lock.lapse(now_ms);
@@ -404,7 +404,7 @@ mod tests {
         }
     }
 
-    /// Two calls with one token are at it: one has confirmed the lease when the other finds a queue.
+    /// Two concurrent calls with one token: one has confirmed the lease before the other finds a queue.
     #[test]
     fn a_lease_that_was_confirmed_is_not_yielded() {
         for confirms in [false, true] {

@@ -1,4 +1,4 @@
-//! A client's end of a connection: requests and their replies in order, and messages.
+//! A client's end of a connection: requests, replies in order, and pushes.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ use crate::clock::Moment;
 use crate::store::redis::simulated::SimulatedInbox;
 use crate::store::{Push, StoreError, StoreErrorKind};
 
-/// The oldest request on a connection is answered within this, or the connection is given up.
+/// The connection is closed if its oldest request is not answered within this time.
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(super) struct Session {
@@ -121,7 +121,7 @@ impl Session {
         self.broken.cancel();
     }
 
-    /// Reads what has arrived, in order, and then passes the messages on.
+    /// Reads what has arrived, in order, then delivers the pushes.
     pub(super) fn read(&self, arrived: Vec<Down>) {
         for down in arrived {
             if self.is_broken() {
@@ -138,7 +138,7 @@ impl Session {
         }
         for push in self.inbox.delivered() {
             if matches!(push, Push::Granted { .. }) && !self.process.world.is_on_primary(self.connection) {
-                // Published before the demotion, and read after it: the lease is in the data that was taken over.
+                // Published before the demotion and read after it: the lease is in the data that was replicated.
                 self.process.world.saw(Situation::LeftBehind);
             }
             self.process.receive(push);

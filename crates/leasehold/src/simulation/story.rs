@@ -1,4 +1,4 @@
-//! What happened in a world, for a person to read.
+//! What happened in a world, in words.
 
 use std::cell::RefCell;
 

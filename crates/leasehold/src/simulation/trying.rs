@@ -1,5 +1,4 @@
-//! A try in the steps that the Redis store takes, as [`TrySteps`] decides. It does what `store/redis/try_acquire.rs`
-//! does.
+//! A try in the steps of the Redis store, as [`TrySteps`] decides. Replaces `store/redis/try_acquire.rs`.
 
 use super::coverage::Situation;
 use super::process::Process;

@@ -1,4 +1,4 @@
-//! The verbs of a store, as requests to the simulated server. They do what `store/redis/verbs.rs` does.
+//! The operations of a store, as requests to the simulated server. Replaces `store/redis/verbs.rs`.
 
 use super::coverage::Situation;
 use super::process::Process;

@@ -1,4 +1,4 @@
-//! A value that tasks wait to see changed. They are woken in the order in which they began to wait, so that a seed
+//! A value whose changes tasks wait for. They are woken in the order in which they began to wait, so that a seed
 //! replays.
 
 use std::cell::{Cell, Ref, RefCell};

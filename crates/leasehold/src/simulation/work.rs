@@ -1,4 +1,4 @@
-//! What the tasks of a plan do with the locks that they take.
+//! What the tasks of a plan do with their locks.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::facts::{LockName, Token};
 use crate::loss::LossReason;
 use crate::machine::EvictReply;
 
-/// A call returns by its deadline and this.
+/// How much later than its deadline a call may return.
 const LATE_BY: Duration = Duration::from_millis(250);
 
 /// Counts a task as open until it ends, however it ends.
@@ -124,7 +124,7 @@ impl Process {
         }
     }
 
-    /// Every call returns in time, unless its process was stopped meanwhile.
+    /// Checks that a call returned in time, unless its process was stopped meanwhile.
     fn check_deadline(&self, who: &str, wait: Wait, asked: Moment) {
         let Some(by) = wait.deadline(asked) else { return };
         let was_stopped = self.world.undisturbed_since(self.which) > asked;
@@ -133,7 +133,7 @@ impl Process {
         }
     }
 
-    /// Works under a lock until the work is done or the lease is lost, and gives the lock back.
+    /// Works under a lock until the work is done or the lease is lost, then releases it.
     async fn hold(self: &Rc<Self>, guard: Guard, hold: Hold) {
         tokio::select! {
             biased;
@@ -206,13 +206,13 @@ impl Process {
         self.release_token(&terms.name, &token).await;
     }
 
-    /// Releases by token, whatever becomes of the task.
+    /// Releases by token, even if the task is dropped.
     fn release_token_in_background(self: &Rc<Self>, name: &LockName, token: &Token) {
         let (process, name, token) = (self.clone(), name.clone(), token.clone());
         self.spawn(async move { process.release_token(&name, &token).await });
     }
 
-    /// Releases by token, as often as it takes.
+    /// Releases by token, and repeats it until the store answers.
     async fn release_token(&self, name: &LockName, token: &Token) {
         self.world.gave_up(name, token);
         for _ in 0..20 {
@@ -223,7 +223,7 @@ impl Process {
         }
     }
 
-    /// An operator looks at a lock, and acts on the holder that it saw.
+    /// An operator inspects a lock and acts on the holder that it saw.
     async fn operate(&self, name: &LockName, acts: Acts, thinks: Duration) {
         let Ok(Some(holder)) = self.within(self.ask_holder(name)).await else { return };
         self.world.sleep(thinks).await;

@@ -1,4 +1,4 @@
-//! A world: processes, a network, a server, and what is known of them.
+//! A world: processes, a network and a server.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -27,7 +27,7 @@ pub(super) struct World {
     /// Tasks of the plan that have not ended.
     pub(super) open_tasks: Cell<usize>,
     pub(super) began: Moment,
-    /// The last moment at which something failed, for each process and for the server (the last entry).
+    /// The time of the last fault, for each process and for the server (the last entry).
     pub(super) disturbed: RefCell<Vec<Moment>>,
 }
 
@@ -59,7 +59,7 @@ impl World {
         })
     }
 
-    /// Lives a plan through to its end, or to the first violation.
+    /// Runs a plan to its end or to the first violation.
     pub(super) fn live(plan: &Rc<Plan>, tells: bool) -> Ended {
         let world = Self::new(plan, tells);
         world.begin();
@@ -94,7 +94,7 @@ impl World {
         self.coverage.borrow_mut().count(situation);
     }
 
-    /// Adds a line to the story, if one is told.
+    /// Adds a line to the story, if one is recorded.
     pub(super) fn tell(&self, line: impl FnOnce() -> String) {
         if self.story.tells() {
             self.story.add(self.now(), line());
@@ -111,7 +111,7 @@ impl World {
         }
     }
 
-    /// Something failed: promises of promptness do not hold for a while.
+    /// Records a fault: for a while, the bounds on response times do not hold.
     pub(super) fn disturb(&self, process: Option<usize>) {
         let mut disturbed = self.disturbed.borrow_mut();
         let which = process.unwrap_or(disturbed.len() - 1);
