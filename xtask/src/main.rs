@@ -10,6 +10,7 @@ mod steps;
 mod tools;
 mod workspace;
 
+use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
 use steps::Step;
@@ -120,6 +121,7 @@ fn main() -> ExitCode {
         eprint!("there is no command `{name}`\n\n{}", list());
         return ExitCode::from(2);
     };
+    stop_ignoring_interrupts();
     match Workspace::from_env().and_then(|workspace| (entry.run)(&workspace, rest)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Usage(reason)) => {
@@ -131,6 +133,25 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Starts this program again if SIGINT or SIGQUIT is ignored. A shell script does that to what it runs with `&`, children
+/// inherit it, and the tests of Ctrl-C would fail.
+fn stop_ignoring_interrupts() {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    if ignores_interrupts(&status)
+        && let Ok(this) = std::env::current_exe()
+    {
+        let mut again = Command::new("env");
+        // Returns only if it fails. Then the tests say what is wrong.
+        let _error = again.arg("--default-signal=INT,QUIT").arg(this).args(std::env::args_os().skip(1)).exec();
+    }
+}
+
+/// Reads the line `SigIgn` of `/proc/self/status`: a mask in which signal 1 is the lowest bit.
+fn ignores_interrupts(status: &str) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or_default();
+    u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & 0b110 != 0)
 }
 
 /// The list of commands, one line each.
@@ -361,6 +382,13 @@ fn none(arguments: &[String]) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ignored_interrupts_are_found_in_the_mask() {
+        let ignores = |mask| ignores_interrupts(&format!("Name:\tx\nSigIgn:\t{mask}\nSigCgt:\t0000000000000002\n"));
+        assert!(ignores("0000000000000006") && ignores("0000000000001002"));
+        assert!(!ignores("0000000000001000") && !ignores_interrupts(""));
+    }
 
     #[test]
     fn contributing_lists_exactly_these_commands() {
