@@ -30,6 +30,12 @@ pub(crate) const PLANTED: &[Planted] = &[
         replace: "belief: Belief::new(now, now, grant.lasts),",
     },
     Planted {
+        name: "a-late-message-is-confirmed",
+        file: "client/attempt.rs",
+        find: "if !is_believable(&grant, cx.now) {",
+        replace: "if false {",
+    },
+    Planted {
         name: "a-lapsed-belief-is-revived",
         file: "lease/belief.rs",
         find: "if Rule::EndedBeliefStaysEnded.applies() && !self.is_valid(now) {",

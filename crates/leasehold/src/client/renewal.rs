@@ -201,9 +201,13 @@ impl LeaseState {
 
     /// A renewal that the holder asked for itself was answered, or failed. One of the renewal task may be in flight, too.
     pub(crate) fn extended(&mut self, now: Moment, sent: &Sent, asked_at: Moment, answer: &Renewed) -> Verdict {
-        let renewing = self.renewing;
+        let (renewing, renew_at) = (self.renewing, self.renew_at);
         let verdict = self.answered(now, sent, asked_at, answer);
         self.renewing = renewing;
+        if verdict == Verdict::Unanswered && self.plan.every.is_none() {
+            // The holder was told that it failed, and nobody else renews this lease.
+            self.renew_at = renew_at;
+        }
         verdict
     }
 
@@ -334,6 +338,23 @@ mod tests {
         let unknown = Renewed::Unknown(StoreError::from(StoreErrorKind::NoAnswer));
         assert_eq!(lease.answered(at(2_200), &sent, at(2_000), &unknown), Verdict::Unanswered);
         assert_eq!(lease.renew_at, Some(at(2_350)));
+    }
+
+    #[test]
+    fn an_extension_that_failed_is_repeated_only_for_a_lease_that_is_renewed() {
+        for every in [None, Some(Duration::from_secs(1))] {
+            let mut lease = lease(Record::Complete);
+            (lease.renew_at, lease.plan.every) = (every.map(|every| at(1_000) + every), every);
+            let ttl = Ttl::new(Duration::from_secs(60)).expect("a ttl");
+            lease.change_terms(ttl, lease.plan);
+            let unknown = Renewed::Unknown(StoreError::from(StoreErrorKind::NoAnswer));
+            let sent = lease.request(true);
+            assert_eq!(lease.extended(at(1_500), &sent, at(1_100), &unknown), Verdict::Unanswered);
+            assert_eq!(lease.renew_at.is_some(), every.is_some());
+            // It is asked soon whether it is still ours.
+            assert!(lease.check_at <= at(2_500));
+            assert!(matches!(lease.look(at(2_500)).then, Then::Ask { prolong, .. } if prolong == every.is_some()));
+        }
     }
 
     #[test]

@@ -99,7 +99,7 @@ impl Core {
         // Not tracked: these end with the core, whereas `drain` waits for work that ends by itself.
         drop(core.runtime.spawn(renewal::run(core.clone(), core.ended.clone())));
         drop(core.runtime.spawn(waiting::run_timers(core.clone(), core.ended.clone())));
-        core.store.deliver_to(Arc::new(Listener(Arc::downgrade(&core))));
+        core.store.deliver_to(Arc::new(Listener { core: Arc::downgrade(&core), ended: core.ended.clone() }));
         core.replay_journal_in_background(BEFORE_THE_JOURNAL);
         Arc::new(EngineHandle { core })
     }
@@ -213,11 +213,14 @@ impl Core {
 }
 
 /// Takes every message of the store to the room or lease it is for, where the store has read it.
-struct Listener(Weak<Core>);
+struct Listener {
+    core: Weak<Core>,
+    ended: CancellationToken,
+}
 
 impl PushReceiver for Listener {
     fn receive(&self, push: Push) {
-        let Some(core) = self.0.upgrade() else { return };
+        let Some(core) = self.core.upgrade() else { return };
         match push {
             Push::Revoked { token } => core.leases.revoked(&core, &token),
             Push::Finish { token, reason } => core.leases.asked_to_finish(&token, reason),
@@ -231,7 +234,8 @@ impl PushReceiver for Listener {
     }
 
     fn is_open(&self) -> bool {
-        self.0.upgrade().is_some_and(|core| !core.ended.is_cancelled())
+        // Not by upgrading: the store asks under its lock, and would drop itself there if the engine ended meanwhile.
+        !self.ended.is_cancelled() && self.core.strong_count() > 0
     }
 }
 

@@ -3,6 +3,7 @@
 //! - At most one lease of a name is believed at a time. A lease that its store has lost (lost data, a deleted key,
 //!   force) is excused until the moment at which it would have ended.
 //! - A believed lease is in the store under its holder's token, for as long as it is believed.
+//! - No task is given a lease that has ended.
 //! - Fences rise from grant to grant.
 //! - The store never takes a lock from a holder that has not given it up.
 //! - A revoked lease is never prolonged.
@@ -244,7 +245,8 @@ impl World {
             )
         });
         if !lease.is_valid(self.now()) {
-            return;
+            let who = self.name_of(lease.process);
+            return self.fail(|| format!("{who} was given a lease of \"{}\" that was over", lease.name));
         }
         self.check_fence(&lease.name, lease.fence, &lease.token, false);
         self.checks.borrow_mut().believed.entry(lease.name.clone()).or_default().push(Believed::Guarded(lease.clone()));

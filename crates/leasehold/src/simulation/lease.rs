@@ -201,7 +201,7 @@ impl Process {
     /// The belief ends before the release is sent.
     fn give_up(&self, lease: &Lease) {
         self.stop_tending(lease);
-        lease.state.borrow_mut().belief.give_up();
+        lease.state.borrow_mut().give_up();
         self.world.gave_up(&lease.name, &lease.token);
         if lease.handed_over {
             self.handed_on(&lease.name);
