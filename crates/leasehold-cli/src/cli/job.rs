@@ -46,7 +46,7 @@ pub(crate) struct RunArgs {
     /// Time between SIGTERM and SIGKILL for a CMD whose lease is lost; it never reaches beyond the lease
     #[arg(long, value_name = "D", value_parser = duration::parse)]
     pub(crate) grace: Option<Duration>,
-    /// Retention the lock at least this long, even when CMD ends sooner
+    /// Keep the lock at least this long, even when CMD ends sooner
     #[arg(long, value_name = "D", value_parser = duration::parse)]
     pub(crate) hold_at_least: Option<Duration>,
     /// The exit code when the lock is held by another [default: 75]

@@ -24,7 +24,7 @@ Examples:
   leasehold renew deploy || exit                           76: lost, so stop
   leasehold release deploy
 
-Prints the token on the first line and the fence on the second. Retention the token secret: it alone can
+Prints the token on the first line and the fence on the second. Keep the token secret: it alone can
 renew and release the lock.")]
 pub(crate) struct AcquireArgs {
     /// The lock
