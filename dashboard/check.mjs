@@ -1,4 +1,4 @@
-// What the server carries must be what the sources say: builds the page again and compares.
+// Checks that the committed page in the server crate is the build of these sources.
 import { execFileSync } from "node:child_process";
 import { mkdtempSync, readFileSync, readdirSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -17,10 +17,10 @@ try {
   const [ours, theirs] = [files(built), files(carried)];
   const differ = [...new Set([...ours, ...theirs])].filter((file) => !ours.includes(file) || !theirs.includes(file) || !readFileSync(join(built, file)).equals(readFileSync(join(carried, file))));
   if (differ.length > 0) {
-    console.error(`the page in crates/leasehold-server/page is not what dashboard/ builds (${differ.join(", ")}): npm run build, and commit it`);
+    console.error(`crates/leasehold-server/page is out of date (${differ.join(", ")}): npm run build, and commit it`);
     process.exitCode = 1;
   } else {
-    console.log(`the page is what its sources say: ${ours.length} files`);
+    console.log(`the page is up to date: ${ours.length} files`);
   }
 } finally {
   rmSync(built, { recursive: true, force: true });

@@ -1,8 +1,8 @@
 import process from "node:process";
 import { defineConfig } from "vite";
 
-// The server carries the page inside itself, so it is built to where the server's sources are. Names are fixed:
-// the server adds the hashes, and a rebuild changes no file that did not change.
+// The server embeds the page, so it is built into the server crate. File names are fixed, because the server adds the
+// hashes: a rebuild changes only the files whose content changed.
 export default defineConfig({
   build: {
     outDir: "../crates/leasehold-server/page",

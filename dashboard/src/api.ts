@@ -1,5 +1,4 @@
-// What the server answers, and how it is asked. The key is kept for this tab only and is sent as a header: it never
-// stands in an address.
+// The API client. The key is stored for this tab only and sent as a header, never in a URL.
 import { signal } from "@preact/signals";
 
 export interface Waiter {
@@ -8,7 +7,7 @@ export interface Waiter {
   waiting_ms: number;
 }
 
-/** A lock as `leasehold --json` says it. */
+/** A lock, with the fields of `leasehold --json`. */
 export interface Lock {
   name: string;
   held: boolean;
@@ -26,7 +25,7 @@ export interface Lock {
   waiters: Waiter[];
 }
 
-/** The same, and when it was looked at. */
+/** A lock and the time of the observation. */
 export interface Seen extends Lock {
   at_ms: number;
 }
@@ -169,7 +168,7 @@ export interface Evicted {
   holder_id: string | null;
 }
 
-/** An answer that is no success: a code for programs, a sentence for people. */
+/** An error response: a code for programs, a sentence for people. */
 export class Problem extends Error {
   constructor(
     readonly status: number,
@@ -184,9 +183,9 @@ export class Problem extends Error {
 
 const KEY = "leasehold-key";
 
-/** The key of whoever looks; empty where none was given. */
+/** The user's key; empty if there is none. */
 export const key = signal(stored());
-/** Why a key is asked for; `null` while none is needed. */
+/** Why the login form is shown; `null` if no key is needed. */
 export const keyWanted = signal<string | null>(null);
 
 function stored(): string {
@@ -203,7 +202,7 @@ export function remember(value: string): void {
     if (value) sessionStorage.setItem(KEY, value);
     else sessionStorage.removeItem(KEY);
   } catch {
-    // Then it is kept until the page is closed.
+    // Storage is blocked: the key is lost when the page is closed.
   }
 }
 
@@ -211,30 +210,30 @@ export function headers(more: Record<string, string> = {}): Record<string, strin
   return key.value ? { ...more, Authorization: `Bearer ${key.value}` } : more;
 }
 
-export async function ask<T>(path: string, body?: unknown): Promise<T> {
-  const asked = key.value;
-  const json: Record<string, string> = body === undefined ? {} : { "Content-Type": "application/json" };
+export async function request<T>(path: string, body?: unknown): Promise<T> {
+  const sentKey = key.value;
+  const type: Record<string, string> = body === undefined ? {} : { "Content-Type": "application/json" };
   const response = await fetch(path, {
     method: body === undefined ? "GET" : "POST",
-    headers: headers(json),
+    headers: headers(type),
     body: body === undefined ? undefined : JSON.stringify(body),
     cache: "no-store",
   });
   if (response.ok) return (await response.json()) as T;
-  throw await refusal(response, asked);
+  throw await toProblem(response, sentKey);
 }
 
-export async function refusal(response: Response, asked: string): Promise<Problem> {
-  let said: { code?: string; message?: string; owner?: string; holder_id?: string } = {};
+export async function toProblem(response: Response, sentKey: string): Promise<Problem> {
+  let json: { code?: string; message?: string; owner?: string; holder_id?: string } = {};
   try {
-    said = await response.json();
+    json = await response.json();
   } catch {
-    // Not from the server itself: a proxy.
+    // Not JSON: the response of a proxy.
   }
-  const message = said.message ?? `the server answered ${response.status}`;
-  const problem = new Problem(response.status, said.code ?? "unknown", message, said.owner, said.holder_id);
-  // An answer to the key that was sent before somebody gave another one says nothing.
-  if ((response.status === 401 || response.status === 429) && asked === key.value) {
+  const message = json.message ?? `the server answered ${response.status}`;
+  const problem = new Problem(response.status, json.code ?? "unknown", message, json.owner, json.holder_id);
+  // Ignore the response to an older key.
+  if ((response.status === 401 || response.status === 429) && sentKey === key.value) {
     keyWanted.value = problem.code === "no_key" ? "" : problem.message;
   }
   return problem;

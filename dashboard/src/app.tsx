@@ -73,7 +73,7 @@ function skip(event: Event): void {
   document.getElementById("locks-title")?.focus();
 }
 
-/** What keeps the picture from being true, and since when. */
+/** The banner while the server or the store does not answer. */
 function Trouble() {
   const down = overview.value?.store_down_since_ms ?? null;
   const silent = silentSince.value;
@@ -81,10 +81,10 @@ function Trouble() {
   tick.value;
   const since = silent ?? down ?? now();
   const what = silent !== null ? "This server does not answer" : "The store does not answer";
-  const then = silent !== null ? "it is asked again all the time" : "locks are held and waited for as before, as far as their holders can tell";
+  const then = silent !== null ? "retrying" : "holders keep their locks until their leases end";
   return (
     <div class="trouble" role="alert">
-      <strong>{what}</strong> since {clock(since)} ({span(now() - since)}). Below is what was known then; {then}.
+      <strong>{what}</strong> since {clock(since)} ({span(now() - since)}); {then}. This page shows the last known state.
     </div>
   );
 }

@@ -50,7 +50,7 @@ export function Bar() {
       </button>
       {known?.keyed && (
         <div class="who">
-          <span class="tag" title={known.role === "viewer" ? "May look, and change nothing" : "May take locks away"}>{known.role}</span>
+          <span class="tag" title={known.role === "viewer" ? "This key can only read" : "This key can evict holders"}>{known.role}</span>
           <button type="button" class="button small" onClick={logOut}>Log out</button>
         </div>
       )}
@@ -64,7 +64,7 @@ function logOut(): void {
   keyWanted.value = "";
 }
 
-/** How it is, and why. */
+/** The status and its reasons. */
 function Pill() {
   const known = overview.value;
   if (!known) return <span class="pill">…</span>;
@@ -90,7 +90,7 @@ function Pill() {
 function Live() {
   const on = streaming.value && silentSince.value === null;
   return (
-    <span class={on ? "live on" : "live"} title={on ? "Events arrive as they happen" : "The stream of events is interrupted; trying again"}>
+    <span class={on ? "live on" : "live"} title={on ? "Events arrive as they happen" : "The event stream is interrupted; reconnecting"}>
       <span class="beacon" aria-hidden="true" />
       {on ? "live" : "not live"}
     </span>

@@ -1,6 +1,6 @@
 import { look } from "./owners";
 
-/** An owner's colour, and its pattern where colours are used up. */
+/** A dot in an owner's colour and pattern. */
 export function Dot({ owner }: { owner: string }) {
   const { colour, pattern } = look(owner);
   return <span class={`dot owner-${colour} pattern-${pattern}`} aria-hidden="true" />;

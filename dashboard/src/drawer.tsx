@@ -1,6 +1,6 @@
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { type Lock, type Seen, Problem, ask, lockPath } from "./api";
+import { type Lock, type Seen, Problem, request, lockPath } from "./api";
 import { Dot } from "./dot";
 import { changes, lanes, locks, overview, silentSince } from "./live";
 import { Connected, Lease, evict } from "./locks";
@@ -11,19 +11,19 @@ import { ENDS } from "./timeline/timeline";
 
 const TENURES = 20;
 
-/** Everything about one lock: what `leasehold why` answers, and what happened before. */
+/** The details of one lock: the content of `leasehold why`, and the last tenures. */
 export function Drawer({ name }: { name: string }) {
-  const asked = useSignal<Seen | null>(locks.get(name) ?? null);
+  const observed = useSignal<Seen | null>(locks.get(name) ?? null);
   const problem = useSignal("");
   const title = useRef<HTMLHeadingElement>(null);
   useEffect(() => {
     title.current?.focus();
     let live = true;
-    const look = async () => {
+    const refresh = async () => {
       while (live) {
         try {
-          const lock = await ask<Lock>(lockPath(name));
-          asked.value = { ...lock, at_ms: now() };
+          const lock = await request<Lock>(lockPath(name));
+          observed.value = { ...lock, at_ms: now() };
           problem.value = "";
         } catch (error) {
           if (error instanceof Problem) problem.value = error.message;
@@ -31,14 +31,14 @@ export function Drawer({ name }: { name: string }) {
         await new Promise((done) => setTimeout(done, 1_000));
       }
     };
-    void look();
+    void refresh();
     return () => {
       live = false;
     };
   }, [name]);
   tick.value;
   changes.value;
-  const lock = asked.value;
+  const lock = observed.value;
   const at = overview.value?.store_down_since_ms ?? silentSince.value ?? now();
   const viewer = overview.value?.role === "viewer";
   return (
@@ -47,7 +47,7 @@ export function Drawer({ name }: { name: string }) {
         <div>
           <h2 id="drawer-title" class="mono" tabIndex={-1} ref={title}>{shown(name)}</h2>
           <p class="state">
-            {lock === null ? "…" : lock.held ? (lock.revoked ? "held, revoked: its holder has been told to stop" : "held") : lock.waiters.length > 0 ? "between two holders" : "free"}
+            {lock === null ? "…" : lock.held ? (lock.revoked ? "held, revoked: its holder has been told to stop" : "held") : lock.waiters.length > 0 ? "being handed off" : "free"}
           </p>
         </div>
         <button type="button" class="icon round" onClick={close} aria-label="Close" title="Close (Esc)">✕</button>
@@ -61,7 +61,7 @@ export function Drawer({ name }: { name: string }) {
           </p>
           <dl class="facts">
             <dt>held for</dt>
-            <dd>{lock.since_ms === null ? "nobody knows: another kind of client" : `${span(at - lock.since_ms)}, since ${clock(lock.since_ms)}`}</dd>
+            <dd>{lock.since_ms === null ? "unknown: another kind of client" : `${span(at - lock.since_ms)}, since ${clock(lock.since_ms)}`}</dd>
             <dt>sign of life</dt>
             <dd>{lock.last_seen_ms === null ? "–" : `${span(at - lock.last_seen_ms)} ago`}</dd>
             <dt>connected</dt>
@@ -77,7 +77,7 @@ export function Drawer({ name }: { name: string }) {
             <button type="button" class="button danger" disabled={viewer} aria-describedby={viewer ? "viewer-why" : undefined} onClick={() => evict(lock)}>
               Evict…
             </button>
-            {viewer && <p id="viewer-why" class="faint">This key may look, and change nothing: evicting needs an operator's.</p>}
+            {viewer && <p id="viewer-why" class="faint">This key can only read: evicting needs an operator key.</p>}
           </div>
         </section>
       )}
@@ -97,15 +97,15 @@ export function Drawer({ name }: { name: string }) {
           <p class="faint">Nobody.</p>
         )}
       </section>
-      <Before name={name} />
+      <LastTenures name={name} />
       <p class="faint foot">
-        The same at a terminal: <code>leasehold why {quoted(name)}</code>
+        In a terminal: <code>leasehold why {quoted(name)}</code>
       </p>
     </div>
   );
 }
 
-/** A name as a shell takes it; what cannot be seen as bash writes it. */
+/** Quotes a name for a shell; invisible characters are escaped in bash's syntax. */
 function quoted(name: string): string {
   if (/^[\w.:@%+=,/-]+$/.test(name)) return name;
   const plain = `'${name.replaceAll("'", "'\\''")}'`;
@@ -114,7 +114,7 @@ function quoted(name: string): string {
   return `$'${shown(escaped).replace(/\\u\{([0-9a-f]+)\}/g, (_, hex: string) => `\\U${hex.padStart(8, "0")}`)}'`;
 }
 
-function Before({ name }: { name: string }) {
+function LastTenures({ name }: { name: string }) {
   const lane = lanes.get(name);
   const tenures = lane ? [...lane.tenures.values()].sort((a, b) => b.since_ms - a.since_ms).slice(0, TENURES) : [];
   return (

@@ -1,9 +1,9 @@
-import { say } from "./state";
+import { notify } from "./state";
 
 const FIRST = "leasehold run my-first-lock -- sleep 60";
 const DEMO = "leasehold demo";
 
-/** Nobody has taken a lock yet. */
+/** The page of an empty store. */
 export function Empty() {
   return (
     <section class="panel empty" aria-labelledby="empty-title">
@@ -14,10 +14,10 @@ export function Empty() {
         <path class="hatching" d="M40 34l5-6M50 34l5-6M60 34l5-6M70 34l5-6M80 34l5-6M90 34l5-6" />
         <rect class="owner-3" x="60" y="40" width="120" height="16" rx="4" />
       </svg>
-      <h2 id="empty-title">No lock is held, and none was in the last hour</h2>
-      <p>Take a first one in another terminal. It appears here within a second.</p>
+      <h2 id="empty-title">No lock was held in the last hour</h2>
+      <p>Take one in another terminal. It appears here within a second.</p>
       <Command text={FIRST} />
-      <p>Or see a dozen workers share locks and GPUs, one of them crash and one be evicted:</p>
+      <p>Or watch a dozen workers share locks and GPUs, with a crash, a hang and an eviction:</p>
       <Command text={DEMO} />
     </section>
   );
@@ -27,9 +27,9 @@ function Command({ text }: { text: string }) {
   const copy = async () => {
     try {
       await navigator.clipboard.writeText(text);
-      say("Copied.");
+      notify("Copied.");
     } catch {
-      say("The browser does not let this page copy: select it and copy it yourself.", true);
+      notify("The browser does not allow copying: select the text and copy it.", true);
     }
   };
   return (

@@ -1,13 +1,13 @@
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { type Evicted, type Lock, Problem, type Seen, ask, lockPath } from "./api";
-import { locks, poke } from "./live";
+import { type Evicted, type Lock, Problem, type Seen, request, lockPath } from "./api";
+import { locks, pollNow } from "./live";
 import { short } from "./owners";
-import { type Target, evicting, say } from "./state";
+import { type Target, evicting, notify } from "./state";
 import { shown } from "./text";
 import { now, span, tick } from "./time";
 
-/** Takes a lock away from the holder it was opened for, and from nobody else. */
+/** The dialog that evicts a holder. It evicts only the holder that it was opened for. */
 export function Evict({ target }: { target: Target }) {
   const dialog = useRef<HTMLDialogElement>(null);
   const mode = useSignal<"revoke" | "force">("revoke");
@@ -21,19 +21,19 @@ export function Evict({ target }: { target: Target }) {
     const element = dialog.current;
     element?.showModal();
     let live = true;
-    // What the dialog says must be true at the moment somebody agrees to it.
-    const look = async () => {
+    // The dialog must describe the current state when the user confirms.
+    const refresh = async () => {
       while (live) {
         try {
-          const found = await ask<Lock>(lockPath(target.name));
+          const found = await request<Lock>(lockPath(target.name));
           lock.value = { ...found, at_ms: now() };
         } catch {
-          // It says what was known; the server compares in any case.
+          // The dialog keeps the last known state; the server compares the holder id in any case.
         }
         await new Promise((done) => setTimeout(done, 400));
       }
     };
-    void look();
+    void refresh();
     return () => {
       live = false;
       element?.close();
@@ -55,14 +55,14 @@ export function Evict({ target }: { target: Target }) {
     busy.value = true;
     problem.value = "";
     try {
-      const done = await ask<Evicted>(`${lockPath(target.name)}/evict`, { holder_id: target.holderId, mode: mode.value, reason: reason.value.trim() });
-      if (done.outcome === "free") say(`${shown(target.name)} was free already: nothing was done.`);
-      else if (done.outcome === "forced") say(`${shown(target.name)} was taken from ${shown(target.owner)}.`);
-      else say(`${shown(target.owner)} has been told to stop.`);
-      poke();
+      const done = await request<Evicted>(`${lockPath(target.name)}/evict`, { holder_id: target.holderId, mode: mode.value, reason: reason.value.trim() });
+      if (done.outcome === "free") notify(`${shown(target.name)} was already free; nothing was done.`);
+      else if (done.outcome === "forced") notify(`${shown(target.name)} was taken from ${shown(target.owner)}.`);
+      else notify(`${shown(target.owner)} has been told to stop.`);
+      pollNow();
       close();
     } catch (error) {
-      problem.value = error instanceof Problem ? error.message : "No answer: whether anything was done is not known. Look at the lock.";
+      problem.value = error instanceof Problem ? error.message : "No response: the outcome is unknown. Check the lock.";
       busy.value = false;
     }
   };
@@ -76,11 +76,11 @@ export function Evict({ target }: { target: Target }) {
           <div class="changed" role="alert">
             <strong>Changed hands.</strong>{" "}
             {seen?.held ? `${shown(seen.owner ?? "")} (id ${seen.holder_id}) holds it now; ` : "It is free now; "}
-            nothing was done. {seen?.held ? "Close this and look again before you take it from somebody else." : ""}
+            nothing was done. {seen?.held ? "Close this dialog and check the new holder first." : ""}
           </div>
         )}
         <fieldset disabled={changed || busy.value}>
-          <legend class="unseen">How</legend>
+          <legend class="unseen">Mode</legend>
           <label class={mode.value === "revoke" ? "choice on" : "choice"}>
             <input type="radio" name="mode" value="revoke" checked={!force} disabled={foreign} onChange={() => (mode.value = "revoke")} />
             <span><strong>Revoke</strong> {revokes(target, seen)}</span>
@@ -89,7 +89,7 @@ export function Evict({ target }: { target: Target }) {
             <input type="radio" name="mode" value="force" checked={force} onChange={() => (mode.value = "force")} />
             <span><strong>Force</strong> {forces(target, seen)}</span>
           </label>
-          <label class="field" for="evict-reason">Reason <span class="faint">goes into the audit and to whoever follows the events</span></label>
+          <label class="field" for="evict-reason">Reason <span class="faint">for the audit and the events</span></label>
           <input id="evict-reason" type="text" required maxLength={400} autocomplete="off" value={reason.value} onInput={(event) => (reason.value = event.currentTarget.value)} />
           {force && (
             <>
@@ -116,7 +116,7 @@ function next(lock: Seen | null): string | null {
 }
 
 function revokes(target: Target, lock: Seen | null): string {
-  if (lock?.foreign) return "is not possible: another kind of client cannot be asked to stop.";
+  if (lock?.foreign) return "is not possible: another kind of client cannot be notified.";
   const left = lock?.ttl_left_ms === null || !lock ? null : Math.max(0, lock.at_ms + lock.ttl_left_ms - now());
   const latest = left === null ? "" : `, at the latest in ${span(left)}`;
   const who = next(lock);
@@ -128,6 +128,6 @@ function forces(target: Target, lock: Seen | null): string {
   const who = next(lock);
   const then = who ? `${who} enters now.` : "The lock is free now.";
   const seen = lock?.last_seen_ms ?? null;
-  const life = lock?.connected === false ? "its connection is gone" : seen === null ? "no sign of life is known" : `last sign of life ${span(now() - seen)} ago`;
+  const life = lock?.connected === false ? "its connection is gone" : seen === null ? "last sign of life unknown" : `last sign of life ${span(now() - seen)} ago`;
   return `${then} ${short(target.owner)} may still be running (${life}): only fences protect what it writes.`;
 }

@@ -6,7 +6,7 @@ import { open } from "./state";
 import { short } from "./owners";
 import { now, span, tick } from "./time";
 
-/** A card per device, by host. */
+/** One card per device, grouped by host. */
 export function Gpus() {
   const known = gpus.value;
   if (!known || known.gpus.length === 0) return null;
@@ -19,11 +19,11 @@ export function Gpus() {
     <section class="panel gpus" aria-labelledby="gpus-title">
       <header class="panel-head">
         <h2 id="gpus-title">GPUs</h2>
-        {known.driver === null && <span class="faint" title={known.message ?? ""}>as their locks say: the server's own machine has no driver to ask</span>}
+        {known.driver === null && <span class="faint" title={known.message ?? ""}>from their locks: no driver on the server's machine</span>}
       </header>
       {[...hosts].map(([host, devices]) => (
         <div class="host" key={host}>
-          {hosts.size > 1 || host ? <h3>{host || "machine not known"}</h3> : null}
+          {hosts.size > 1 || host ? <h3>{host || "unknown host"}</h3> : null}
           <ul>
             {devices.map((gpu) => <Device key={`${host} ${gpu.id}`} gpu={gpu} />)}
           </ul>

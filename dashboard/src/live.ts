@@ -1,5 +1,4 @@
-// Everything the page knows, kept up to date: one request twice a second for what has changed, one stream of events
-// that makes it ask at once.
+// The state of the page. It polls for changes twice a second, and at once when an event arrives.
 import { batch, signal } from "@preact/signals";
 import {
   type Alert,
@@ -11,11 +10,11 @@ import {
   type Seen,
   type Tenure,
   type Wait,
-  ask,
+  request,
   headers,
   key,
   keyWanted,
-  refusal,
+  toProblem,
 } from "./api";
 import { now, setClock } from "./time";
 
@@ -24,7 +23,7 @@ export interface Lane {
   waits: Map<number, Wait>;
 }
 
-export interface Happened {
+export interface FeedEvent {
   id: string;
   kind: string;
   name: string | null;
@@ -33,18 +32,18 @@ export interface Happened {
   reason: string;
 }
 
-/** By name. Changed in place; `changes` says when. */
+/** Locks by name. Changed in place; `changes` is incremented with every change. */
 export const locks = new Map<string, Seen>();
 export const lanes = new Map<string, Lane>();
 export const changes = signal(0);
 
 export const overview = signal<Overview | null>(null);
-/** Whether the stream of events is open. */
+/** Whether the event stream is open. */
 export const streaming = signal(false);
-/** Since when the server does not answer. */
+/** When the server stopped answering. */
 export const silentSince = signal<number | null>(null);
-export const feed = signal<Happened[]>([]);
-/** `null`: this server does not have it, or has not said yet. */
+export const feed = signal<FeedEvent[]>([]);
+/** `null` if the server does not have this route, or has not answered yet. */
 export const alerts = signal<Alert[] | null>(null);
 export const gpus = signal<Gpus | null>(null);
 export const monitor = signal<Monitor | null>(null);
@@ -53,26 +52,26 @@ const HOUR = 3_600_000;
 const VISIBLE = 500;
 const HIDDEN = 5_000;
 const FEED = 120;
-/** The lock by which servers agree who monitors: theirs, and nowhere else on the page either. */
-const OURS = "leasehold-monitor";
-/** What comes within this is asked for, or listed, together: many events must not keep the page from anything else. */
-const SOON = 150;
-const EAGER = 600;
-/** A stream that says nothing for so long is broken: the server gives a sign of life every 15 s. */
-const SILENT = 40_000;
-/** The levels of a server that does not say. */
+/** The lock that elects the monitor. It is not a user's lock, so its events are hidden. */
+const ELECTION = "leasehold-monitor";
+/** The shortest interval between two polls and between two updates of the feed, so that many events do not block the page. */
+const MIN_INTERVAL = 150;
+const EAGER_FOR = 600;
+/** A stream that is silent for this long is broken: the server sends a keep-alive every 15 s. */
+const SILENCE_LIMIT = 40_000;
+/** The warning level, or its default if the server does not report it. */
 export const warningMs = (): number => monitor.value?.levels.warning_ms ?? 300_000;
 
 let after = "";
 let generation = 0;
 let wake: () => void = () => {};
-/** Something happened since the last question was asked. */
-let poked = false;
-/** Until then more is likely to come: what was told of is seen by the server's next look. */
-let eager = 0;
-let unlisted: Happened[] = [];
+/** Whether an event has arrived since the last poll. */
+let pollRequested = false;
+/** Until when to poll often: the server's next scan will see the effects of an event. */
+let eagerUntil = 0;
+let pendingEvents: FeedEvent[] = [];
 
-/** Begins, or begins anew with another key. */
+/** Starts polling and streaming, or restarts with another key. */
 export function start(): void {
   generation += 1;
   const mine = generation;
@@ -90,7 +89,7 @@ export function stop(): void {
   generation += 1;
   locks.clear();
   lanes.clear();
-  unlisted = [];
+  pendingEvents = [];
   batch(() => {
     overview.value = null;
     streaming.value = false;
@@ -101,25 +100,25 @@ export function stop(): void {
   });
 }
 
-/** Asks for what has changed now, not at the next turn. */
-export function poke(): void {
+/** Polls now instead of at the next interval. */
+export function pollNow(): void {
   if (document.hidden) return;
-  poked = true;
-  eager = Date.now() + EAGER;
+  pollRequested = true;
+  eagerUntil = Date.now() + EAGER_FOR;
   wake();
 }
 
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden) poke();
+  if (!document.hidden) pollNow();
 });
 
 async function poll(mine: number): Promise<void> {
   while (mine === generation) {
     const began = Date.now();
-    poked = false;
+    pollRequested = false;
     try {
       const query = after ? `?after=${encodeURIComponent(after)}` : "";
-      const answer = await ask<Live>(`/api/v1/live${query}`);
+      const answer = await request<Live>(`/api/v1/live${query}`);
       if (mine !== generation) return;
       take(answer);
     } catch (error) {
@@ -129,17 +128,17 @@ async function poll(mine: number): Promise<void> {
       }
       if (silentSince.value === null) silentSince.value = now();
     }
-    const usual = Date.now() < eager ? SOON : VISIBLE;
+    const usual = Date.now() < eagerUntil ? MIN_INTERVAL : VISIBLE;
     const pause = document.hidden ? HIDDEN : silentSince.value === null ? usual : 1_500;
     await new Promise<void>((done) => {
       const timer = setTimeout(done, pause);
       wake = () => {
         wake = () => {};
         clearTimeout(timer);
-        // Many events at once are one question.
-        setTimeout(done, Math.max(0, SOON - (Date.now() - began)));
+        // Many events at once cause one poll.
+        setTimeout(done, Math.max(0, MIN_INTERVAL - (Date.now() - began)));
       };
-      if (poked && silentSince.value === null) wake();
+      if (pollRequested && silentSince.value === null) wake();
     });
   }
 }
@@ -175,7 +174,7 @@ function lane(name: string): Lane {
 
 let forgotten = 0;
 
-/** What ended more than an hour ago, once a minute. */
+/** Forgets what ended more than an hour ago, once a minute. */
 function forget(): void {
   const limit = now() - HOUR;
   if (limit - forgotten < 60_000) return;
@@ -187,20 +186,20 @@ function forget(): void {
   }
 }
 
-/** Reads with `fetch`, because an `EventSource` could send the key only in the address. */
+/** Reads the event stream with `fetch`, because `EventSource` could send the key only in the URL. */
 async function follow(mine: number): Promise<void> {
-  // No server gave this id, so it tells all it still knows: what happened before somebody looked.
+  // An unknown id, so the server sends its whole backlog.
   let last = "begin";
   let pause = 500;
   while (mine === generation) {
     const silence = new AbortController();
-    let timer = setTimeout(() => silence.abort(), SILENT);
+    let timer = setTimeout(() => silence.abort(), SILENCE_LIMIT);
     try {
-      const asked = key.value;
+      const sentKey = key.value;
       const more = { "Last-Event-ID": last };
       const response = await fetch("/api/v1/events", { headers: headers(more), cache: "no-store", signal: silence.signal });
       if (!response.ok || !response.body) {
-        await refusal(response, asked);
+        await toProblem(response, sentKey);
         if (keyWanted.value !== null) return;
         throw new Error("no stream");
       }
@@ -212,15 +211,15 @@ async function follow(mine: number): Promise<void> {
         const { done, value } = await reader.read();
         if (done || mine !== generation) break;
         clearTimeout(timer);
-        timer = setTimeout(() => silence.abort(), SILENT);
+        timer = setTimeout(() => silence.abort(), SILENCE_LIMIT);
         text += value;
         const blocks = text.split("\n\n");
         text = blocks.pop() ?? "";
-        for (const block of blocks) last = told(block) || last;
+        for (const block of blocks) last = handleEvent(block) || last;
       }
       void reader.cancel().catch(() => {});
     } catch {
-      // Told by the dot that goes grey.
+      // The live indicator turns grey.
     }
     clearTimeout(timer);
     if (mine !== generation) return;
@@ -230,8 +229,8 @@ async function follow(mine: number): Promise<void> {
   }
 }
 
-/** One event of the stream; answers its id. */
-function told(block: string): string {
+/** Handles one event of the stream. Returns its id. */
+function handleEvent(block: string): string {
   let id = "";
   let kind = "";
   let data = "";
@@ -241,43 +240,43 @@ function told(block: string): string {
     else if (line.startsWith("data: ")) data += line.slice(6);
   }
   if (!kind) return id;
-  poke();
+  pollNow();
   if (kind === "gap") return id;
   try {
     const event = JSON.parse(data);
-    if (event.name === OURS && kind !== "alert") return id;
+    if (event.name === ELECTION && kind !== "alert") return id;
     const alert = kind === "alert";
-    const happened: Happened = {
+    const entry: FeedEvent = {
       id,
       kind: alert ? `alert ${event.state ?? ""}` : kind,
       name: event.name ?? null,
       owner: event.owner ?? null,
       at_ms: (alert ? (event.resolved_ms ?? event.last_ms) : event.at_ms) ?? now(),
-      // Its whole text stands among the alerts.
+      // The alert list has the full message.
       reason: alert ? String(event.type ?? "").replaceAll("_", " ") : (event.reason ?? ""),
     };
-    list(happened);
-    if (alert && now() - happened.at_ms < 10_000) void refresh("/api/v1/alerts", (answer: { alerts: Alert[] } | null) => {
+    addToFeed(entry);
+    if (alert && now() - entry.at_ms < 10_000) void refresh("/api/v1/alerts", (answer: { alerts: Alert[] } | null) => {
       if (answer) alerts.value = answer.alerts;
     });
   } catch {
-    // Of a newer server: not understood, and no reason to stop.
+    // Ignore an event of a newer server.
   }
   return id;
 }
 
-function list(happened: Happened): void {
-  unlisted.unshift(happened);
-  if (unlisted.length > FEED) unlisted.length = FEED;
-  if (unlisted.length > 1) return;
+function addToFeed(entry: FeedEvent): void {
+  pendingEvents.unshift(entry);
+  if (pendingEvents.length > FEED) pendingEvents.length = FEED;
+  if (pendingEvents.length > 1) return;
   setTimeout(() => {
-    const listed = unlisted;
-    unlisted = [];
-    feed.value = [...listed, ...feed.value].slice(0, FEED);
-  }, SOON);
+    const events = pendingEvents;
+    pendingEvents = [];
+    feed.value = [...events, ...feed.value].slice(0, FEED);
+  }, MIN_INTERVAL);
 }
 
-/** What not every server has: asked for now and then, and hidden where there is no such route. */
+/** Polls an optional route, and hides its panel if the server does not have it. */
 async function every<T>(mine: number, ms: number, path: string, set: (answer: T | null) => void): Promise<void> {
   while (mine === generation) {
     let pause = ms;
@@ -293,13 +292,13 @@ async function every<T>(mine: number, ms: number, path: string, set: (answer: T 
 
 async function refresh<T>(path: string, set: (answer: T | null) => void): Promise<boolean> {
   try {
-    set(await ask<T>(path));
+    set(await request<T>(path));
   } catch (error) {
     if (error instanceof Problem && error.status === 404) {
       set(null);
       return false;
     }
-    // Else what was known stays.
+    // On any other error the last known state stays.
   }
   return true;
 }

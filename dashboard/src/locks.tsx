@@ -3,7 +3,7 @@ import { useEffect, useRef } from "preact/hooks";
 import type { Seen } from "./api";
 import { Dot } from "./dot";
 import { changes, locks, overview, silentSince, warningMs } from "./live";
-import { type Filter, evicting, filters, open, opened, say, search } from "./state";
+import { type Filter, evicting, filters, open, opened, notify, search } from "./state";
 import { shown } from "./text";
 import { narrow } from "./theme";
 import { now, span, tick } from "./time";
@@ -13,10 +13,10 @@ const sort = signal<{ by: Column; down: boolean } | null>(null);
 
 const ROW = 42;
 const CARD = 112;
-/** Rows beyond the edges, so that a quick scroll shows no holes. */
+/** Extra rows above and below the viewport, so that fast scrolling shows no gaps. */
 const SPARE = 8;
 
-/** Moves once a second, for what depends on time passing (which are over the warning). */
+/** Changes once a second, for values that depend on the time (locks over the warning level). */
 const second = computed(() => Math.floor(tick.value / 1_000));
 
 export const rows = computed<Seen[]>(() => {
@@ -46,13 +46,13 @@ export const rows = computed<Seen[]>(() => {
     const compare = keys[by.by];
     found.sort((a, b) => (by.down ? -compare(a, b) : compare(a, b)) || first(a.name, b.name));
   } else {
-    // Those that somebody waits for, then those that are held the longest.
+    // Contended locks first, then the longest held.
     found.sort((a, b) => Number(b.waiters.length > 0) - Number(a.waiters.length > 0) || (a.since_ms ?? Infinity) - (b.since_ms ?? Infinity) || first(a.name, b.name));
   }
   return found;
 });
 
-/** When a lease ends if nobody renews it. */
+/** When a lease ends unless it is renewed. */
 const left = (lock: Seen): number => (lock.ttl_left_ms === null ? Infinity : lock.at_ms + lock.ttl_left_ms);
 
 export function Locks() {
@@ -104,7 +104,7 @@ export function Locks() {
               <Row key={lock.name} lock={lock} index={from + n} top={(from + n) * height} selected={lock.name === selected.value} select={() => (selected.value = lock.name)} />
             ))}
           </div>
-          {found.length === 0 && <p class="quiet" role="presentation">{locks.size > 0 ? "No lock is like that." : "No lock is held."}</p>}
+          {found.length === 0 && <p class="quiet" role="presentation">{locks.size > 0 ? "No lock matches." : "No lock is held."}</p>}
         </div>
       </div>
       {!narrow.value && (
@@ -116,7 +116,7 @@ export function Locks() {
   );
 }
 
-/** Which rows can be seen: of a box that scrolls, or, on a phone, of the page itself. */
+/** The visible rows: of a scrolling box or, on a phone, of the page. */
 function useVisible(box: { current: HTMLDivElement | null }, count: number, height: number, whole: boolean): [number, number] {
   const top = useSignal(0);
   const room = useSignal(800);
@@ -148,10 +148,10 @@ function reveal(box: HTMLDivElement | null, index: number, height: number): void
   else if (top + height > box.scrollTop + box.clientHeight) box.scrollTop = top + height - box.clientHeight;
 }
 
-/** Begins to take a lock away: what is said of it is said of the holder it has at this moment. */
+/** Opens the evict dialog for the current holder. */
 export function evict(lock: { name: string; held: boolean; holder_id: string | null; owner: string | null }): void {
-  if (overview.value?.role === "viewer") return say("This key may look, and change nothing: evicting needs an operator's.", true);
-  if (!lock.held || !lock.holder_id) return say(`${shown(lock.name)} is free: there is nobody to take it from.`);
+  if (overview.value?.role === "viewer") return notify("This key can only read: evicting needs an operator key.", true);
+  if (!lock.held || !lock.holder_id) return notify(`${shown(lock.name)} is free: there is no holder to evict.`);
   evicting.value = { name: lock.name, holderId: lock.holder_id, owner: lock.owner ?? "somebody" };
 }
 
@@ -177,7 +177,7 @@ function Head() {
               <button
                 type="button"
                 onClick={() => {
-                  // A name is looked for from the front, a number from the largest; the third click is the usual order.
+                  // Names sort ascending first, numbers descending; the third click restores the default order.
                   const begin = column !== "name" && column !== "owner" && column !== "lease";
                   sort.value = !on ? { by: column, down: begin } : by.down === begin ? { by: column, down: !begin } : null;
                 }}
@@ -226,12 +226,12 @@ function Row({ lock, index, top, selected, select }: { lock: Seen; index: number
             <Owner owner={lock.owner ?? ""} />
           </>
         ) : (
-          <span class="faint">between two holders</span>
+          <span class="faint">being handed off</span>
         )}
       </div>
       <div class={over ? "cell held over" : "cell held"} role="gridcell">
         {held === null ? "–" : span(held)}
-        {over && <span class="unseen">, over the warning</span>}
+        {over && <span class="unseen">, over the warning level</span>}
       </div>
       <div class="cell lease" role="gridcell"><Lease lock={lock} at={at} /></div>
       <div class="cell seen" role="gridcell">{lock.last_seen_ms === null ? "–" : `${span(at - lock.last_seen_ms)} ago`}</div>
@@ -243,7 +243,7 @@ function Row({ lock, index, top, selected, select }: { lock: Seen; index: number
   );
 }
 
-/** The worker first; where it runs is smaller. */
+/** An owner: the worker, then its host in a smaller font. */
 export function Owner({ owner }: { owner: string }) {
   const text = shown(owner);
   const parts = /^(.*?)(@[^@]*)$/s.exec(text);
@@ -256,11 +256,11 @@ export function Owner({ owner }: { owner: string }) {
 }
 
 export function Connected({ lock }: { lock: Seen | { connected: boolean | null; foreign: boolean } }) {
-  if (lock.connected === null) return <span class="faint" title={lock.foreign ? "Another kind of client: nobody can tell" : "A lease that belongs to no process"}>–</span>;
+  if (lock.connected === null) return <span class="faint" title={lock.foreign ? "Unknown: another kind of client" : "A lease that is not tied to a process"}>–</span>;
   return lock.connected ? <span class="yes">yes</span> : <span class="no">gone</span>;
 }
 
-/** What is left of the lease; full again when a renewal comes. */
+/** The remaining time of a lease as a bar. */
 export function Lease({ lock, at }: { lock: Seen; at: number }) {
   if (lock.ttl_left_ms === null) return <span class="faint">{lock.held ? "no end" : "–"}</span>;
   const remaining = Math.max(0, lock.at_ms + lock.ttl_left_ms - at);

@@ -1,9 +1,9 @@
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { type Overview, Problem, ask, keyWanted, remember } from "./api";
+import { type Overview, Problem, request, keyWanted, remember } from "./api";
 import { start, stop } from "./live";
 
-/** Keys are set here: one is asked for, and kept for this tab only. */
+/** The login form. The key is stored for this tab only. */
 export function Login({ why }: { why: string }) {
   const text = useSignal("");
   const problem = useSignal(why);
@@ -20,7 +20,7 @@ export function Login({ why }: { why: string }) {
     busy.value = true;
     remember(typed);
     try {
-      await ask<Overview>("/api/v1/overview");
+      await request<Overview>("/api/v1/overview");
       keyWanted.value = null;
       start();
     } catch (error) {
@@ -35,7 +35,7 @@ export function Login({ why }: { why: string }) {
       <form class="panel" onSubmit={enter}>
         <img src="/assets/icon.svg" alt="" width="40" height="40" />
         <h1>leasehold</h1>
-        <p>This server asks for a key. A viewer's may look; an operator's may also take locks away.</p>
+        <p>This server requires a key. A viewer key can read; an operator key can also evict holders.</p>
         <label for="key">Key</label>
         <input
           id="key"
@@ -50,7 +50,7 @@ export function Login({ why }: { why: string }) {
         />
         {problem.value && <p id="key-problem" class="problem" role="alert">{problem.value}</p>}
         <button type="submit" class="button primary" disabled={busy.value}>{busy.value ? "…" : "Enter"}</button>
-        <p id="key-help" class="faint">It is kept in this tab and forgotten when you close it. <code>leasehold keys create NAME</code> makes one.</p>
+        <p id="key-help" class="faint">The key is stored in this tab until you close it. Create one with <code>leasehold keys create NAME</code>.</p>
       </form>
     </main>
   );

@@ -7,7 +7,7 @@ export function Numbers() {
   tick.value;
   const history = known?.history ?? [];
   const stale = known?.store_down_since_ms ?? null;
-  // Counts on between two answers, as the wait itself does.
+  // The wait goes on between two polls.
   const drift = known && stale === null ? Math.max(0, now() - (known.looked_ms ?? now())) : 0;
   const longest = known && known.waiting > 0 ? known.longest_wait_ms + drift : 0;
   const bad = known?.bad_ends_last_hour ?? 0;
@@ -36,12 +36,12 @@ function Tile(props: { label: string; value: string; of: Point[]; pick: (point: 
 
 const POINTS = 60;
 
-/** Always half an hour wide, also when the server is younger. */
+/** Always covers half an hour, even if the server started later. */
 function padded(history: Point[]): (Point | null)[] {
   return [...Array.from({ length: Math.max(0, POINTS - history.length) }, () => null), ...history];
 }
 
-/** Half an hour at a glance. */
+/** A sparkline of the last half hour. */
 function Spark({ values, bars }: { values: (number | null)[]; bars: boolean }) {
   const [width, height] = [120, 30];
   const top = Math.max(1, ...values.map((v) => v ?? 0)) * 1.08;

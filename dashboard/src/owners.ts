@@ -1,9 +1,9 @@
-// Owners and their colours: ten that can be told apart, then the same ten with patterns.
+// Owners and their colours: ten distinguishable colours, then the same ten with patterns.
 import { shown } from "./text";
 
-/** `tts-worker-3@gpu-a (pid 812)` without its process: a worker that was restarted keeps its colour. */
+/** `tts-worker-3@gpu-a (pid 812)` without the process id, so that a restarted worker keeps its colour. */
 export const worker = (owner: string): string => owner.replace(/ \(pid \d+\)$/, "");
-/** `tts-worker-3`, as it may be shown. */
+/** The name of a worker, such as `tts-worker-3`, escaped. */
 export const short = (owner: string): string => shown(worker(owner).replace(/@[^@]*$/, "") || owner);
 
 const COLOURS = 10;
@@ -17,7 +17,7 @@ export interface Look {
 const given = new Map<string, Look>();
 const used = new Set<number>();
 
-/** Its own slot if that is free, else the next one: two owners look alike only beyond forty. */
+/** An owner's slot by hash, or the next free one: colours repeat only beyond forty owners. */
 export function look(owner: string): Look {
   const who = worker(owner);
   const known = given.get(who);

@@ -1,14 +1,14 @@
 import { type Signal, useSignal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef } from "preact/hooks";
-import { type AuditLine, type JournalEntry, Problem, ask } from "./api";
+import { type AuditLine, type JournalEntry, Problem, request } from "./api";
 import { overview } from "./live";
 import { Locks } from "./locks";
-import { type Tab, open, say, tab } from "./state";
+import { type Tab, open, notify, tab } from "./state";
 import { shown } from "./text";
 import { clock } from "./time";
 
-/** The locks, and, behind tabs, what was left undone and who did what. Those this server does not keep are not shown. */
+/** The tabs: locks, journal and audit. Tabs that this server does not support are hidden. */
 export function Records({ empty }: { empty: boolean }) {
   const journal = useSignal<JournalEntry[] | null>(null);
   const audit = useSignal<AuditLine[] | null>(null);
@@ -16,7 +16,7 @@ export function Records({ empty }: { empty: boolean }) {
   useEffect(() => {
     if (!answered) return;
     let live = true;
-    const look = async () => {
+    const refresh = async () => {
       while (live) {
         if (!document.hidden) {
           await Promise.all([
@@ -28,7 +28,7 @@ export function Records({ empty }: { empty: boolean }) {
         await new Promise((done) => setTimeout(done, pause));
       }
     };
-    void look();
+    void refresh();
     return () => {
       live = false;
     };
@@ -73,7 +73,7 @@ export function Records({ empty }: { empty: boolean }) {
 
 async function fill<T>(path: string, set: (answer: T | null) => void): Promise<void> {
   try {
-    set(await ask<T>(path));
+    set(await request<T>(path));
   } catch (error) {
     if (error instanceof Problem && error.status === 404) set(null);
   }
@@ -86,19 +86,19 @@ function Journal({ entries }: { entries: Signal<JournalEntry[] | null> }) {
   const all = entries.value ?? [];
   const settle = async (entry: JournalEntry) => {
     try {
-      await ask(`/api/v1/journal/${encodeURIComponent(entry.id)}/settle`, { reason: reason.value.trim() });
+      await request(`/api/v1/journal/${encodeURIComponent(entry.id)}/settle`, { reason: reason.value.trim() });
       entries.value = all.filter((other) => other.id !== entry.id);
-      say(`Settled: ${shown(entry.name)}.`);
+      notify(`Settled: ${shown(entry.name)}.`);
       settling.value = null;
       reason.value = "";
     } catch (error) {
-      say(error instanceof Problem ? error.message : "No answer. Try again.", true);
+      notify(error instanceof Problem ? error.message : "No response. Try again.", true);
     }
   };
   return (
     <div class="list">
-      <p class="faint">What could not be done on the server's machine. A lock that could not be released is released when its store is back; settle an entry once you have seen to it yourself.</p>
-      {viewer && <p class="faint" id="settle-why">This key may look, and change nothing: settling needs an operator's.</p>}
+      <p class="faint">Releases that failed on the server's machine. They are repeated when the store is back. Settle an entry that you have resolved yourself.</p>
+      {viewer && <p class="faint" id="settle-why">This key can only read: settling needs an operator key.</p>}
       {all.length === 0 && <p class="quiet">The journal is empty.</p>}
       {all.length > 0 && (
         <Table
@@ -118,7 +118,7 @@ function Journal({ entries }: { entries: Signal<JournalEntry[] | null> }) {
                   if (reason.value.trim()) void settle(entry);
                 }}>
                   <label class="unseen" for="settle-reason">Reason</label>
-                  <input id="settle-reason" type="text" placeholder="Why it is settled" required maxLength={400} value={reason.value} onInput={(event) => (reason.value = event.currentTarget.value)} />
+                  <input id="settle-reason" type="text" placeholder="Reason" required maxLength={400} value={reason.value} onInput={(event) => (reason.value = event.currentTarget.value)} />
                   <button type="submit" class="button small danger">Settle</button>
                   <button type="button" class="button small" onClick={() => (settling.value = null)}>Cancel</button>
                 </form>
@@ -134,7 +134,7 @@ function Journal({ entries }: { entries: Signal<JournalEntry[] | null> }) {
 }
 
 function Audit({ lines }: { lines: AuditLine[] }) {
-  if (lines.length === 0) return <p class="quiet">Nobody has taken a lock away yet.</p>;
+  if (lines.length === 0) return <p class="quiet">No changes yet.</p>;
   return (
     <Table
       label="Audit, newest first"
@@ -162,7 +162,7 @@ interface Line {
   cells: ComponentChildren[];
 }
 
-/** A table; on a phone a card for each line. The roles are said because a browser drops them with the layout. */
+/** A table; on a phone, one card per row. The roles are explicit because browsers drop them with this layout. */
 function Table({ label, heads, rows }: { label: string; heads: string[]; rows: Line[] }) {
   return (
     <div class="scroll" tabIndex={0} role="region" aria-label={label}>

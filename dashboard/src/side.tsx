@@ -1,6 +1,6 @@
 import type { Alert } from "./api";
 import { Dot } from "./dot";
-import { alerts, feed, type Happened, overview } from "./live";
+import { alerts, feed, type FeedEvent, overview } from "./live";
 import { short } from "./owners";
 import { open } from "./state";
 import { shown } from "./text";
@@ -29,7 +29,7 @@ function Alerts() {
         <h2 id="alerts-title">Alerts</h2>
         <span class={firing.length > 0 ? "tag bad" : "tag"}>{firing.length === 0 ? "none" : `${firing.length} firing`}</span>
       </header>
-      {firing.length === 0 && resolved.length === 0 && <p class="quiet">Nothing to worry about.</p>}
+      {firing.length === 0 && resolved.length === 0 && <p class="quiet">No alerts.</p>}
       <ul>
         {firing.map((alert) => <AlertLine key={alert.id} alert={alert} />)}
         {resolved.map((alert) => <AlertLine key={alert.id} alert={alert} />)}
@@ -94,7 +94,7 @@ function Feed() {
       <header class="panel-head">
         <h2 id="feed-title">Events</h2>
       </header>
-      {feed.value.length === 0 && <p class="quiet">What happens from now on is listed here.</p>}
+      {feed.value.length === 0 && <p class="quiet">New events appear here.</p>}
       <ol aria-label="Events, newest first">
         {feed.value.slice(0, 60).map((event) => <Line key={event.id} event={event} />)}
       </ol>
@@ -102,7 +102,7 @@ function Feed() {
   );
 }
 
-function Line({ event }: { event: Happened }) {
+function Line({ event }: { event: FeedEvent }) {
   const kind = event.kind.split(" ")[0] ?? "";
   const usual = event.reason === "" || event.reason === "normal";
   return (

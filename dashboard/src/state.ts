@@ -1,4 +1,4 @@
-// What whoever looks has chosen.
+// The user's choices.
 import { signal } from "@preact/signals";
 
 export const search = signal("");
@@ -7,8 +7,8 @@ export const filters = signal<Set<Filter>>(new Set());
 export type Tab = "locks" | "journal" | "audit";
 export const tab = signal<Tab>("locks");
 
-/** The lock whose drawer is open. It stands in the address, so that it can be sent to somebody. */
-export const opened = signal<string | null>(fromAddress());
+/** The lock whose drawer is open. It is in the URL, so that the link can be shared. */
+export const opened = signal<string | null>(fromUrl());
 let before: HTMLElement | null = null;
 
 export function open(name: string): void {
@@ -24,7 +24,7 @@ export function close(): void {
   before = null;
 }
 
-function fromAddress(): string | null {
+function fromUrl(): string | null {
   try {
     return location.hash.length > 1 ? decodeURIComponent(location.hash.slice(1)) : null;
   } catch {
@@ -32,9 +32,9 @@ function fromAddress(): string | null {
   }
 }
 
-window.addEventListener("hashchange", () => (opened.value = fromAddress()));
+window.addEventListener("hashchange", () => (opened.value = fromUrl()));
 
-/** The holder somebody is about to take a lock away from, as it was when that began. */
+/** The holder to evict, as of when the dialog was opened. */
 export interface Target {
   name: string;
   holderId: string;
@@ -42,11 +42,11 @@ export interface Target {
 }
 export const evicting = signal<Target | null>(null);
 
-/** A line that tells of something that was done, for a while. */
+/** A notification that is shown for some seconds. */
 export const notice = signal<{ text: string; bad: boolean } | null>(null);
 let timer = 0;
 
-export function say(text: string, bad = false): void {
+export function notify(text: string, bad = false): void {
   clearTimeout(timer);
   notice.value = { text, bad };
   timer = window.setTimeout(() => (notice.value = null), 9_000);

@@ -1,7 +1,7 @@
-// Texts from elsewhere, as they may be shown.
+// Escaping of untrusted text.
 
-/** What cannot be seen and changes how the text around it reads: the same as the command writes out. */
+/** Invisible characters and characters that change the text direction: those that the command escapes, too. */
 const DRIVES = /[\p{Cc}\u{ad}\u{61c}\u{180e}\u{200b}-\u{200f}\u{2028}-\u{202e}\u{2060}-\u{206f}\u{feff}\u{fff9}-\u{fffb}\u{e0000}-\u{e007f}]/gu;
 
-/** A name, an owner, a reason: `deploy\u{202e}gnp`, not a text that reads as another one. */
+/** Escapes a name, an owner or a reason: `deploy\u{202e}gnp`. */
 export const shown = (text: string): string => text.replace(DRIVES, (c) => `\\u{${(c.codePointAt(0) ?? 0).toString(16)}}`);

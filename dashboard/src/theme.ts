@@ -1,4 +1,4 @@
-// Light or dark: what the system says, until somebody chooses.
+// The theme: the system's, unless the user chooses one.
 import { effect, signal } from "@preact/signals";
 
 const KEPT = "leasehold-theme";
@@ -28,11 +28,11 @@ export function toggle(): void {
   try {
     localStorage.setItem(KEPT, theme.value);
   } catch {
-    // Then it lasts until the page is closed.
+    // Storage is blocked: the choice is lost when the page is closed.
   }
 }
 
-export const still = matchMedia("(prefers-reduced-motion: reduce)");
+export const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 export const narrow = signal(false);
 const width = matchMedia("(max-width: 720px)");
 narrow.value = width.matches;

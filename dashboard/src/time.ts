@@ -1,24 +1,24 @@
-// The server's clock, and how times are said.
+// The server's clock, and the formats of times.
 import { signal } from "@preact/signals";
 
 let skew = 0;
 
-/** Every answer says when it was given; the page counts on from there. */
+/** Synchronizes with the time of a response. */
 export function setClock(serverNow: number): void {
   const measured = serverNow - Date.now();
-  // An answer that took long would make the clock jump back and forth.
+  // Ignore small differences: slow responses would make the clock jump.
   if (Math.abs(measured - skew) > 250) skew = measured;
 }
 
 export const now = (): number => Date.now() + skew;
 
-/** Changes twice a second: whatever shows a time that passes reads it. */
+/** Changes twice a second. Components that show a running time read it. */
 export const tick = signal(now());
 setInterval(() => {
   if (!document.hidden) tick.value = now();
 }, 500);
 
-/** `8m 40s`: the two largest units. */
+/** Formats a duration with its two largest units: `8m 40s`. */
 export function span(ms: number): string {
   if (ms < 0) ms = 0;
   if (ms < 1_000) return "0s";
@@ -31,7 +31,7 @@ export function span(ms: number): string {
   return `${Math.floor(h / 24)}d ${h % 24}h`;
 }
 
-/** `165 ms`, `2.7s`, `8m 40s`: for things that are over. */
+/** Formats a completed duration: `165 ms`, `2.7s`, `8m 40s`. */
 export function took(ms: number): string {
   if (ms < 1_000) return `${Math.max(0, Math.round(ms))} ms`;
   return ms < 10_000 ? `${(ms / 1_000).toFixed(1)}s` : span(ms);
@@ -39,7 +39,7 @@ export function took(ms: number): string {
 
 export const ago = (at: number): string => `${span(now() - at)} ago`;
 
-/** `14:03:12`, and the day where it is not today. */
+/** Formats a time: `14:03:12`, with the date unless it is today. */
 export function clock(at: number): string {
   const date = new Date(at);
   const time = `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}`;

@@ -1,4 +1,4 @@
-// Taking a lock away: exactly the holder that is shown, with what will happen said before.
+// Evictions: the dialog explains the consequences, and evicts exactly the holder that it shows.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
@@ -9,7 +9,7 @@ let chrome;
 before(async () => (chrome = await browser()));
 after(() => chrome.close());
 
-/** A lock with a holder and, behind it, a waiter. */
+/** A lock with a holder and a waiter. */
 async function contended(place, name, holder, waiter) {
   const first = place.hold(name, holder);
   await until(`${holder} holds it`, async () => (await place.lock(name)).owner?.startsWith(holder));
@@ -21,9 +21,9 @@ async function contended(place, name, holder, waiter) {
 const holds = (place, name, owner) => until(`${owner} holds ${name}`, async () => (await place.lock(name)).owner?.startsWith(owner));
 const audit = (place) => readFileSync(join(place.dir, "audit.jsonl"), "utf8").trim().split("\n").map((line) => JSON.parse(line));
 
-// Each has a store and a server of its own, and mostly waits.
+// Each test has its own store and server.
 describe("taking a lock away", { concurrency: 3 }, () => {
-  test("revoke and force say whom they hit and who comes next, and do it", async (t) => {
+  test("revoke and force name the holder and the next one, and evict", async (t) => {
     const place = await Place.start(t);
     await contended(place, "gpu_lock:0", "tts-worker-3", "ocr-worker-1");
     const page = await openPage(chrome, place.url);
@@ -33,17 +33,17 @@ describe("taking a lock away", { concurrency: 3 }, () => {
     await drawer.getByRole("button", { name: "Evict…" }).click();
     const dialog = page.getByRole("dialog", { name: "Take gpu_lock:0 away from tts-worker-3" });
     const revoke = await dialog.locator(".choice").first().innerText();
-    assert.match(revoke, /^Revoke:? tts-worker-3 is told to stop; ocr-worker-1 enters when it has, at the latest in \d+s\.$/);
+    assert.match(revoke, /^Revoke:? tts-worker-3 is entries to stop; ocr-worker-1 enters when it has, at the latest in \d+s\.$/);
     const force = await dialog.locator(".choice").last().innerText();
     assert.match(force, /^Force:? ocr-worker-1 enters now\. tts-worker-3 may still be running \(last sign of life \d+s ago\): only fences protect what it writes\.$/);
     const agree = dialog.getByRole("button", { name: "Revoke tts-worker-3" });
     assert.ok(await agree.isDisabled(), "without a reason nothing is done");
     await dialog.getByLabel(/^Reason/).fill("it hangs");
     await agree.click();
-    await page.getByText(/tts-worker-3@.* has been told to stop\./).waitFor();
+    await page.getByText(/tts-worker-3@.* has been entries to stop\./).waitFor();
     await holds(place, "gpu_lock:0", "ocr-worker-1");
 
-    // And now the one who entered, by force.
+    // Now force out the new holder.
     const old = await place.lock("gpu_lock:0");
     place.hold("gpu_lock:0", "whisper-2");
     await until("whisper-2 waits", async () => (await place.lock("gpu_lock:0")).waiters.length === 1);
@@ -61,8 +61,8 @@ describe("taking a lock away", { concurrency: 3 }, () => {
     await holds(place, "gpu_lock:0", "whisper-2");
 
     const lines = audit(place);
-    const told = lines.map(({ action, outcome, reason }) => `${action} ${outcome} ${reason}`);
-    assert.deepEqual(told, ["revoke asked it hangs", "revoke revoked it hangs", "force asked its host is gone", "force forced its host is gone"]);
+    const entries = lines.map(({ action, outcome, reason }) => `${action} ${outcome} ${reason}`);
+    assert.deepEqual(entries, ["revoke asked it hangs", "revoke revoked it hangs", "force asked its host is gone", "force forced its host is gone"]);
     assert.equal(lines[3].holder_id, old.holder_id);
     const ends = await until("both ends are known", async () => {
       const { tenures } = await place.get("/api/v1/timeline");
@@ -76,7 +76,7 @@ describe("taking a lock away", { concurrency: 3 }, () => {
     clean(page);
   });
 
-  test("it changed hands while the dialog was open: it says so and does nothing", async (t) => {
+  test("if the lock changes hands while the dialog is open, nothing is evicted", async (t) => {
     const place = await Place.start(t);
     const [carol] = await contended(place, "deploy", "carol", "dave");
     const page = await openPage(chrome, place.url);
@@ -92,7 +92,7 @@ describe("taking a lock away", { concurrency: 3 }, () => {
     await dialog.getByRole("button", { name: "Close" }).click();
     await holds(place, "deploy", "dave");
 
-    // The page does not know yet: the server compares.
+    // The page does not know yet; the server compares the holder id.
     const dave = await place.lock("deploy");
     const [erin] = [place.hold("deploy", "erin")];
     await until("erin waits", async () => (await place.lock("deploy")).waiters.length === 1);

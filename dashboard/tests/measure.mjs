@@ -1,4 +1,4 @@
-// How quick it is. What is promised is printed; what fails here is far worse than that, on whatever machine.
+// Performance. The results are printed; the bounds are far above them, so that they hold on any machine.
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { Place, Redis, browser, clean, openPage, row, sleep, until } from "./support.mjs";
@@ -6,7 +6,7 @@ import { Place, Redis, browser, clean, openPage, row, sleep, until } from "./sup
 let chrome;
 before(async () => {
   chrome = await browser();
-  // A browser's first page is its own affair.
+  // Not measured: the browser's start.
   await (await chrome.newPage()).close();
 });
 after(() => chrome.close());
@@ -14,7 +14,7 @@ after(() => chrome.close());
 const sorted = (numbers) => numbers.toSorted((a, b) => a - b);
 const at = (numbers, part) => Math.round(sorted(numbers)[Math.min(numbers.length - 1, Math.floor(numbers.length * part))]);
 
-test("without any configuration: started, and the page is up", async (t) => {
+test("the time from the start without configuration to the first page", async (t) => {
   const place = new Place();
   t.after(() => place.end());
   const began = Date.now();
@@ -22,7 +22,7 @@ test("without any configuration: started, and the page is up", async (t) => {
   const listens = Date.now() - began;
   const page = await openPage(chrome, place.url);
   await page.getByText("leasehold run my-first-lock -- sleep 60").waitFor();
-  // Opening an empty tab is the browser's affair.
+  // Not measured: opening an empty tab.
   const up = listens + Date.now() - page.begun;
   assert.match((await place.get("/api/v1/overview")).store, /^sqlite:.*\/leasehold\/locks\.db$/);
   console.log(`leasehold serve without configuration: listens after ${listens} ms, the page is up after ${up} ms`);
@@ -31,10 +31,10 @@ test("without any configuration: started, and the page is up", async (t) => {
 });
 
 for (const kind of ["SQLite", "Redis"]) {
-  test(`what is taken in other shells appears, on ${kind}`, async (t) => {
+  test(`locks of other processes appear, on ${kind}`, async (t) => {
     const store = kind === "Redis" ? (await Redis.start(t)).url : undefined;
     const place = await Place.start(t, { store });
-    // Notes when each name is first seen, as soon as it is in the document.
+    // Records when each name first appears in the document.
     const page = await openPage(chrome, place.url, {
       script: () => {
         window.appeared = {};
@@ -48,7 +48,7 @@ for (const kind of ["SQLite", "Redis"]) {
     const names = Array.from({ length: 20 }, (_, n) => `shell-${n}`);
     for (const [n, name] of names.entries()) {
       place.hold(name, "somebody");
-      // At no particular moment of the page's own beat.
+      // Not synchronized with the page's polls.
       await sleep(60 + ((n * 37) % 100));
     }
     await until("all are there", () => page.evaluate((names) => names.every((name) => window.appeared[name]), names));
@@ -62,7 +62,7 @@ for (const kind of ["SQLite", "Redis"]) {
   });
 }
 
-/** How long each frame took while `steps` of them scroll the locks. */
+/** The duration of each frame while the list of locks is scrolled for `steps` frames. */
 const frames = (page, steps, by) => page.evaluate(([steps, by]) => new Promise((done) => {
   const body = document.querySelector(".grid .body");
   body.scrollIntoView();
@@ -95,7 +95,7 @@ test("five thousand locks scroll smoothly, also while many of them change hands"
   const there = Date.now() - page.begun;
   const smooth = await frames(page, 150, 800);
   console.log(`5,000 locks: taken in ${taken} ms, all on the page after ${there} ms; ${smooth.times.length} frames of 800 px each: median ${at(smooth.times, 0.5)} ms, 95 % ${at(smooth.times, 0.95)} ms, longest ${at(smooth.times, 1)} ms; ${smooth.rows} rows in the document`);
-  assert.ok(smooth.rows < 80, "only what can be seen is in the document");
+  assert.ok(smooth.rows < 80, "only visible rows are in the document");
   assert.ok(smooth.top > 100_000);
   assert.ok(at(smooth.times, 0.5) < 250, "it moves");
   await page.getByRole("searchbox").fill("order:0042");
@@ -103,7 +103,7 @@ test("five thousand locks scroll smoothly, also while many of them change hands"
   await until("one is left", async () => (await shown.innerText()) === "1 of 5,000 locks");
   await page.getByRole("searchbox").fill("");
 
-  // Taken and given back, which everybody who watches is told of.
+  // Acquire and release, which causes events.
   let changes = 0;
   let busy = true;
   const churn = async (n) => {

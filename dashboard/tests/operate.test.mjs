@@ -1,4 +1,4 @@
-// What an operator comes for: alerts, GPUs, the journal, the audit, the exceptions, and a server that was started again.
+// The operator's tasks: alerts, GPUs, the journal, the audit, the counters, and a restarted server.
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
 import { Place, Redis, browser, clean, openPage, row, until } from "./support.mjs";
@@ -9,20 +9,20 @@ after(() => chrome.close());
 
 const alert = (page, type) => page.locator(".alert", { has: page.locator(".type", { hasText: new RegExp(`^${type.replaceAll("_", " ")}$`) }) });
 
-// Each has a store and a server of its own, and mostly waits.
+// Each test has its own store and server.
 describe("what an operator comes for", { concurrency: 3 }, () => {
-  test("a release that failed by all means stands in the journal, is told of, and is settled", async (t) => {
+  test("a failed release is in the journal, raises an alert, and can be settled", async (t) => {
     const redis = await Redis.start(t);
     const place = await Place.start(t);
-    // Of the same machine and user, on another store, which goes away for ever.
+    // A client of the same machine and user, on another store that disappears.
     const holder = place.spawn(["run", "--owner", "tts-worker-9", "--ttl", "10m", "--store", redis.url, "gpu_lock:3", "--", "sh", "-c", "echo in; exec sleep 600"]);
     await until("it holds the lock", () => holder.out.includes("in"));
     await redis.stop();
     await place.stop(holder);
 
     const page = await openPage(chrome, place.url);
-    const told = alert(page, "journal_not_empty");
-    await told.locator(".level", { hasText: "warning" }).waitFor();
+    const failed = alert(page, "journal_not_empty");
+    await failed.locator(".level", { hasText: "warning" }).waitFor();
     await page.locator(".pill.degraded").getByText("1 alert").waitFor();
     await page.locator(".alerts").getByText("1 firing").waitFor();
 
@@ -38,7 +38,7 @@ describe("what an operator comes for", { concurrency: 3 }, () => {
     await page.getByText("Settled: gpu_lock:3.").waitFor();
     await page.getByText("The journal is empty.").waitFor();
     assert.deepEqual(JSON.parse(await place.run(["journal", "list", "--json"])), []);
-    await told.locator(".level", { hasText: "resolved" }).waitFor();
+    await failed.locator(".level", { hasText: "resolved" }).waitFor();
     await page.locator(".alerts").getByText("none", { exact: true }).waitFor();
     await page.locator(".pill.healthy").waitFor();
 
@@ -49,7 +49,7 @@ describe("what an operator comes for", { concurrency: 3 }, () => {
     clean(page);
   });
 
-  test("the four exceptions are counted as they happen, and told of", async (t) => {
+  test("the four exception counters rise and raise alerts", async (t) => {
     const redis = await Redis.start(t);
     const place = await Place.start(t, { store: redis.url });
     await redis.say("ACL SETUSER worker on >secret ~* &* +@all");
@@ -57,12 +57,12 @@ describe("what an operator comes for", { concurrency: 3 }, () => {
     const counter = (title) => page.locator(".counters dl > div", { hasText: title }).locator("dd .number").first();
     await until("nothing has happened yet", async () => (await counter("Script errors").innerText()) === "0");
 
-    // Its scripts are forbidden while it holds the lock: it is released by other means.
+    // Scripts are forbidden while it holds the lock, so the release uses a fallback.
     const worker = place.spawn(["run", "--owner", "tts-worker-1", "gpu_lock:0", "--", "sleep", "600"], { env: { LEASEHOLD_STORE: redis.url.replace("//", "//worker:secret@") } });
     await until("it holds the lock", async () => (await place.lock("gpu_lock:0")).held);
     await redis.say("ACL SETUSER worker -eval -evalsha -script");
     await place.stop(worker, "SIGINT");
-    // A lock is given back that has been taken away.
+    // A lock is released after it was taken away.
     const [token] = (await place.run(["acquire", "stuck", "--ttl", "10m"])).split("\n");
     const { holder_id } = await place.lock("stuck");
     await place.post("/api/v1/locks/stuck/evict", { holder_id, mode: "force", reason: "it hangs" });
@@ -81,7 +81,7 @@ describe("what an operator comes for", { concurrency: 3 }, () => {
     clean(page);
   });
 
-  test("GPUs: who holds each, who is next, by host; a strange holder is shown as what it is", async (t) => {
+  test("GPUs: holders and waiters by host; foreign holders are marked", async (t) => {
     const redis = await Redis.start(t);
     const place = await Place.start(t, { store: redis.url });
     const page = await openPage(chrome, place.url);
@@ -107,7 +107,7 @@ describe("what an operator comes for", { concurrency: 3 }, () => {
     clean(page);
   });
 
-  test("a server that is started again: two pages are live again, nothing is told twice", async (t) => {
+  test("after a server restart two pages reconnect without duplicate events", async (t) => {
     const place = await Place.start(t);
     place.hold("alpha", "ada");
     const pages = await Promise.all([1, 2].map(() => openPage(chrome, place.url)));
@@ -119,7 +119,7 @@ describe("what an operator comes for", { concurrency: 3 }, () => {
       await page.getByText("not live").waitFor();
       assert.equal(await row(page, "alpha").count(), 1, "what was known is still there");
     }
-    // Meanwhile life goes on.
+    // Meanwhile locks change.
     place.hold("beta", "bea");
     await until("beta is held", async () => JSON.parse(await place.run(["why", "beta", "--json"])).held);
     await place.serve(new URL(place.url).host);
@@ -139,7 +139,7 @@ describe("what an operator comes for", { concurrency: 3 }, () => {
     }
   });
 
-  test("on a phone: from the card to the drawer to the eviction, and into the audit", async (t) => {
+  test("on a phone: evict from the card and the drawer, and find it in the audit", async (t) => {
     const place = await Place.start(t);
     place.hold("deploy", "carol");
     await until("carol holds it", async () => (await place.lock("deploy")).held);

@@ -1,4 +1,4 @@
-// What whoever opens the page sees: quickly, live, by keyboard, and what is left when the store is gone.
+// The page: first use, live updates, the keyboard, and a store outage.
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
@@ -9,9 +9,9 @@ let chrome;
 before(async () => (chrome = await browser()));
 after(() => chrome.close());
 
-// Each has a store and a server of its own, and mostly waits.
+// Each test has its own store and server.
 describe("what whoever opens the page sees", { concurrency: 3 }, () => {
-  test("an empty store says how to take a first lock, which then appears by itself", async (t) => {
+  test("an empty store shows how to take a lock, which then appears", async (t) => {
     const place = await Place.start(t);
     const page = await openPage(chrome, place.url);
     await page.getByText("leasehold run my-first-lock -- sleep 60").waitFor();
@@ -21,11 +21,11 @@ describe("what whoever opens the page sees", { concurrency: 3 }, () => {
     await row(page, "my-first-lock").waitFor();
     assert.equal(await page.locator(".shown").innerText(), "1 lock");
     await page.locator(".event", { hasText: "my-first-lock" }).waitFor();
-    assert.equal(await page.locator(".event", { hasText: "leasehold-monitor" }).count(), 0, "what servers hold is theirs");
+    assert.equal(await page.locator(".event", { hasText: "leasehold-monitor" }).count(), 0, "the monitor's lock is hidden");
     const cells = await row(page, "my-first-lock").innerText();
     assert.match(cells, /newcomer@.*\(pid \d+\)/);
     assert.match(cells, /yes/);
-    // It ticks.
+    // The time runs.
     const held = () => row(page, "my-first-lock").locator(".held").innerText();
     const first = await held();
     await until("the time passes", async () => (await held()) !== first);
@@ -34,7 +34,7 @@ describe("what whoever opens the page sees", { concurrency: 3 }, () => {
     clean(page);
   });
 
-  test("a hand-off is in the picture: who waited, who came after whom, and how each ended", async (t) => {
+  test("the timeline shows a hand-off: the wait, the order of the holders, and their ends", async (t) => {
     const place = await Place.start(t);
     const page = await openPage(chrome, place.url);
     const alice = place.hold("deploy", "alice");
@@ -42,7 +42,7 @@ describe("what whoever opens the page sees", { concurrency: 3 }, () => {
     place.hold("deploy", "bob");
     await page.locator(".lane", { hasText: "deploy" }).getByText("1 waiting").waitFor();
     await row(page, "deploy").locator(".waiters .count").waitFor();
-    // Of leases that last less than half a second nobody is told.
+    // Leases shorter than half a second cause no events.
     await until("alice has held it for a while", async () => (await place.lock("deploy")).held_ms > 1_500);
     await place.stop(alice, "SIGINT");
     const known = await until("bob came after alice", async () => {
@@ -58,11 +58,11 @@ describe("what whoever opens the page sees", { concurrency: 3 }, () => {
     assert.equal(known.waits.length, 1);
     assert.equal(known.waits[0].ended_ms, known.second.since_ms);
 
-    await page.getByRole("button", { name: "As a table" }).click();
+    await page.getByRole("button", { name: "Show table" }).click();
     const table = page.getByRole("region", { name: "Tenures, newest first" });
     await table.getByRole("row").filter({ hasText: "alice" }).filter({ hasText: "released" }).waitFor();
     await table.getByRole("row").filter({ hasText: "bob" }).filter({ hasText: "held" }).waitFor();
-    await page.getByRole("button", { name: "As a picture" }).click();
+    await page.getByRole("button", { name: "Show chart" }).click();
     for (let n = 0; n < 3; n += 1) await page.getByRole("button", { name: "Zoom in" }).click();
     // Both bars are drawn, in two owners' colours.
     await until("both bars are drawn", () => page.evaluate(() => {
@@ -80,12 +80,12 @@ describe("what whoever opens the page sees", { concurrency: 3 }, () => {
       return found.filter((pixels) => pixels > 100).length === 2;
     }));
     const events = page.getByRole("list", { name: "Events, newest first" });
-    const told = events.getByRole("listitem").filter({ hasText: "released" }).filter({ hasText: "alice" });
-    await told.waitFor().catch(async () => assert.fail(`no release of alice's in: ${await events.innerText()}`));
+    const released = events.getByRole("listitem").filter({ hasText: "released" }).filter({ hasText: "alice" });
+    await released.waitFor().catch(async () => assert.fail(`no release of alice's in: ${await events.innerText()}`));
     clean(page);
   });
 
-  test("everything can be done from the keyboard", async (t) => {
+  test("everything works with the keyboard", async (t) => {
     const place = await Place.start(t);
     place.hold("alpha", "ada");
     place.hold("beta", "bea");
@@ -111,7 +111,7 @@ describe("what whoever opens the page sees", { concurrency: 3 }, () => {
     await page.getByRole("dialog").getByRole("heading", { name: chosen }).waitFor();
     await page.keyboard.press("Escape");
     await page.getByRole("dialog").waitFor({ state: "detached" });
-    assert.ok(await focused('[role="grid"]'), "the focus is back where it was");
+    assert.ok(await focused('[role="grid"]'), "the focus is restored");
 
     await page.keyboard.press("e");
     const dialog = page.getByRole("dialog", { name: /away from/ });
@@ -126,7 +126,7 @@ describe("what whoever opens the page sees", { concurrency: 3 }, () => {
     clean(page);
   });
 
-  test("the store is gone: what was known stays, greyed, with since when", async (t) => {
+  test("during a store outage the last known state stays, greyed, with the time", async (t) => {
     const redis = await Redis.start(t);
     const place = await Place.start(t, { store: redis.url });
     await redis.say("SET gpu_lock:7 some-other-client NX PX 600000");
@@ -146,13 +146,13 @@ describe("what whoever opens the page sees", { concurrency: 3 }, () => {
     await redis.again();
     await trouble.waitFor({ state: "detached" });
     clean(page);
-    // And when the server itself is gone.
+    // The same for the server.
     await place.stop(place.server);
     await page.getByText(/This server does not answer since/).waitFor();
     await page.getByText("not live").waitFor();
   });
 
-  test("what is served is what was built from the sources", async (t) => {
+  test("the served page is the built page", async (t) => {
     const place = await Place.start(t);
     const page = await (await fetch(place.url)).text();
     const [, script, hash] = /src="(\/assets\/page\.js\?v=([0-9a-f]{16}))"/.exec(page);

@@ -1,12 +1,11 @@
-// What there is to see: a scene in which nothing moves, to be looked at closely, and a lively one for the pictures.
+// Test data: a static scene for checks, and a lively one for the screenshots.
 import { mkdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { Place, Redis, sleep, until } from "./support.mjs";
 
 /**
- * One of everything, and it stays so for as long as anybody looks: a lock that is held and waited for, one held by
- * another kind of client, one whose holder was told to stop; tenures that ended in each of the five ways; alerts, an
- * entry of the journal, lines of the audit.
+ * A static scene with everything the page can show: a lock with waiters, a foreign lock, a revoked lock, tenures with
+ * each of the five ends, alerts, a journal entry and audit lines.
  */
 export async function still(test) {
   const redis = await Redis.start(test);
@@ -18,7 +17,7 @@ export async function still(test) {
     await holds(name, owner);
     return holder;
   };
-  /** Of a lease that is over before anybody has seen it, nobody can tell how it ended. */
+  /** A lease that ends before a scan has seen it has an unknown end. */
   const seen = (name) => until(`${name} is in the picture`, async () => (await place.get("/api/v1/timeline")).tenures.some((tenure) => tenure.name === name));
   const ended = (name, how) => until(`${name} ended: ${how}`, async () => (await place.get("/api/v1/timeline")).tenures.some((tenure) => tenure.name === name && tenure.end === how));
   const evict = async (name, mode, reason) => {
@@ -27,7 +26,7 @@ export async function still(test) {
     const { status, body } = await place.post(`/api/v1/locks/${encodeURIComponent(name)}/evict`, { holder_id, mode, reason });
     if (status !== 200) throw new Error(JSON.stringify(body));
   };
-  // Its store is another one, so that nobody can do it after all: it stays until it is settled.
+  // An entry of another store, which is not replayed: it stays until it is settled.
   const journal = join(place.dir, "leasehold/journal");
   mkdirSync(journal, { recursive: true });
   const entry = { id: "1-a", kind: "unreleased", name: "gpu_lock:3", store: "redis://elsewhere:6379", namespace: "leasehold", owner: "tts-worker-9@gpu-b (pid 77)", holder_id: "7f3a91c2b04d", fence: 7, ttl_ms: 600_000, at_ms: Date.now() - 60_000, why: "the store cannot be reached", token: "x" };
@@ -66,7 +65,7 @@ export async function still(test) {
     until("a lease ran out", async () => {
       const known = (await place.get("/api/v1/timeline")).tenures.filter(({ name }) => name === "crawl-budget");
       if (known.some(({ end }) => end === "expired")) return true;
-      // Once more only if nobody saw it, or nobody found out how it ended.
+      // Repeat if the server missed the tenure or its end.
       const over = known.every(({ ended_ms }) => ended_ms !== null && ended_ms < Date.now() - 8_000);
       if (over && !(await place.lock("crawl-budget")).held) await acquire("crawl-budget", "crawler", 2_000);
       return false;
@@ -82,7 +81,7 @@ export async function still(test) {
   return place;
 }
 
-// Some workers that share some locks: one is revoked, one forced out, one lease runs out.
+// Workers that share locks: one is revoked, one forced out, one lease expires.
 
 const WORKERS = [
   ["tts-worker-1", ["gpu_lock:0"], 8, 15],
@@ -99,9 +98,9 @@ const WORKERS = [
   ["nightly-report", ["report"], 20, 30],
 ];
 
-/** Goes on until the place ends. */
+/** Runs until the test ends. */
 export function lively(place) {
-  // The same each time: no more chance than it needs to look alive.
+  // The same sequence every time.
   let seed = 7;
   const chance = () => {
     seed = (seed * 48_271) % 2_147_483_647;

@@ -1,4 +1,4 @@
-// A real server on a store of its own, real locks, a real browser.
+// Starts a server with its own store, processes with locks, and a browser.
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { existsSync, mkdtempSync, rmSync } from "node:fs";
@@ -15,10 +15,10 @@ const browserPath = process.env.LEASEHOLD_CHROMIUM ?? "/usr/bin/chromium";
 
 export const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
 
-/** How long anything may take that is not measured: a machine may be cold, small, and busy with something else. */
+/** The timeout of waits that are not measured, generous for slow machines. */
 export const PATIENCE = 60_000;
 
-/** Waits until something is true. */
+/** Waits until a condition is true. */
 export async function until(what, look, within = PATIENCE) {
   const end = Date.now() + within;
   for (;;) {
@@ -31,7 +31,7 @@ export async function until(what, look, within = PATIENCE) {
 
 const undoing = new WeakMap();
 
-/** Undoes what a test did when it is over, however it ends: the last first. */
+/** Runs the cleanups of a test in reverse order, however it ends. */
 function later(test, undo) {
   if (!undoing.has(test)) {
     undoing.set(test, []);
@@ -42,7 +42,7 @@ function later(test, undo) {
   undoing.get(test).push(undo);
 }
 
-/** A store, a server and whatever was started on them; all of it ends with `end`. */
+/** A store, a server and processes that use them; `end` stops all of them. */
 export class Place {
   children = new Set();
   over = false;
@@ -57,12 +57,12 @@ export class Place {
     return place;
   }
 
-  /** Starts the server, which says where it listens, or ends and says why. */
+  /** Starts the server. Throws its error if it exits. */
   async serve(listen, args = []) {
     const server = this.spawn(["serve", "--json", "--listen", listen, "--audit", join(this.dir, "audit.jsonl"), ...args]);
     this.server = server;
     const [line] = await until("the server says where it is", () => /^.*\n/.exec(server.out) ?? (server.exitCode === null ? null : [""]));
-    if (!line) throw new Error(`the server ended with ${server.exitCode}: ${server.said}`);
+    if (!line) throw new Error(`the server ended with ${server.exitCode}: ${server.errors}`);
     this.url = JSON.parse(line).url;
   }
 
@@ -71,23 +71,23 @@ export class Place {
     const store = this.store ? { LEASEHOLD_STORE: this.store } : {};
     const env = { ...Object.fromEntries(inherited), ...store, XDG_STATE_HOME: this.dir, NO_COLOR: "1", RUST_LOG: "error", ...options.env };
     const child = spawn(program, args, { env, stdio: ["ignore", "pipe", "pipe"], cwd: this.dir });
-    child.out = child.said = "";
+    child.out = child.errors = "";
     child.stdout.on("data", (text) => (child.out += text));
-    child.stderr.on("data", (text) => (child.said += text));
+    child.stderr.on("data", (text) => (child.errors += text));
     this.children.add(child);
     child.ended = once(child, "exit").then(() => this.children.delete(child));
     return child;
   }
 
-  /** What `leasehold ARGS` says, to its end. */
+  /** Runs `leasehold ARGS` and returns its output. */
   async run(args) {
     const child = this.spawn(args);
     await once(child, "close");
-    if (child.exitCode !== 0) throw new Error(`leasehold ${args.join(" ")}: ${child.exitCode} ${child.said}`);
+    if (child.exitCode !== 0) throw new Error(`leasehold ${args.join(" ")}: ${child.exitCode} ${child.errors}`);
     return child.out;
   }
 
-  /** Holds a lock, or waits for it, until it is told to stop. */
+  /** Starts a process that waits for a lock and holds it until it is stopped. */
   hold(name, owner, seconds = 600, ttl = "30s") {
     return this.spawn(["run", "--owner", owner, "--ttl", ttl, name, "--", "sleep", String(seconds)]);
   }
@@ -123,7 +123,7 @@ export class Place {
   }
 }
 
-/** A Redis of one's own. */
+/** A Redis server of a test. */
 export class Redis {
   static async start(test) {
     const redis = new Redis();
@@ -139,13 +139,13 @@ export class Redis {
           probe.close(() => done(port));
         });
       });
-      // Somebody else may have been quicker to take the port.
+      // Another process may have taken the port.
     } while (!(await redis.again()));
     redis.url = `redis://127.0.0.1:${redis.port}`;
     return redis;
   }
 
-  /** Whether it is there; not if the port is taken. */
+  /** Whether the server is up; false if the port is taken. */
   async again() {
     const child = spawn("redis-server", ["--port", String(this.port), "--bind", "127.0.0.1", "--dir", this.dir, "--save", "", "--appendonly", "no"], { stdio: "ignore" });
     this.child = child;
@@ -184,7 +184,7 @@ export async function browser() {
   });
 }
 
-/** A page that counts what must never happen: violations of the policy, errors, requests to anywhere else. */
+/** A page that records policy violations, errors and requests to other hosts. */
 export async function openPage(chrome, url, options = {}) {
   const { hash = "", script, ...look } = options;
   const context = await chrome.newContext({ viewport: { width: 1440, height: 900 }, colorScheme: "light", ...look });
@@ -210,7 +210,7 @@ export async function openPage(chrome, url, options = {}) {
 /** The row of a lock in the table. */
 export const row = (page, name) => page.locator(".grid .body .row").filter({ has: page.locator(".cell.name .text", { hasText: new RegExp(`^${name.replace(/[.*+?^${}()|[\]\\]/g, "\\$&")}$`) }) });
 
-/** Nothing happened that must never happen. */
+/** Expects no violations, errors or foreign requests. */
 export function clean(page) {
   const { violations, errors, foreign } = page.seen;
   if (violations.length + errors.length + foreign.length > 0) throw new Error(JSON.stringify(page.seen, null, 2));

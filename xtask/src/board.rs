@@ -88,13 +88,13 @@ mod tests {
     }
 
     #[test]
-    fn figures_come_sorted_and_other_lines_are_left_out() {
+    fn results_are_sorted_and_other_lines_are_skipped() {
         let text = "board F02: 0 of 200: none\nnoise\nboard F01: b\nboard F01: a\n";
         assert_eq!(figures(text), [("F01", "b"), ("F01", "a"), ("F02", "0 of 200: none")]);
     }
 
     #[test]
-    fn a_row_without_a_figure_is_reported() {
+    fn a_row_without_a_result_is_reported() {
         let nowhere = Path::new("no-such-board.txt");
         start_afresh(nowhere).expect("nothing to remove");
         assert_eq!(print(nowhere, &["F01".into()]).expect("an empty board"), ["F01"]);

@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flag_is_the_known_one_or_refused() {
+    fn unknown_flags_are_rejected() {
         assert!(matches!(flag(&[], "--quick"), Ok(false)));
         assert!(matches!(flag(&["--quick".into()], "--quick"), Ok(true)));
         assert!(matches!(flag(&["--quik".into()], "--quick"), Err(Failure::Usage(_))));

@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_tells_the_outcomes_apart() {
+    fn the_table_distinguishes_the_outcomes() {
         let results = [
             ("format", Outcome::Passed(Duration::from_millis(740))),
             ("docs", Outcome::Skipped(String::from("--quick"))),

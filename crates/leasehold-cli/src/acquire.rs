@@ -15,7 +15,7 @@ use crate::output;
 use crate::signals::{apply_default_action, first_termination_signal};
 use crate::store::Choice;
 
-/// Acquires a lease that belongs to no process, and prints its token and fence.
+/// Acquires a lease that is not tied to a process, and prints its token and fence.
 pub(crate) async fn acquire(args: AcquireArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
     let mut options = store.options()?;
     options.owner = owner(args.owner)?;
@@ -47,14 +47,14 @@ pub(crate) async fn acquire(args: AcquireArgs, store: &Choice, json: bool) -> Re
         output::data(&format!("{}\n{fence}\n", lease.token().reveal()))
     };
     if !matches!(printed, Ok(true)) {
-        // The token did not reach the caller, who could therefore not release the lock.
+        // Without the token the caller could not release the lock.
         let _ = lease.release().await;
     }
     locks.shutdown().await;
     match printed? {
         true => Ok(Exit::Done),
         false => {
-            let text = format!("the token could not be delivered, so {} was released", args.name);
+            let text = format!("cannot write the token, so {} was released", args.name);
             Err(Failure::new(Exit::Output, text))
         }
     }
@@ -74,7 +74,7 @@ pub(crate) async fn renew(args: RenewArgs, store: &Choice, json: bool) -> Result
         output::json(&view)?;
     } else {
         let left = view.ttl_left_ms.map_or_else(|| "no end".into(), duration::shown_ms);
-        output::message(&format!("{} is yours for another {left}", args.name));
+        output::message(&format!("{} renewed, {left} left", args.name));
     }
     locks.shutdown().await;
     Ok(Exit::Done)
@@ -95,7 +95,7 @@ pub(crate) async fn release(args: ReleaseArgs, store: &Choice, json: bool) -> Re
     Ok(Exit::Done)
 }
 
-/// Returns the owner: the script that will use the token, not this process, which is about to end.
+/// Returns the owner: the calling script, because this process is about to exit.
 fn owner(given: Option<String>) -> Result<Owner, Failure> {
     let parent = rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get().unsigned_abs());
     let name = || fs::read_to_string(format!("/proc/{parent}/comm")).ok().map(|name| name.trim_end().to_owned());
@@ -106,7 +106,7 @@ fn owner(given: Option<String>) -> Result<Owner, Failure> {
     Ok(owner.with_pid(parent))
 }
 
-/// Returns the failure of a token that does not hold the lock, with the actual holder.
+/// Describes why a token does not hold the lock, and names the actual holder.
 async fn not_held(error: Error, locks: &LockManager, name: &LockName, token: &Token) -> Failure {
     let Error::Lost { why, .. } = &error else { return error.into() };
     let id = token.holder_id();
@@ -119,7 +119,7 @@ async fn not_held(error: Error, locks: &LockManager, name: &LockName, token: &To
     Failure::new(Exit::Lost, line)
 }
 
-/// Reads the token from `--token`, the file or `LEASEHOLD_TOKEN`. Errors never contain the text.
+/// Reads the token from `--token`, the file or `LEASEHOLD_TOKEN`. Errors never contain the token.
 fn read_token(args: &TokenArgs) -> Result<Token, Failure> {
     let (text, from) = match (&args.token, &args.token_file) {
         (Some(token), _) => (token.clone(), "--token"),
@@ -127,7 +127,7 @@ fn read_token(args: &TokenArgs) -> Result<Token, Failure> {
         (None, None) => match std::env::var("LEASEHOLD_TOKEN") {
             Ok(token) if !token.is_empty() => (token, "LEASEHOLD_TOKEN"),
             _ => {
-                let line = "no token: give --token-file FILE or --token T, or set LEASEHOLD_TOKEN";
+                let line = "no token: use --token-file FILE or --token T, or set LEASEHOLD_TOKEN";
                 return Err(Failure::new(Exit::Usage, line));
             }
         },

@@ -17,14 +17,14 @@ pub(crate) struct EffectiveConfig {
 }
 
 impl EffectiveConfig {
-    /// Reads every part of the configuration, and reports all mistakes at once.
+    /// Reads the whole configuration. The error lists all mistakes.
     pub(crate) fn read(mut layers: Settings) -> Result<Self, ConfigError> {
         let (config, server) = (Config::read(&mut layers), ServerConfig::read(&mut layers));
         Ok(Self { config, server, shown: layers.finish()? })
     }
 }
 
-/// Returns the layers of this process: the file named by `--config` or the environment, and the environment.
+/// Returns the layers of this process: the file of `--config` or `LEASEHOLD_CONFIG`, and the environment.
 pub(crate) fn layers(global: &Global) -> Settings {
     Settings::of_this_process(global.config.as_deref())
 }
@@ -60,7 +60,7 @@ fn check(error: Option<ConfigError>, json: bool) -> Result<Exit, Failure> {
         output::data(&problems.iter().map(line).collect::<String>())?;
     }
     if problems.is_empty() {
-        output::message("nothing is wrong with it");
+        output::message("the configuration is valid");
         return Ok(Exit::Done);
     }
     Ok(Exit::Config)
@@ -101,12 +101,12 @@ fn origin(origin: &Origin) -> Value {
 }
 
 impl From<ConfigError> for Failure {
-    /// Lists every mistake on a line. A wrong flag is an error of usage, a wrong file one of configuration.
+    /// Lists one mistake per line. A wrong flag is a usage error, a wrong file a configuration error.
     fn from(error: ConfigError) -> Self {
         let by_flag = |problem: &Problem| *problem.origin() == Origin::Explicit;
         let exit = if error.problems().iter().all(by_flag) { Exit::Usage } else { Exit::Config };
         let mut lines = error.problems().iter().map(|problem| match problem.origin() {
-            // Each such key has a flag of the same name, with one exception.
+            // Every such key has a flag of the same name, except `server.hosts`.
             Origin::Explicit => {
                 format!("--{}", problem.text().trim_start_matches("server.").replacen("hosts", "allow-host", 1))
             }

@@ -1,4 +1,4 @@
-//! `doctor`: checks whether a store can guarantee its locks.
+//! `doctor`: checks whether a store can keep the guarantees.
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::exit::{Exit, Failure, store_exit};
 use crate::output;
 use crate::store::Choice;
 
-/// Prints a line per check, and ends with 1 if one is bad. With `adopt` it first pairs a database with its directory.
+/// Prints a line per check, and exits with 1 if one is bad. With `adopt` it first pairs a database with its directory.
 pub(crate) async fn doctor(store: &Choice, adopt: bool, json: bool) -> Result<Exit, Failure> {
     if adopt {
         pair(store.url())?;
@@ -60,7 +60,7 @@ fn kind(error: &Error) -> Option<StoreErrorKind> {
     }
 }
 
-/// Formats a level, in a colour that only repeats the word.
+/// Formats a level. The colour adds nothing to the word.
 fn painted(level: Level, colour: bool) -> String {
     let code = match level {
         Level::Ok => 32,

@@ -1,4 +1,4 @@
-//! Durations and times as people write and read them.
+//! Parsing and formatting of durations and times.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ const UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     let digits = |text: &str| text.bytes().take_while(u8::is_ascii_digit).count();
     if !text.is_empty() && digits(text) == text.len() {
-        return Err(format!("{text} what? write {text}s, {text}ms, {text}m or {text}h"));
+        return Err(format!("{text} has no unit; write {text}s, {text}ms, {text}m or {text}h"));
     }
     let unreadable = || format!("{text:?} is not a duration; write 500ms, 30s, 5m, 1h or 1h30m");
     let mut rest = text;
@@ -65,7 +65,7 @@ pub(crate) fn shown_ms(ms: u64) -> String {
     shown(Duration::from_millis(ms))
 }
 
-/// Formats a time of the wall clock in UTC, because holder and reader may be in different time zones. The date is left out
+/// Formats a wall-clock time in UTC, because holder and reader may be in different time zones. Omits the date if it is
 /// within a day of `now_ms`.
 pub(crate) fn clock(at_ms: u64, now_ms: u64) -> String {
     let (days, seconds) = (at_ms / 86_400_000, at_ms / 1_000 % 86_400);
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn a_number_without_a_unit_is_rejected_with_examples() {
-        assert_eq!(parse("30"), Err("30 what? write 30s, 30ms, 30m or 30h".into()));
+        assert_eq!(parse("30"), Err("30 has no unit; write 30s, 30ms, 30m or 30h".into()));
     }
 
     #[test]

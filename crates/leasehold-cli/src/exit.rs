@@ -1,4 +1,4 @@
-//! Exit codes, and the failure that carries one with its line.
+//! Exit codes, and the failure that combines one with an error message.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -9,15 +9,15 @@ use leasehold::{Error, LockName};
 
 use crate::duration::{shown, shown_ms};
 
-/// How the command ends. The codes are those of `sysexits.h` and of env(1), so that scripts can distinguish "held" from
+/// The result of a command, as an exit code. The codes follow `sysexits.h` and env(1); scripts can distinguish "held" from
 /// "unknown".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
     /// 0: success.
     Done,
-    /// 1: `doctor` found something bad, or the user answered no.
+    /// 1: a check of `doctor` is bad, or the user answered no.
     No,
-    /// 64: the command line is wrong.
+    /// 64: usage error.
     Usage,
     /// 69: the store cannot be reached or does not answer; a retry may succeed.
     Unreachable,
@@ -25,15 +25,15 @@ pub(crate) enum Exit {
     Output,
     /// 75: the lock has another holder.
     NotAcquired,
-    /// 76: the lease was lost, or is not held by the named token or holder.
+    /// 76: the lease was lost, or is not held by the given token or holder.
     Lost,
-    /// 78: a setting or the store itself has to be changed before this can work.
+    /// 78: the configuration or the store has to be changed first.
     Config,
     /// 126: the command of `run` exists and cannot be started.
     CannotStart,
     /// 127: the command of `run` does not exist.
     NotFound,
-    /// The code of the command that `run` ran, or the one asked for with `-E`.
+    /// The exit code of the command of `run`, or the value of `-E`.
     Code(u8),
 }
 
@@ -62,14 +62,14 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why a command failed: one line for people, more lines where they help, and the exit code.
+/// Why a command failed: the exit code and the message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Failure {
     /// The exit code.
     pub(crate) exit: Exit,
-    /// What happened, to which lock, and what to do next. It is escaped when printed.
+    /// What happened, to which lock, and what to do next. Escaped when printed.
     pub(crate) line: String,
-    /// Further lines.
+    /// Further lines, printed indented.
     pub(crate) details: Vec<String>,
 }
 
@@ -102,7 +102,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// Returns the failure of a lock that is held: by which holder, for how long, until when, and where to look next.
+/// Describes a lock that is held: by whom, for how long, when the lease ends, and which command shows more.
 fn not_acquired(name: &LockName, waited: Duration, holder: Option<Holder>, store: &str) -> Failure {
     let view = LockInfo { name: name.clone(), holder, waiters: Vec::new() }.view();
     let mut line = match (&view.owner, view.foreign) {
@@ -122,7 +122,7 @@ fn not_acquired(name: &LockName, waited: Duration, holder: Option<Holder>, store
     Failure::new(Exit::NotAcquired, line).detail(format!("store: {store} · see who waits: leasehold why {name}"))
 }
 
-/// Returns the exit code of a store error: whether something has to be changed, or a retry may succeed.
+/// Returns the exit code of a store error: `Config` if something has to be changed, `Unreachable` if a retry may succeed.
 pub(crate) fn store_exit(error: &StoreError) -> Exit {
     use StoreErrorKind as K;
     match error.kind() {

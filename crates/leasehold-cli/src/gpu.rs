@@ -24,7 +24,7 @@ pub(crate) enum GpuSelection {
 impl GpuSelection {
     /// Parses `any`, `any:2`, `0` or `0,3`.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` names no GPU: write any, any:2, 0 or 0,1");
+        let wrong = || format!("`{text}` is not a GPU: write any, any:2, 0 or 0,1");
         if text == "any" {
             return Ok(Self::Any(1));
         }
@@ -40,7 +40,7 @@ impl GpuSelection {
         Ok(Self::Only(ids))
     }
 
-    /// Returns the request for the GPUs. `gpus` is the number of GPUs of this machine, if the user gave it.
+    /// Returns the request for the GPUs. `gpus` is the value of `--gpus`.
     pub(crate) fn request(
         &self,
         locks: &LockManager,
@@ -56,7 +56,7 @@ impl GpuSelection {
         match self {
             Self::Any(count) if *count > here => {
                 let text =
-                    format!("{count} GPUs are wanted, and there {} {here}", if here == 1 { "is" } else { "are" });
+                    format!("{count} GPUs were requested, but this machine has {here}");
                 Err(Failure::new(Exit::Usage, text))
             }
             Self::Any(count) => Ok(pool.any(*count)),
@@ -88,7 +88,7 @@ fn no_devices(error: &DevicesError) -> Failure {
 /// Formats the error with the options that help.
 fn error_text(error: &DevicesError) -> String {
     match error {
-        DevicesError::NoDriver(_) | DevicesError::Hidden => format!("{error}, or say how many there are with --gpus N"),
+        DevicesError::NoDriver(_) | DevicesError::Hidden => format!("{error}, or give their number with --gpus N"),
         _ => error.to_string(),
     }
 }
@@ -104,15 +104,14 @@ struct GpuView {
 /// The output of `gpus` in JSON.
 #[derive(Serialize)]
 struct GpusView {
-    /// How the devices were found; `null` if they were not, and the list has the GPU locks that are held.
+    /// How the devices were found. `null` if they were not: then the list has the GPU locks that are held.
     source: Option<Source>,
     /// Why the devices were not found.
     problem: Option<String>,
     gpus: Vec<GpuView>,
 }
 
-/// Prints every GPU of this machine with its holder and waiters or, if the devices cannot be found, the GPU locks that are
-/// held.
+/// Prints the GPUs of this machine with holders and waiters. If the devices are unknown, prints the GPU locks that are held.
 pub(crate) async fn gpus(args: GpusArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
     let scope = store.gpu_scope()?;
     let found = match Devices::discover(args.gpus) {

@@ -13,7 +13,7 @@ use crate::exit::{Exit, Failure};
 use crate::output;
 use crate::store::Choice;
 
-/// The interval of `--watch`: as fast as people read, and no load for a store.
+/// The interval of `--watch`: fast enough for people, and no load for the store.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// The width of the bar that shows the remaining time of a lease.
 const BAR_CELLS: u64 = 5;
@@ -37,7 +37,7 @@ pub(crate) async fn ls(args: LsArgs, store: &Choice, json: bool) -> Result<Exit,
     Ok(Exit::Done)
 }
 
-/// Lists again and again, until it is interrupted or the reader closes the pipe.
+/// Repeats the list until it is interrupted or the reader closes the pipe.
 async fn watch(locks: &LockManager, prefix: &str, json: bool) -> Result<Exit, Failure> {
     let terminal = io::stdout().is_terminal() && !json;
     loop {
@@ -45,12 +45,12 @@ async fn watch(locks: &LockManager, prefix: &str, json: bool) -> Result<Exit, Fa
             Ok(views) if json => serde_json::to_string(&views).expect("views are JSON") + "\n",
             Ok(views) if views.is_empty() => nothing_held(locks, prefix) + "\n",
             Ok(views) => table(&views, terminal),
-            // On a terminal the error stays until the store is back.
+            // A terminal shows the error until the store is back.
             Err(failure) if terminal => format!("{}\n", output::escaped(&failure.line)),
             Err(failure) => return Err(failure),
         };
         let reader_is_open = if terminal {
-            // The cursor goes home, the lines that fit are written, and the rest of the screen is cleared.
+            // Move the cursor home, write the lines that fit, clear the rest of the screen.
             let rows = rustix::termios::tcgetwinsize(io::stdout()).map_or(24, |size| usize::from(size.ws_row));
             let lines: String = text.lines().take(rows.max(2) - 1).map(|line| format!("{line}\u{1b}[K\n")).collect();
             output::data(&format!("\u{1b}[H{lines}\u{1b}[J"))?
@@ -66,7 +66,7 @@ async fn watch(locks: &LockManager, prefix: &str, json: bool) -> Result<Exit, Fa
     }
 }
 
-/// Prints everything that is known about one lock.
+/// Prints the details of one lock.
 pub(crate) async fn why(args: WhyArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
     let locks = store.connect().await?;
     let info = locks.info(&args.name).await?;
@@ -149,7 +149,7 @@ fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     text
 }
 
-/// Formats the answer of `why`.
+/// Formats the output of `why`.
 fn details(info: &LockInfo, store: &str) -> String {
     let view = info.view();
     let state = match (view.held, view.revoked) {
@@ -171,14 +171,14 @@ fn details(info: &LockInfo, store: &str) -> String {
         let left = match (view.ttl_ms, view.ttl_left_ms) {
             (Some(ttl), Some(left)) => format!("lease {}, {} left", shown_ms(ttl), shown_ms(left)),
             (None, Some(left)) => format!("{} left", shown_ms(left)),
-            (_, None) => "no end: it lasts until it is deleted".into(),
+            (_, None) => "does not expire".into(),
         };
         let process = match holder.connected {
-            _ if view.foreign => "it is unknown whether it is alive",
+            _ if view.foreign => "liveness unknown",
             Some(true) => "connected",
             Some(false) => "not connected",
-            None if !holder.listens => "belongs to no process: only its ttl counts",
-            None => "it is unknown whether it is connected",
+            None if !holder.listens => "not tied to a process: only its ttl counts",
+            None => "connection unknown",
         };
         match seen_ago_ms(&view) {
             Some(ago) => line("sign of life", &format!("{} ago, {process}   {left}", shown_ms(ago))),

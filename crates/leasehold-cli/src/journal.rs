@@ -1,4 +1,4 @@
-//! `journal`: the releases that failed, and the work that ran without protection.
+//! `journal`: releases that failed, and work that ran without protection.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ use crate::store::Choice;
 /// Lists, shows, replays and settles entries. Only a replay connects to the store.
 pub(crate) async fn journal(args: JournalArgs, store: &Choice, json: bool) -> Result<Exit, Failure> {
     let dir = args.dir.or(store.options()?.journal).ok_or_else(|| {
-        Failure::new(Exit::Config, "there is no journal: set HOME or XDG_STATE_HOME, or name one with --dir")
+        Failure::new(Exit::Config, "no journal directory: set HOME or XDG_STATE_HOME, or use --dir DIR")
     })?;
     let journal = Journal::new(&dir);
     match args.command {
@@ -45,8 +45,8 @@ fn show(entry: &JournalEntry, json: bool) -> Result<Exit, Failure> {
         return Ok(Exit::Done);
     }
     let what = match entry.kind {
-        JournalKind::Unreleased => "it could not be released; replay releases it, if its lease has not ended before",
-        _ => "work ran without protection while the store was unreachable; nothing can be done about it any more",
+        JournalKind::Unreleased => "the release failed; `journal replay` repeats it unless the lease has ended",
+        _ => "work ran without protection while the store was unreachable; there is nothing to repeat",
     };
     let fence = entry.fence.map_or_else(|| "none".into(), |fence| fence.to_string());
     let lines = [
@@ -75,7 +75,7 @@ async fn replay(dir: PathBuf, store: &Choice, json: bool) -> Result<Exit, Failur
     options.journal = Some(dir);
     let locks = store.connect_with(options).await?;
     let here = locks.store();
-    // Connecting starts a replay of its own, so the entries that are left say more than the count of this replay.
+    // Connecting also starts a replay, so count the entries before and after instead of using the result of this one.
     let before = entries(&journal)?;
     locks.replay_journal().await;
     let after = entries(&journal)?;
@@ -91,7 +91,7 @@ async fn replay(dir: PathBuf, store: &Choice, json: bool) -> Result<Exit, Failur
         output::message(&format!("{settled} settled, {left} left in {here}"));
         for entry in &elsewhere {
             output::message(&format!(
-                "{} is of {} (namespace {}): replay it with --store",
+                "{} belongs to {} (namespace {}): replay it with --store",
                 entry.id, entry.store, entry.namespace
             ));
         }
@@ -99,7 +99,7 @@ async fn replay(dir: PathBuf, store: &Choice, json: bool) -> Result<Exit, Failur
     if left > 0 {
         return Err(Failure::new(
             Exit::Unreachable,
-            format!("{left} entries could not be replayed: {here} does not answer"),
+            format!("{left} entries were not replayed: {here} does not answer"),
         ));
     }
     Ok(Exit::Done)
@@ -108,12 +108,12 @@ async fn replay(dir: PathBuf, store: &Choice, json: bool) -> Result<Exit, Failur
 fn settle(journal: &Journal, id: &str, yes: bool, json: bool) -> Result<Exit, Failure> {
     let entry = find(journal, id)?;
     if !yes && !confirm::is_interactive() {
-        return Err(Failure::new(Exit::Usage, "there is no terminal to ask on: say --yes to settle without asking"));
+        return Err(Failure::new(Exit::Usage, "no terminal to ask for confirmation: use --yes"));
     }
     let question =
-        format!("Take {id} ({} of {}) out of the journal without doing anything?", word(entry.kind), entry.name);
+        format!("Remove {id} ({} of {}) from the journal without repeating it?", word(entry.kind), entry.name);
     if !yes && !confirm::confirm(&question)? {
-        return Err(Failure::new(Exit::No, format!("{id} was left in the journal")));
+        return Err(Failure::new(Exit::No, format!("not removed: {id} is still in the journal")));
     }
     if !journal.settle(id).map_err(|error| unreadable(journal, &error))? {
         return Err(no_entry(journal, id));

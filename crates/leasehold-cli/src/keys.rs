@@ -22,7 +22,7 @@ pub(crate) fn keys(args: KeysArgs, global: &Global) -> Result<Exit, Failure> {
     let Some((file, _)) = file(named) else {
         return Err(Failure::new(
             Exit::Config,
-            "there is no place for keys: set HOME or XDG_STATE_HOME, or give --keys FILE",
+            "no location for the key file: set HOME or XDG_STATE_HOME, or use --keys FILE",
         ));
     };
     match args.command {
@@ -33,13 +33,12 @@ pub(crate) fn keys(args: KeysArgs, global: &Global) -> Result<Exit, Failure> {
                 object["key"] = json!(key);
                 output::json(&object)?
             } else {
-                output::message(&format!("{} of {}: this is the only time it is shown", entry.role, entry.name));
+                output::message(&format!("{} key for {}; it is not shown again", entry.role, entry.name));
                 output::data(&format!("{key}\n"))?
             };
             if !printed {
-                // The key did not reach the caller.
                 file.revoke(&entry.id).map_err(key_failure)?;
-                return Err(Failure::new(Exit::Output, "the key could not be delivered, so it was revoked"));
+                return Err(Failure::new(Exit::Output, "cannot write the key, so it was revoked"));
             }
         }
         KeysCommand::List => {
@@ -61,7 +60,7 @@ pub(crate) fn keys(args: KeysArgs, global: &Global) -> Result<Exit, Failure> {
                 output::json(&object(&entry))?;
             }
             Some(entry) => {
-                output::message(&format!("{} of {} is revoked; servers know within a second", entry.id, entry.name));
+                output::message(&format!("revoked {} of {}; servers notice within a second", entry.id, entry.name));
             }
             None => {
                 let text = format!("{} has no key {id}; see leasehold keys list", file.path().display());
@@ -72,16 +71,16 @@ pub(crate) fn keys(args: KeysArgs, global: &Global) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// Returns the key file, and whether the user named it. Without a name it is beside the default store.
+/// Returns the key file, and whether the user chose it. The default is next to the default store.
 pub(crate) fn file(named: Option<PathBuf>) -> Option<(KeyFile, bool)> {
     match named {
         Some(path) => Some((KeyFile::new(path), true)),
-        None => beside_the_store("keys.json").map(|path| (KeyFile::new(path), false)),
+        None => next_to_default_store("keys.json").map(|path| (KeyFile::new(path), false)),
     }
 }
 
 /// Returns the path of a file in the directory of the default store, or `None` if there is no such directory.
-pub(crate) fn beside_the_store(name: &str) -> Option<PathBuf> {
+pub(crate) fn next_to_default_store(name: &str) -> Option<PathBuf> {
     sqlite::default_path().ok().map(|store| store.with_file_name(name))
 }
 

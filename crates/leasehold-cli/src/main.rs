@@ -1,12 +1,12 @@
-//! The command `leasehold`: what a cron job, a shell script and an operator use.
+//! The command `leasehold`, for cron jobs, shell scripts and operators.
 //!
 //! | file | what it is about |
 //! |---|---|
-//! | `cli`, `usage_error` | commands and options, and the message about a wrong command line |
-//! | `exit` | exit codes, and the failure that carries one with its message |
+//! | `cli`, `usage_error` | commands and options; the message of a usage error |
+//! | `exit` | exit codes and failures |
 //! | `store` | the choice of the store, and the connection to it |
 //! | `output` | data on stdout, messages on stderr, escaped for the terminal |
-//! | `duration` | durations as people write and read them |
+//! | `duration` | durations and times in text |
 //! | `signals` | signals that are forwarded or waited for, and ending by one |
 //! | `run` | `leasehold run` and `once` |
 //! | `acquire`, `claim` | `acquire`, `renew`, `release`; `claim` and `once --forget` |
@@ -18,7 +18,7 @@
 //! | `config` | the effective configuration; `config check` and `config show` |
 //! | `demo` | `demo`: a server, a dozen workers, and failures |
 //! | `pages` | completions and manual pages |
-//! | `confirm` | confirmation of an action |
+//! | `confirm` | the prompt before an action |
 
 // `leasehold run` starts before every cron job: it must do nothing slow and create no runtime and no thread before the
 // command is known.
@@ -105,6 +105,6 @@ async fn run_with_store(command: Command, store: &Choice, json: bool) -> Result<
 /// Runs a command on the current thread, which is enough for a few requests.
 fn block_on(work: impl Future<Output = Result<Exit, Failure>>) -> Result<Exit, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::new(Exit::Unreachable, format!("no runtime: {error}")))?;
+    let runtime = runtime.map_err(|error| Failure::new(Exit::Unreachable, format!("cannot start the runtime: {error}")))?;
     runtime.block_on(work)
 }

@@ -1,4 +1,4 @@
-//! Output: data to stdout, messages to stderr. Foreign text is escaped, so that it cannot control the terminal.
+//! Output: data to stdout, messages to stderr. Untrusted text is escaped, so that it cannot control the terminal.
 
 use std::borrow::Cow;
 use std::io::{self, Write};
@@ -11,8 +11,8 @@ use serde::Serialize;
 
 use crate::exit::{Exit, Failure};
 
-/// Escapes a foreign text (a lock name, an owner, a server's message) for a terminal: control characters, escape sequences
-/// and characters that change the reading direction become `\u{…}`.
+/// Escapes untrusted text (a lock name, an owner, a server's message) for a terminal: control characters, escape sequences
+/// and characters that change the text direction become `\u{…}`.
 pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
     if !text.contains(controls_terminal) {
         return text.into();
@@ -21,7 +21,7 @@ pub(crate) fn escaped(text: &str) -> Cow<'_, str> {
     text.chars().map(escape).collect::<String>().into()
 }
 
-/// Returns whether a character changes what a terminal does or how the text around it reads.
+/// Returns whether a character controls the terminal or changes how the text around it is displayed.
 fn controls_terminal(c: char) -> bool {
     c.is_control()
         // Invisible: zero-width marks, direction marks and overrides, line separators, tags.
@@ -29,7 +29,7 @@ fn controls_terminal(c: char) -> bool {
         || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// Writes one line to stderr. A closed stderr is no error.
+/// Writes one line to stderr. Ignores a closed stderr.
 pub(crate) fn message(line: &str) {
     write(format!("{}\n", escaped(line)));
 }
@@ -40,13 +40,13 @@ pub(crate) fn failure(failure: &Failure) {
     for detail in &failure.details {
         text += &format!("  {}\n", escaped(detail));
     }
-    // In one write, so that lines of several processes do not mix on one terminal.
+    // In one write, so that lines of several processes do not interleave.
     write(text);
 }
 
-/// The most texts that wait for the background writer; further ones are dropped.
+/// The capacity of the background writer's queue; further messages are dropped.
 const UNWRITTEN_MAX: usize = 64;
-/// How long a process that ends waits until its messages are written.
+/// How long an ending process waits until its messages are written.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the start of a command waits until the status line is cleared.
 const CLEAR_TIMEOUT: Duration = Duration::from_millis(100);
@@ -54,16 +54,16 @@ const CLEAR_TIMEOUT: Duration = Duration::from_millis(100);
 static IN_BACKGROUND: AtomicBool = AtomicBool::new(false);
 /// The channel to the background writer, or `None` if its thread could not be started.
 static WRITER: LazyLock<Option<Sender<String>>> = LazyLock::new(start_writer);
-/// The number of texts that were sent to the background writer and are not written yet.
+/// The number of messages in the background writer's queue.
 static UNWRITTEN: AtomicUsize = AtomicUsize::new(0);
 
-/// Makes a background thread write all messages from now on: a pipe that is full or a terminal that was stopped (Ctrl-S)
-/// must not delay a renewal or a kill. stderr itself stays blocking, because CMD shares it and would share `O_NONBLOCK`.
+/// Writes all messages on a background thread from now on: a full pipe or a stopped terminal (Ctrl-S) must not delay a
+/// renewal or a kill. stderr itself stays blocking, because CMD would share `O_NONBLOCK`.
 pub(crate) fn write_in_background() {
     IN_BACKGROUND.store(true, Ordering::Relaxed);
 }
 
-/// Draws the status line unless an earlier text is still unwritten. Returns whether it was drawn.
+/// Draws the status line unless earlier output is still unwritten. Returns whether it was drawn.
 pub(crate) fn draw_status(text: String) -> bool {
     let free = UNWRITTEN.load(Ordering::Acquire) == 0;
     if free {
@@ -77,7 +77,7 @@ pub(crate) fn clear_status(text: &str) {
     write(text.to_owned());
 }
 
-/// Waits until everything is written, for at most [`FLUSH_TIMEOUT`]. The rest is lost.
+/// Waits for at most [`FLUSH_TIMEOUT`] until all messages are written. The rest is lost.
 pub(crate) fn flush() {
     let started_at = Instant::now();
     while UNWRITTEN.load(Ordering::Acquire) > 0 && started_at.elapsed() < FLUSH_TIMEOUT {
@@ -85,7 +85,7 @@ pub(crate) fn flush() {
     }
 }
 
-/// Waits until the status line is cleared, for at most [`CLEAR_TIMEOUT`].
+/// Waits for at most [`CLEAR_TIMEOUT`] until the status line is cleared.
 pub(crate) async fn status_cleared() {
     let started_at = Instant::now();
     while UNWRITTEN.load(Ordering::Acquire) > 0 && started_at.elapsed() < CLEAR_TIMEOUT {
@@ -93,7 +93,7 @@ pub(crate) async fn status_cleared() {
     }
 }
 
-/// Writes to stderr, or sends the text to the background writer.
+/// Writes to stderr, directly or on the background writer.
 fn write(text: String) {
     if !IN_BACKGROUND.load(Ordering::Relaxed) {
         let _ = io::stderr().lock().write_all(text.as_bytes());
@@ -120,7 +120,7 @@ fn start_writer() -> Option<Sender<String>> {
     std::thread::Builder::new().name("leasehold-write".into()).spawn(write_all).ok().map(|_| writer)
 }
 
-/// Writes data to stdout and flushes it. Returns `false` if the reader closed the pipe (`| head`), which is no error.
+/// Writes data to stdout and flushes it. Returns `false` if the reader closed the pipe (`| head`), which is not an error.
 pub(crate) fn data(text: &str) -> Result<bool, Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

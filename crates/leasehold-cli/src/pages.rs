@@ -1,4 +1,4 @@
-//! `completions` and `man`: generated from the definitions of the commands.
+//! `completions` and `man`, generated from the command definitions.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,4 @@
-//! `serve`: the locks over HTTP. The server is a crate of its own; this module configures it, and turns its errors into
-//! exit codes.
+//! `serve`: configures the server of the crate `leasehold-server`, and maps its errors to exit codes.
 
 use std::io::{self, ErrorKind};
 use std::path::PathBuf;
@@ -21,10 +20,10 @@ use crate::keys;
 use crate::output;
 use crate::store::{Choice, from_env};
 
-/// The limit of open descriptors that a server asks for.
+/// The soft limit of open descriptors for a server.
 const DESCRIPTORS: u64 = 8_192;
 
-/// Serves until SIGTERM or SIGINT.
+/// Runs the server until SIGTERM or SIGINT.
 pub(crate) fn serve(args: ServeArgs, global: &Global) -> Result<Exit, Failure> {
     let ServeArgs { listen, hosts, keys, audit, tls_cert, tls_key } = args;
     let path = |path: PathBuf| path.display().to_string();
@@ -46,7 +45,7 @@ pub(crate) fn serve(args: ServeArgs, global: &Global) -> Result<Exit, Failure> {
     let mut settings = Settings::default();
     settings.hosts = server.hosts;
     settings.keys = key_file(server.keys)?;
-    settings.audit = server.audit.or_else(|| keys::beside_the_store("audit.jsonl"));
+    settings.audit = server.audit.or_else(|| keys::next_to_default_store("audit.jsonl"));
     settings.monitor = config.gpu_lock_monitor.clone();
     settings.connections_per_address = server.connections_per_address;
     settings.tls = server.tls;
@@ -56,14 +55,14 @@ pub(crate) fn serve(args: ServeArgs, global: &Global) -> Result<Exit, Failure> {
     let (listen, json) = (server.listen.as_str().to_owned(), global.json);
     log_to_stderr()?;
     raise_descriptor_limit();
-    // More than one thread: a request for a long list does not delay other requests.
+    // Several threads: a request for a long list does not delay other requests.
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::new(Exit::Unreachable, format!("no runtime: {error}")))?;
+    let runtime = runtime.map_err(|error| Failure::new(Exit::Unreachable, format!("cannot start the runtime: {error}")))?;
     runtime.block_on(async {
         let address = tokio::net::lookup_host(&listen).await.ok().and_then(|mut found| found.next());
         let Some(address) = address else {
             let exit = if by_flag { Exit::Usage } else { Exit::Config };
-            return Err(Failure::new(exit, format!("{listen} is no address to listen on; write 127.0.0.1:8847")));
+            return Err(Failure::new(exit, format!("{listen} is not a valid address; write HOST:PORT, such as 127.0.0.1:8847")));
         };
         let locks = store.connect().await?;
         let server = Server::new(locks.clone(), settings);
@@ -74,7 +73,7 @@ pub(crate) fn serve(args: ServeArgs, global: &Global) -> Result<Exit, Failure> {
         if json {
             output::json(&json!({ "url": format!("{scheme}://{address}"), "store": locks.store() }))?;
         } else {
-            output::message(&format!("serving {} at {scheme}://{address} · Ctrl-C ends it", locks.store()));
+            output::message(&format!("serving {} at {scheme}://{address} · stop with Ctrl-C", locks.store()));
         }
         let served = server.run(listener, shutdown).await;
         locks.shutdown().await;
@@ -83,22 +82,21 @@ pub(crate) fn serve(args: ServeArgs, global: &Global) -> Result<Exit, Failure> {
     })
 }
 
-/// Returns the key file: the one that the user named, or the default one if it exists.
+/// Returns the key file that the user chose, or the default one if it exists.
 fn key_file(named: Option<PathBuf>) -> Result<Option<KeyFile>, Failure> {
     let Some((file, named)) = keys::file(named) else { return Ok(None) };
     match file.entries().map_err(keys::key_failure)? {
         Some(entries) if !entries.is_empty() => Ok(Some(file)),
         None if !named => Ok(None),
-        // Without keys the server would need no authentication: revoking the last key must not cause that.
+        // A server without keys needs no authentication. Revoking the last key must not have that effect.
         _ => {
-            let line = format!("there are no keys in {}: make one with leasehold keys create", file.path().display());
+            let line = format!("there are no keys in {}: create one with `leasehold keys create`", file.path().display());
             Err(Failure::new(Exit::Config, line))
         }
     }
 }
 
-/// Raises the soft limit of descriptors: shells and service managers start programs with 1,024, and every connection needs
-/// one.
+/// Raises the soft limit of descriptors. Every connection needs one, and shells and service managers set it to 1,024.
 fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let wanted = limit.maximum.map_or(DESCRIPTORS, |most| most.min(DESCRIPTORS));
@@ -113,7 +111,7 @@ fn raise_descriptor_limit() {
 /// Returns a future that completes at the first SIGTERM or SIGINT.
 pub(crate) fn shutdown_signal() -> Result<impl Future<Output = ()>, Failure> {
     let on = |kind| {
-        signal(kind).map_err(|error| Failure::new(Exit::Unreachable, format!("signals cannot be caught: {error}")))
+        signal(kind).map_err(|error| Failure::new(Exit::Unreachable, format!("cannot catch signals: {error}")))
     };
     let (mut terminate, mut interrupt) = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
     Ok(async move {
@@ -135,13 +133,13 @@ fn bind_failure(listen: &str, error: &io::Error) -> Failure {
     match error.kind() {
         ErrorKind::AddrInUse => Failure::new(
             Exit::Unreachable,
-            format!("{listen} is taken: another server listens there; stop it, or choose another with --listen"),
+            format!("{listen} is in use by another server: stop it, or choose another address with --listen"),
         ),
         ErrorKind::PermissionDenied => Failure::new(
             Exit::Config,
-            format!("{listen} may not be listened on by this user: choose a port above 1023"),
+            format!("not permitted to listen on {listen}: choose a port above 1023"),
         ),
-        _ => Failure::new(Exit::Config, format!("{listen} cannot be listened on: {error}")),
+        _ => Failure::new(Exit::Config, format!("cannot listen on {listen}: {error}")),
     }
 }
 

@@ -8,8 +8,8 @@ use nix::sys::signal::{SigSet, SigmaskHow, Signal, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use tokio::sync::oneshot;
 
-/// The signals that are sent to a job on purpose, and are forwarded. Left out are those that cannot be caught, those that
-/// report a fault of the receiving program, and SIGCHLD and SIGPIPE, which concern one process only.
+/// The signals that `run` forwards to CMD: all that are sent to a job on purpose. Not in the list are signals that cannot be
+/// caught, signals that report a fault of the receiving program, and SIGCHLD and SIGPIPE, which concern one process.
 const FORWARDED: [Signal; 13] = [
     Signal::SIGHUP,
     Signal::SIGINT,
@@ -26,16 +26,16 @@ const FORWARDED: [Signal; 13] = [
     Signal::SIGCONT,
 ];
 
-/// The `si_code` of signals that a terminal sends, always to the whole foreground group.
+/// The `si_code` of signals that a terminal sends, always to the whole foreground process group.
 const SI_KERNEL: i32 = 0x80;
 
 /// A signal that this process received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ReceivedSignal {
     pub(crate) signal: Signal,
-    /// `si_code`: how it was sent.
+    /// `si_code`, which says how the signal was sent.
     pub(crate) code: i32,
-    /// `si_pid`: which process sent it; 0 for the kernel.
+    /// `si_pid`, the sending process; 0 for the kernel.
     pub(crate) sender: u32,
 }
 
@@ -45,18 +45,18 @@ impl ReceivedSignal {
         self.code == SI_KERNEL
     }
 
-    /// Returns the SIGCONT that a front reports after it was continued.
+    /// Returns the SIGCONT that the front reports after it was continued.
     pub(crate) fn continued() -> Self {
         Self { signal: Signal::SIGCONT, code: 0, sender: 0 }
     }
 }
 
-/// The signals that this process has blocked itself: they must not be blocked in CMD.
+/// The signals that this process itself has blocked, and that CMD must not inherit as blocked.
 #[derive(Clone, Copy)]
 pub(crate) struct BlockedSignals(SigSet);
 
 impl BlockedSignals {
-    /// Blocks the signals that are forwarded. Child processes inherit that.
+    /// Blocks the signals that are forwarded. Child processes inherit the mask.
     pub(crate) fn forwarded() -> Result<Self, Errno> {
         Self::block(&FORWARDED)
     }
@@ -76,7 +76,7 @@ impl BlockedSignals {
         Ok(Self(set(signals.iter().copied().filter(|signal| !before.contains(*signal)))))
     }
 
-    /// Returns the set as bits by signal number, for a message to another process.
+    /// Encodes the set, one bit per signal number.
     pub(crate) fn bits(self) -> u64 {
         FORWARDED.into_iter().filter(|signal| self.0.contains(*signal)).map(|signal| 1 << (signal as u32)).sum()
     }
@@ -137,8 +137,8 @@ impl AsFd for SignalReader {
     }
 }
 
-/// Returns a channel that receives the first termination signal; the caller cleans up and then ends by that signal. A
-/// second one ends the process at once. Must be called before any other thread exists.
+/// Returns a channel that receives the first termination signal. The caller cleans up and then ends by that signal; a
+/// second signal ends the process at once. Must be called before any other thread exists.
 pub(crate) fn first_termination_signal() -> io::Result<oneshot::Receiver<Signal>> {
     let all = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT, Signal::SIGTERM];
     let awaited = set(all.into_iter().filter(|signal| !is_ignored(*signal)));
@@ -156,7 +156,7 @@ pub(crate) fn first_termination_signal() -> io::Result<oneshot::Receiver<Signal>
     Ok(first)
 }
 
-/// Stops or ends this process, as the signal does by default.
+/// Applies a signal's default action to this process: stops or ends it.
 pub(crate) fn apply_default_action(signal: Signal) {
     let _ = raise(signal);
     if signal != Signal::SIGSTOP {
@@ -176,8 +176,8 @@ pub(crate) fn is_termination(signal: Signal) -> bool {
     !is_stop(signal) && !matches!(signal, Signal::SIGCONT | Signal::SIGWINCH)
 }
 
-/// Returns whether this process inherited that a signal is ignored (`nohup`). CMD ignores it as well then, although a
-/// blocked signal arrives here.
+/// Returns whether a signal was ignored when this process started (`nohup`). CMD inherits that. A blocked signal still
+/// arrives here.
 fn is_ignored(signal: Signal) -> bool {
     ignored_mask() & mask_bit(signal) != 0
 }
@@ -188,7 +188,7 @@ fn ignored_mask() -> u64 {
     line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0)
 }
 
-/// Returns the bit of a signal in a mask of /proc.
+/// Returns a signal's bit in the masks of `/proc/self/status`.
 fn mask_bit(signal: Signal) -> u64 {
     1 << (signal as u32 - 1)
 }

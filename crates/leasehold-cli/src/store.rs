@@ -1,4 +1,4 @@
-//! The choice of the store, and the connection to it.
+//! Selects the store and connects to it.
 
 use leasehold::config::{Config, GpuScope, Setting, Settings, file_of_the_environment};
 use leasehold::store::{KeySpace, Namespace};
@@ -7,26 +7,26 @@ use leasehold::{LockManager, Options};
 use crate::cli::Global;
 use crate::exit::{Exit, Failure};
 
-/// The store and namespace a command works on.
+/// The store and namespace that a command uses.
 #[derive(Clone)]
 pub(crate) struct Choice {
     url: String,
     namespace: Namespace,
-    /// The configuration file, if one is named.
+    /// The configuration file, if the user chose one.
     config: Option<Config>,
 }
 
 impl Choice {
-    /// Chooses `--store`, else `LEASEHOLD_STORE`, else `store` of the configuration file, else the default SQLite file; and
-    /// the namespace in the same way. Two processes on different stores do not exclude each other, so only a file that is
-    /// named is read.
+    /// Selects `--store`, else `LEASEHOLD_STORE`, else `store` of the configuration file, else the default SQLite file; and
+    /// the namespace in the same way. Never searches for a configuration file: processes on different stores do not exclude
+    /// each other.
     pub(crate) fn from_flags(global: &Global) -> Result<Self, Failure> {
         let file = global.config.clone().or_else(file_of_the_environment);
         let config = file.map(|file| Config::from_layers(Settings::of_this_process(Some(&file)))).transpose()?;
         Self::with(global, config)
     }
 
-    /// Chooses store and namespace with a configuration that was read before.
+    /// Selects store and namespace with a configuration that is already read.
     pub(crate) fn with(global: &Global, config: Option<Config>) -> Result<Self, Failure> {
         let url = match (&global.store, &config) {
             (Some(url), _) => url.clone(),
@@ -51,8 +51,8 @@ impl Choice {
         &self.url
     }
 
-    /// Returns the library's defaults with this namespace and the file's settings of the store. How a lock is requested
-    /// depends on the command line only.
+    /// Returns the default options with this namespace and the store settings of the configuration file. The terms of a lock
+    /// come from the command line only.
     pub(crate) fn options(&self) -> Result<Options, Failure> {
         let mut options = Options::default();
         if let Some(config) = &self.config {
@@ -60,7 +60,7 @@ impl Choice {
             (options.keys, options.request_timeout) = (keys, request_timeout);
             (options.outage_timeout, options.journal) = (outage_timeout, journal);
         }
-        // An empty namespace makes every name raw, so no pattern is needed, nor possible.
+        // In an empty namespace every name is raw, and patterns are not allowed.
         let raw = match self.namespace.as_str() {
             "" => Vec::new(),
             _ => options.keys.raw().to_vec(),
@@ -96,6 +96,6 @@ pub(crate) fn from_env(name: &str) -> Result<Option<String>, Failure> {
         Ok(text) if text.is_empty() => Ok(None),
         Ok(text) => Ok(Some(text)),
         Err(std::env::VarError::NotPresent) => Ok(None),
-        Err(std::env::VarError::NotUnicode(_)) => Err(Failure::new(Exit::Config, format!("{name} is not text"))),
+        Err(std::env::VarError::NotUnicode(_)) => Err(Failure::new(Exit::Config, format!("{name} is not valid UTF-8"))),
     }
 }

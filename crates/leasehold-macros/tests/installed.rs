@@ -9,7 +9,7 @@ async fn nightly() -> Result<bool, Error> {
 }
 
 #[tokio::test]
-async fn the_manager_of_the_process_is_used_and_missed() {
+async fn the_attribute_needs_the_installed_manager() {
     let missed = nightly().await.expect_err("nothing is installed");
     assert_eq!(
         missed.to_string(),

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 #[test]
-fn mistakes_are_told_at_their_place() {
+fn mistakes_are_reported_at_their_position() {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let library = library();
     let mut cases: Vec<PathBuf> = files(&package.join("tests/ui"));

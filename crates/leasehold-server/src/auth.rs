@@ -88,7 +88,7 @@ fn authorize(app: &App, request: &mut Request, peer: Option<Peer>) -> Result<Cal
         return Err(Problem::new(StatusCode::MISDIRECTED_REQUEST, "foreign_host", text));
     }
     if is_write(request.method()) && is_cross_site(request.headers()) {
-        let text = "a page of another site may not change anything here";
+        let text = "cross-site requests cannot change anything";
         return Err(Problem::new(StatusCode::FORBIDDEN, "cross_site", text));
     }
     let Some(required) = required_role(request.method(), request.uri().path()) else { return Ok(Caller::anonymous()) };
@@ -97,7 +97,7 @@ fn authorize(app: &App, request: &mut Request, peer: Option<Peer>) -> Result<Cal
         return Err(reject(app, peer, presented.is_some()));
     };
     if caller.role < required {
-        let text = "this key is a viewer's and may not change anything; use an operator's key";
+        let text = "a viewer key cannot change anything; use an operator key";
         return Err(Problem::new(StatusCode::FORBIDDEN, "needs_operator", text));
     }
     Ok(caller)
@@ -121,7 +121,7 @@ fn is_write(method: &Method) -> bool {
 
 fn reject(app: &App, peer: Option<Peer>, presented: bool) -> Problem {
     if !presented {
-        let text = "send a key: Authorization: Bearer KEY, or X-API-Key; leasehold keys create makes one";
+        let text = "send a key: Authorization: Bearer KEY, or X-API-Key; create one with `leasehold keys create`";
         return Problem::new(StatusCode::UNAUTHORIZED, "no_key", text);
     }
     // Only wrong keys count as failures; a missing key is not a guess.

@@ -78,7 +78,7 @@ impl Keys {
         let keys = file.entries()?.unwrap_or_default();
         if keys.is_empty() {
             let problem =
-                "it has no keys, so no request could be authorized; create one with leasehold keys create".to_owned();
+                "it has no keys, so no request could be authorized; create one with `leasehold keys create`".to_owned();
             return Err(KeyError::Content { path: file.path().to_owned(), problem });
         }
         let loaded = Mutex::new(LoadedKeys { keys: hashed(keys), stamp, checked_at: Instant::now() });

@@ -42,8 +42,8 @@ impl ServerConfig {
         let (cert, key): (Option<PathBuf>, Option<PathBuf>) =
             (layers.get("server.tls.cert", None), layers.get("server.tls.key", None));
         match (&cert, &key) {
-            (Some(_), None) => layers.refuse("server.tls.cert", "needs server.tls.key beside it"),
-            (None, Some(_)) => layers.refuse("server.tls.key", "needs server.tls.cert beside it"),
+            (Some(_), None) => layers.refuse("server.tls.cert", "needs server.tls.key, too"),
+            (None, Some(_)) => layers.refuse("server.tls.key", "needs server.tls.cert, too"),
             _ => {}
         }
         let per_address: Option<u32> = layers.get("server.connections_per_address", None);
@@ -78,7 +78,7 @@ impl Setting for Listen {
         let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
         match port {
             Some(Ok(_)) => Ok(Self(text.to_owned())),
-            _ => Err(format!("`{text}` is no address to listen on: write HOST:PORT, such as {DEFAULT_LISTEN}")),
+            _ => Err(format!("`{text}` is not a valid address: write HOST:PORT, such as {DEFAULT_LISTEN}")),
         }
     }
 
@@ -111,7 +111,7 @@ impl Hosts {
             !host.is_empty() && host.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'))
         };
         match hosts.iter().find(|host| !is_name(host)) {
-            Some(host) => Err(format!("`{host}` is no host name: write it alone, without scheme and port")),
+            Some(host) => Err(format!("`{host}` is not a host name: write it without scheme and port")),
             None => Ok(Self(hosts)),
         }
     }
@@ -147,14 +147,14 @@ mod tests {
 
     #[test]
     fn each_wrong_value_gives_one_clear_line() {
-        let address = "is no address to listen on: write HOST:PORT, such as 127.0.0.1:8847";
+        let address = "is not a valid address: write HOST:PORT, such as 127.0.0.1:8847";
         for (text, line) in [
             ("server: {listen: 8847}", format!("server.yaml:1:18: server.listen: `8847` {address}")),
             ("server: {listen: ':8847'}", format!("server.yaml:1:18: server.listen: `:8847` {address}")),
             ("server: {listen: 'a:99999'}", format!("server.yaml:1:18: server.listen: `a:99999` {address}")),
             (
                 "server: {hosts: ['http://a']}",
-                "server.yaml:1:17: server.hosts: `http://a` is no host name: write it alone, without scheme and port"
+                "server.yaml:1:17: server.hosts: `http://a` is not a host name: write it without scheme and port"
                     .into(),
             ),
             (

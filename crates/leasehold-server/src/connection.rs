@@ -122,9 +122,9 @@ fn refuse(stream: &TcpStream, peer: SocketAddr, full: Full, tls: bool) {
     if let Some(suppressed) = REFUSALS.pass() {
         let why = match full {
             Full::Address => {
-                "this address has as many connections as it may; behind a proxy, raise server.connections_per_address"
+                "its address has reached the connection limit; behind a proxy, raise server.connections_per_address"
             }
-            Full::Server | Full::Temporarily => "all connections are at work",
+            Full::Server | Full::Temporarily => "all connections are in use",
         };
         tracing::warn!(%peer, suppressed, "a connection was refused: {why}");
     }

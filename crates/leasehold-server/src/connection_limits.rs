@@ -329,11 +329,11 @@ mod tests {
         let idle: Vec<Slot> = (2..4).map(|port| limits.take(peer(1, port)).expect("free")).collect();
         let next = Arc::new(limits.take(peer(1, 4)).expect("an idle one makes room"));
         assert_eq!(idle.iter().filter(|slot| is_closed(slot)).count(), 1);
-        assert!(!is_closed(&first) && !is_closed(&other), "neither one at work nor another's");
+        assert!(!is_closed(&first) && !is_closed(&other), "neither an active one nor another address's");
         let last = Arc::new(limits.take(peer(1, 5)).expect("the other idle one"));
         assert!(idle.iter().all(is_closed));
         let at_work = [next.start_request(), last.start_request()];
-        assert_eq!(limits.take(peer(1, 6)).expect_err("all at work"), Full::Address);
+        assert_eq!(limits.take(peer(1, 6)).expect_err("all active"), Full::Address);
         first.mark_blocked();
         let slot = limits.take(peer(1, 7)).expect("a client that does not read is idle");
         assert!(is_closed(&first) && first.start_request().is_none(), "what is closed gets no request");
@@ -352,7 +352,7 @@ mod tests {
         all.push(Arc::new(limits.take(peer(9, 1)).expect("room was made")));
         assert_eq!(all.iter().map(|slot| is_closed(slot)).collect::<Vec<_>>(), [false, true, false, false, false]);
         let working: Vec<_> = all.iter().filter_map(Slot::start_request).collect();
-        assert_eq!((working.len(), limits.take(peer(8, 1)).expect_err("all at work")), (4, Full::Server));
+        assert_eq!((working.len(), limits.take(peer(8, 1)).expect_err("all active")), (4, Full::Server));
         all[0].mark_blocked();
         all[0].mark_unblocked();
         assert_eq!(limits.take(peer(8, 1)).expect_err("it reads on"), Full::Server);

@@ -44,7 +44,7 @@ pub(crate) enum Mode {
 
 /// Evict the holder of a lock
 ///
-/// Only the named holder is evicted. If the lock has changed hands, nothing is done. If the lock is free already,
+/// Only the named holder is evicted. If the lock has changed hands, nothing is changed. If the lock is already free,
 /// `released` is false.
 #[utoipa::path(post, path = "/api/v1/locks/{name}/evict", tag = "locks", request_body = Evict,
     params(("name" = String, Path, description = "the lock; percent-encoded, `/` as `%2F`")),
@@ -86,7 +86,7 @@ pub(crate) async fn evict_for_caller(
         }
         Ok(Evicted::Foreign(now)) => {
             let text = format!(
-                "{name} is held by another kind of client ({}), which cannot be asked to stop: wait for it, or use force",
+                "{name} is held by another kind of client ({}), which cannot be revoked: wait, or use force",
                 now.owner
             );
             Err(conflict("foreign_holder", text).held_by(&now))

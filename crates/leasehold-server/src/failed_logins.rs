@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn those_who_fail_often_are_told_to_wait_and_nobody_else() {
+    fn only_addresses_with_many_failures_have_to_wait() {
         let (failures, now) = (FailedLogins::default(), Instant::now());
         let at = |text: &str| text.parse().expect("an address");
         for _ in 0..MAX_FAILURES {

@@ -21,8 +21,8 @@ const COUNTERS: [(&str, &str); 10] = [
     ("normal_release_failures", "Releases whose first attempt failed"),
     ("emergency_releases", "Releases done by a fallback"),
     ("release_script_errors", "Releases that failed because the store could not run the script"),
-    ("ownership_violations", "Releases of a lock that its releaser no longer held"),
-    ("journalled_releases", "Releases that failed by every means and were written to a journal"),
+    ("ownership_violations", "Releases of a lock that the caller no longer held"),
+    ("journalled_releases", "Releases that failed and were written to a journal"),
     ("lost_leases", "Leases lost"),
     ("unprotected_runs", "Work that ran without a lock because the store was unreachable"),
     ("evictions", "Locks evicted, by revocation or by force"),
@@ -94,7 +94,7 @@ impl LockGauges {
         registry.register("locks_held", "Locks held for longer than half a second", self.held.clone());
         registry.register("waiters", "Waiters for these locks", self.waiting.clone());
         registry.register("longest_queue", "The most waiters of one lock", self.longest_queue.clone());
-        let help = "How long the longest of them has waited";
+        let help = "How long the longest waiter has waited";
         registry.register("longest_wait_seconds", help, self.longest_wait_seconds.clone());
         let help = "How long the longest-held lock has been held";
         registry.register("longest_held_seconds", help, self.longest_held_seconds.clone());

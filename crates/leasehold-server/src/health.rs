@@ -47,7 +47,7 @@ pub(crate) struct ExceptionStats {
     emergency_releases: u64,
     /// Releases that failed because the store could not run the script.
     release_script_errors: u64,
-    /// Releases of a lock that its releaser no longer held.
+    /// Releases of a lock that the caller no longer held.
     ownership_violations: u64,
     /// `normal_release_failures` divided by the number of locks acquired.
     exception_rate: f64,

@@ -80,8 +80,8 @@ impl<S: Send + Sync> FromRequestParts<S> for EntryId {
 
 /// List the journal of this machine
 ///
-/// The journal belongs to the machine and user this server runs as. It holds releases that failed by every means, which
-/// are retried when the store is back, and work that ran without a lock.
+/// The journal belongs to the machine and user this server runs as. It contains releases that failed, which are retried
+/// when the store is back, and work that ran without a lock.
 #[utoipa::path(get, path = "/api/v1/journal", tag = "journal", responses((status = 200, body = JournalPage)))]
 pub(crate) async fn list(State(app): State<App>) -> Result<Json<JournalPage>, Problem> {
     let entries = entries(&app).await?;
@@ -94,7 +94,7 @@ pub(crate) async fn list(State(app): State<App>) -> Result<Json<JournalPage>, Pr
 #[utoipa::path(post, path = "/api/v1/journal/{id}/settle", tag = "journal", request_body = Settle,
     params(("id" = String, Path, description = "the entry")),
     responses((status = 200, body = JournalEntryView), (status = 400, body = ProblemBody),
-        (status = 404, description = "`no_such_entry`: the journal does not have this entry, or no longer", body = ProblemBody)))]
+        (status = 404, description = "`no_such_entry`: the journal does not have this entry (any more)", body = ProblemBody)))]
 pub(crate) async fn settle(
     State(app): State<App>,
     Extension(caller): Extension<Caller>,
@@ -103,7 +103,7 @@ pub(crate) async fn settle(
 ) -> Result<Json<JournalEntryView>, Problem> {
     let reason = validate_reason(&request.reason)?;
     let none = || {
-        let text = "the journal has no such entry, or no longer; list it again";
+        let text = "the journal does not have this entry (any more); list it again";
         Problem::new(StatusCode::NOT_FOUND, "no_such_entry", text)
     };
     let entry = entries(&app).await?.into_iter().find(|entry| entry.id == id).ok_or_else(none)?;

@@ -72,7 +72,7 @@ pub enum KeyError {
         source: io::Error,
     },
     /// The file is not a key file.
-    #[error("{} is no key file: {problem}", path.display())]
+    #[error("{} is not a key file: {problem}", path.display())]
     Content {
         /// The path of the key file.
         path: PathBuf,
@@ -97,7 +97,7 @@ pub enum KeyError {
     #[error("the name of a key must have 1 to 64 characters, none of them a control character")]
     Name,
     /// The file has the most keys it may have.
-    #[error("there are {MAX_KEYS} keys already: revoke some")]
+    #[error("there are already {MAX_KEYS} keys: revoke some")]
     TooMany,
 }
 
@@ -140,10 +140,10 @@ impl KeyFile {
         let wrong = |problem: String| KeyError::Content { path: self.path.clone(), problem };
         let content: Content = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
         if content.version != 1 {
-            return Err(wrong(format!("it is of version {}, and this is 1", content.version)));
+            return Err(wrong(format!("its version is {}, and only version 1 is supported", content.version)));
         }
         if let Some(bad) = content.keys.iter().find(|key| unhex(&key.sha256).is_none()) {
-            return Err(wrong(format!("the hash of {} is none", bad.id)));
+            return Err(wrong(format!("the hash of {} is invalid", bad.id)));
         }
         Ok(Some(content.keys))
     }

@@ -1,7 +1,6 @@
 //! The lock service for any language: acquire, renew and release.
 //!
-//! A lease acquired here belongs to no process. It lives until its TTL ends, and only its token can renew or release
-//! it.
+//! A lease acquired here is not tied to a process. It ends with its TTL, and only its token can renew or release it.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -40,7 +39,7 @@ pub(crate) struct Acquire {
     /// How long to wait for the lock, at most 600,000; 0, the default, does not wait.
     #[schema(maximum = 600_000)]
     wait_ms: Option<u64>,
-    /// The name of the holder, for people.
+    /// The name to show as the holder.
     #[schema(min_length = 1, max_length = 256)]
     owner: Option<String>,
     /// An idempotency key: sending the same id again returns the same lease instead of a conflict. 16 to 128 of
@@ -149,7 +148,7 @@ pub(crate) async fn acquire(
 #[utoipa::path(post, path = "/api/v1/locks/{name}/renew", tag = "leases", request_body = Renew,
     params(("name" = String, Path, description = "the lock; percent-encoded, `/` as `%2F`")),
     responses((status = 200, body = LockView), (status = 400, body = ProblemBody),
-        (status = 409, description = "`not_owner`: this token does not hold the lock, or no longer; `revoked`: stop, and release it", body = ProblemBody)))]
+        (status = 409, description = "`not_owner`: this token does not hold the lock (any more); `revoked`: stop, and release it", body = ProblemBody)))]
 pub(crate) async fn renew(
     State(app): State<App>,
     NameParam(name): NameParam,
@@ -165,7 +164,7 @@ pub(crate) async fn renew(
 #[utoipa::path(post, path = "/api/v1/locks/{name}/release", tag = "leases", request_body = Release,
     params(("name" = String, Path, description = "the lock; percent-encoded, `/` as `%2F`")),
     responses((status = 200, body = ReleasedView), (status = 400, body = ProblemBody),
-        (status = 409, description = "`not_owner`: this token does not hold the lock, or no longer; nothing was changed", body = ProblemBody)))]
+        (status = 409, description = "`not_owner`: this token does not hold the lock (any more); nothing was changed", body = ProblemBody)))]
 pub(crate) async fn release(
     State(app): State<App>,
     NameParam(name): NameParam,

@@ -152,7 +152,7 @@ impl Default for Settings {
 pub enum ServeError {
     /// The address is reachable by others and no keys are configured: any client could evict every lock.
     #[error(
-        "{address} can be reached by others, and there are no keys: make one with leasehold keys create, or listen on 127.0.0.1"
+        "{address} is reachable from other machines, and there are no keys: create one with `leasehold keys create`, or listen on 127.0.0.1"
     )]
     NeedsKeys {
         /// The address to listen on.

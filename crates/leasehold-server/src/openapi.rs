@@ -35,7 +35,7 @@ const COMMON_RESPONSES: [(&str, &str); 4] = [
 /// Responses of routes that require a key.
 const AUTH_RESPONSES: [(&str, &str); 3] = [
     ("401", "`no_key` or `wrong_key`"),
-    ("403", "`needs_operator`: this key may only read; `cross_site`: sent by a page of another site"),
+    ("403", "`needs_operator`: this key can only read; `cross_site`: sent by a page of another site"),
     ("429", "`too_many_failures`: too many wrong keys from this address"),
 ];
 const BODY_RESPONSES: [(&str, &str); 3] = [

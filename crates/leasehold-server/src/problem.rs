@@ -59,7 +59,7 @@ impl Problem {
 
     /// The audit line could not be written, so the change was not made.
     pub(crate) fn not_audited() -> Self {
-        let text = "the audit cannot be written, so nothing was done; see the server's log";
+        let text = "the audit cannot be written, so nothing was changed; see the server's log";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "not_audited", text)
     }
 
@@ -105,7 +105,7 @@ impl From<Error> for Problem {
                 Self::new(StatusCode::CONFLICT, "revoked", text)
             }
             Error::Lost { name, .. } => {
-                let text = format!("{name} is not, or no longer, held by this token; nothing was touched");
+                let text = format!("this token does not hold {name} (any more); nothing was changed");
                 Self::new(StatusCode::CONFLICT, "not_owner", text)
             }
             Error::Store { source, .. } if source.kind() == StoreErrorKind::Refused => {
@@ -113,13 +113,13 @@ impl From<Error> for Problem {
             }
             Error::Store { .. } | Error::Connect { .. } => {
                 tracing::error!(error = %format_args!("{error:#}"), "the store did not answer");
-                let text = "the store did not answer; whether anything was done is not known. Try again later";
+                let text = "the store did not answer, so the outcome is unknown; try again later";
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_unreachable", text).retry_after(RETRY_SOON)
             }
             Error::ShutDown { .. } => shutting_down(),
             Error::Invalid(invalid) => invalid.clone().into(),
             _ => {
-                tracing::error!(error = %format_args!("{error:#}"), "an error that no route should return");
+                tracing::error!(error = %format_args!("{error:#}"), "unexpected error");
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "an error of the server; see its log")
             }
         };

@@ -61,7 +61,7 @@ pub enum TlsError {
     },
     /// The system's CA store is empty.
     #[error(
-        "this machine trusts no certificate authority, so no https webhook can be used: install ca-certificates, or set alerts.webhook.ca"
+        "the system's CA store is empty, so https webhooks cannot be verified: install ca-certificates, or set alerts.webhook.ca"
     )]
     NoRoots,
 }
@@ -159,7 +159,7 @@ fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, TlsError> {
         .with_no_client_auth()
         .with_single_cert(certs, key)
         .map_err(|error| match error {
-            tokio_rustls::rustls::Error::InconsistentKeys(_) => unusable("the key is not the certificate's".into()),
+            tokio_rustls::rustls::Error::InconsistentKeys(_) => unusable("they do not match".into()),
             error => unusable(error.to_string()),
         })?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];

@@ -1,5 +1,5 @@
-// The picture: a lane per lock, a bar per tenure in its owner's colour, waiters as hatched lines underneath, a fine
-// line where one hands over to the next. Ends differ by shape, not only by colour.
+// Draws the timeline: a lane per lock, a bar per tenure in its owner's colour, waiters as hatched lines below it, and a
+// thin line for each hand-off. Ends differ by shape, not only by colour.
 import type { Tenure } from "../api";
 import { look, short } from "../owners";
 import { two } from "../time";
@@ -109,7 +109,7 @@ function bar(canvas: CanvasRenderingContext2D, scene: Scene, c: Colours, lane: P
   const begin = x(view, tenure.since_ms);
   const end = x(view, Math.min(tenure.ended_ms ?? now, now));
   const left = Math.max(begin, -8);
-  // A pixel of air between neighbours; never less than can be seen.
+  // One pixel of space between neighbours, and at least two pixels of width.
   const width = Math.max(Math.min(end, view.width + 8) - left - (open ? 0 : 1), 2);
   const right = left + width;
   const top = lane.bar;
@@ -141,7 +141,7 @@ function bar(canvas: CanvasRenderingContext2D, scene: Scene, c: Colours, lane: P
     canvas.lineWidth = 1.5;
     canvas.stroke();
   }
-  // The name, where it fits; of a bar that began before, at the edge of the picture.
+  // The owner's name if it fits; at the left edge if the bar begins before it.
   const room = width - 14 - (tenure.end === "expired" ? 20 : 0);
   if (room > 22) {
     canvas.clip();
@@ -160,7 +160,7 @@ function bar(canvas: CanvasRenderingContext2D, scene: Scene, c: Colours, lane: P
   }
 }
 
-/** Released is a plain square end; the others have something at it. */
+/** Draws the end of a bar: plain for released, with a mark for all others. */
 function ending(canvas: CanvasRenderingContext2D, c: Colours, tenure: Tenure, right: number, top: number): void {
   switch (tenure.end) {
     case "lost":
@@ -197,7 +197,7 @@ function ending(canvas: CanvasRenderingContext2D, c: Colours, tenure: Tenure, ri
   }
 }
 
-/** An arch from the old bar to the new one, and a line up from where its holder stood in line. */
+/** Draws a hand-off: an arc from the old bar to the new one, and a line up from the holder's wait. */
 function handOver(
   canvas: CanvasRenderingContext2D,
   { view, stale }: Scene,
@@ -244,7 +244,7 @@ function hatch(canvas: CanvasRenderingContext2D, c: Colours, colour: number, lef
   canvas.lineWidth = 1.6;
   canvas.beginPath();
   const from = Math.max(left, 0);
-  // Fixed to the bar's own beginning, so that the lines do not crawl as time passes.
+  // Anchored at the start of the bar, so that the lines do not move as time passes.
   for (let at = from - ((from - left) % 5) - WAIT; at < Math.min(left + width, 6_000); at += 5) {
     canvas.moveTo(at, top + WAIT);
     canvas.lineTo(at + WAIT, top);
@@ -303,5 +303,5 @@ function texture(canvas: CanvasRenderingContext2D, pattern: number, colour: stri
   return made;
 }
 
-/** `#rrggbb` with nothing of it left. */
+/** Returns the colour with zero alpha. */
 const transparent = (colour: string): string => `${colour.slice(0, 7)}00`;

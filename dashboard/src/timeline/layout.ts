@@ -1,4 +1,4 @@
-// Where everything goes: pure, so that drawing and hovering agree.
+// The layout of the timeline: pure functions, used by drawing and by hit testing.
 import type { Tenure, Wait } from "../api";
 import type { Lane } from "../live";
 
@@ -7,7 +7,7 @@ const ABOVE = 11;
 const BELOW = 7;
 export const WAIT = 5;
 const WAIT_GAP = 2;
-/** Rows of waiters under a bar; whoever stands further back is counted, not drawn. */
+/** The rows of waiters below a bar. Further waiters are only counted. */
 const WAIT_ROWS = 4;
 
 export interface View {
@@ -25,18 +25,17 @@ export interface PlacedLane {
   name: string;
   top: number;
   height: number;
-  /** Of the bars. */
+  /** The top of the bars. */
   bar: number;
   tenures: Tenure[];
   waits: PlacedWait[];
-  /** Waiters now, beyond those that are drawn. */
+  /** The current waiters that are not drawn. */
   more: number;
 }
 
 export const x = (view: View, at: number): number => ((at - view.from) / (view.to - view.from)) * view.width;
 
-/** The lanes that have something to show, contended ones first, then the busiest, then by name: an order that does not
- *  jump about while one looks at it. */
+/** Orders the lanes with content: contended ones first, then the busiest, then by name. The order is stable over time. */
 export function order(lanes: Map<string, Lane>, from: number, to: number, wanted: (name: string, lane: Lane) => boolean): string[] {
   const found: { name: string; contended: boolean; busy: number; last: number }[] = [];
   for (const [name, lane] of lanes) {
@@ -78,7 +77,7 @@ export function place(lanes: Map<string, Lane>, names: string[], view: View): { 
     const waits: PlacedWait[] = [];
     let more = 0;
     for (const wait of all) {
-      // The first row that is free again; a gap of a pixel or so keeps neighbours apart.
+      // The first free row.
       let row = ends.findIndex((end) => end <= wait.since_ms);
       if (row < 0) row = ends.length;
       if (row >= WAIT_ROWS) {
@@ -98,7 +97,7 @@ export function place(lanes: Map<string, Lane>, names: string[], view: View): { 
 
 export const waitTop = (lane: PlacedLane, row: number): number => lane.bar + BAR + WAIT_GAP + row * (WAIT + WAIT_GAP);
 
-/** Round moments for the axis, in local time. */
+/** The ticks of the axis at round local times. */
 export function ticks(view: View): { at: number; major: boolean }[] {
   const steps = [5, 10, 15, 30, 60, 120, 300, 600, 900].map((s) => s * 1_000);
   const wanted = ((view.to - view.from) / view.width) * 110;

@@ -6,7 +6,7 @@ import { ENDS } from "./timeline";
 
 const ROWS = 200;
 
-/** The same as the picture, to be read. */
+/** The timeline as a table. */
 export function TimelineTable({ span }: { span: number }) {
   changes.value;
   tick.value;

@@ -5,7 +5,7 @@ import { Dot } from "../dot";
 import { changes, type Lane, lanes, overview, silentSince } from "../live";
 import { open, search } from "../state";
 import { shown } from "../text";
-import { still, theme } from "../theme";
+import { reducedMotion, theme } from "../theme";
 import { clock, now, span, tick, took } from "../time";
 import { AXIS, colours, draw } from "./draw";
 import { BAR, type PlacedLane, type View, WAIT, order, place, waitTop, x } from "./layout";
@@ -14,13 +14,13 @@ import { TimelineTable } from "./table";
 const RANGES = [5, 15, 60];
 const MIN_SPAN = 20_000;
 const MAX_SPAN = 3_600_000;
-/** Lanes shown until somebody asks for all of them. */
+/** The number of lanes shown by default. */
 const FEW = 9;
 const MANY = 60;
-/** The order of the lanes changes at most this often. */
+/** The shortest interval between two changes of the lane order. */
 const REORDER = 3_000;
 
-/** How much is shown, and where it ends; `null` follows now. */
+/** The visible range and its end; `null` follows the current time. */
 const width = signal(5 * 60_000);
 const until = signal<number | null>(null);
 
@@ -55,7 +55,7 @@ export function Timeline() {
     return false;
   };
 
-  // Which lanes, in which order: not at every frame, and not while somebody points at one.
+  // Chooses and orders the lanes: not in every frame, and not while the pointer is over one.
   const reorder = () => {
     const { from, to } = view();
     const names = order(lanes, from, Math.min(to, now()), wanted);
@@ -103,9 +103,9 @@ export function Timeline() {
     const paint = (time: number) => {
       frame = requestAnimationFrame(paint);
       const stale = Boolean(overview.value?.store_down_since_ms || silentSince.value);
-      // As often as the picture moves by half a pixel; once a second for those who want it still.
+      // A frame for each half pixel of movement; one per second with reduced motion.
       const moves = until.value === null && !stale;
-      const every = still.matches ? 1_000 : Math.max(33, width.value / Math.max(state.current.width, 1) / 2);
+      const every = reducedMotion.matches ? 1_000 : Math.max(33, width.value / Math.max(state.current.width, 1) / 2);
       if (!dirty && !(moves && time - drawn >= every)) return;
       drawn = time;
       dirty = false;
@@ -155,7 +155,7 @@ export function Timeline() {
   const zoom = (factor: number, fixed: number) => {
     const v = view();
     const next = Math.min(MAX_SPAN, Math.max(MIN_SPAN, width.value * factor));
-    // What is under the pointer stays there, unless the picture follows now.
+    // The time under the pointer stays there, unless the view follows the current time.
     if (until.value !== null || fixed < 0.9) {
       const at = v.from + fixed * (v.to - v.from);
       settle(at + (1 - fixed) * next, next);
@@ -180,7 +180,7 @@ export function Timeline() {
 
   useEffect(() => {
     const element = canvas.current;
-    // Not passive: the page must not scroll while somebody zooms.
+    // Not passive: zooming must not scroll the page.
     element?.addEventListener("wheel", wheel, { passive: false });
     return () => element?.removeEventListener("wheel", wheel);
   }, [asTable.value]);
@@ -246,7 +246,7 @@ export function Timeline() {
             ))}
           </div>
           <button type="button" class="button small" aria-pressed={asTable.value} onClick={() => (asTable.value = !asTable.value)}>
-            {asTable.value ? "As a picture" : "As a table"}
+            {asTable.value ? "Show chart" : "Show table"}
           </button>
         </div>
       </header>
@@ -321,7 +321,7 @@ function Card({ hover: { left, top, lane, tenure, wait }, width: room }: { hover
       {tenure && (
         <dl>
           <dt>held</dt>
-          <dd>{tenure.ended_ms === null ? `${span(now() - tenure.since_ms)}, still` : took(tenure.ended_ms - tenure.since_ms)}</dd>
+          <dd>{tenure.ended_ms === null ? `${span(now() - tenure.since_ms)} so far` : took(tenure.ended_ms - tenure.since_ms)}</dd>
           <dt>since</dt>
           <dd>{clock(tenure.since_ms)}</dd>
           {tenure.waited_ms !== null && (
@@ -347,7 +347,7 @@ function Card({ hover: { left, top, lane, tenure, wait }, width: room }: { hover
       {wait && (
         <dl>
           <dt>waiting</dt>
-          <dd>{wait.ended_ms === null ? `${span(now() - wait.since_ms)}, still` : took(wait.ended_ms - wait.since_ms)}</dd>
+          <dd>{wait.ended_ms === null ? `${span(now() - wait.since_ms)} so far` : took(wait.ended_ms - wait.since_ms)}</dd>
           <dt>since</dt>
           <dd>{clock(wait.since_ms)}</dd>
         </dl>
@@ -358,15 +358,15 @@ function Card({ hover: { left, top, lane, tenure, wait }, width: room }: { hover
 
 export const ENDS = {
   released: "released",
-  lost: "lost: it could not be renewed",
+  lost: "lost: could not be renewed",
   revoked: "revoked: told to stop",
-  forced: "forced: taken away at once",
-  expired: "expired: nobody gave it back",
+  forced: "forced: freed at once",
+  expired: "expired: not released",
 };
 
 function Legend() {
   return (
-    <ul class="legend" aria-label="How ends are drawn">
+    <ul class="legend" aria-label="Legend of ends">
       {(["released", "lost", "revoked", "forced", "expired"] as const).map((end) => (
         <li key={end}>
           <svg width="22" height="14" viewBox="0 0 22 14" aria-hidden="true">
@@ -396,7 +396,7 @@ function Legend() {
   );
 }
 
-/** For those who do not see it. */
+/** A summary for screen readers. */
 function describe(): string {
   const since = now() - width.peek();
   let tenures = 0;
@@ -410,5 +410,5 @@ function describe(): string {
       if (tenure.end && tenure.end !== "released") bad += 1;
     }
   }
-  return `In the last ${span(width.peek())}: ${tenures} tenures, ${handed} handed over to somebody who waited, ${bad} that ended badly. The button “As a table” lists them.`;
+  return `In the last ${span(width.peek())}: ${tenures} tenures, ${handed} handed off to a waiter, ${bad} with a bad end. The button “Show table” lists them.`;
 }

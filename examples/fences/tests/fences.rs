@@ -15,7 +15,7 @@ const LONG: Duration = Duration::from_secs(20);
 
 /// The guide shows exactly what runs here.
 #[test]
-fn the_guide_shows_what_is_run() {
+fn the_guide_contains_the_tested_code() {
     let guide = include_str!("../../../docs/using-a-fence.md");
     for shown in [TABLE, WRITE, WRITE_REDIS] {
         assert!(guide.contains(shown), "the guide does not show\n{shown}");

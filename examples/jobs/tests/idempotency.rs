@@ -242,7 +242,7 @@ async fn keys_that_make_no_sense_are_refused(arena: Arena) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_is_away_is_503_and_nothing_is_begun() {
+async fn an_unreachable_store_is_503_and_no_work_starts() {
     let arena = Arena::new(Kind::Redis).await;
     let mut options = arena.options();
     options.request_timeout = Duration::from_millis(300);

@@ -144,7 +144,7 @@ async fn a_lost_lease(arena: Arena) {
 }
 
 #[tokio::test]
-async fn an_unreachable_store_is_not_a_held_lock_and_says_no_more() {
+async fn an_unreachable_store_is_503_without_details() {
     let arena = Arena::new(Kind::Redis).await;
     let mut options = arena.options();
     (options.request_timeout, options.outage_timeout) = (Duration::from_millis(300), Duration::from_millis(300));
@@ -190,7 +190,7 @@ async fn a_layer_needs_its_header_and_its_parameter() {
 
 /// Values that have the parting text inside them are not mixed up with others.
 #[tokio::test]
-async fn names_of_several_values_are_not_mixed_up() {
+async fn names_of_several_values_do_not_collide() {
     let locks = LockManager::connect("memory:").await.expect("memory");
     let layer = LockLayer::new(locks.clone(), "cart:{header:x-tenant}:{cart}").expect("a key");
     let inside = {

@@ -10,15 +10,15 @@ use crate::duration;
 
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
-    /// First pair a SQLite database with the .alive directory beside it, after the database was copied, moved or
-    /// restored. Ends with 75 while a lease in it may have a living holder
+    /// First pair a SQLite database that was copied, moved or restored with the .alive directory next to it.
+    /// Exits with 75 while a lease in the database may have a live holder
     #[arg(long)]
     pub(crate) adopt: bool,
 }
 
 /// Show and replay the releases that failed on this machine
 ///
-/// A release that failed by every means is kept in a journal, and is done when the store is back.
+/// A release that could not reach the store is kept in a journal and repeated when the store is back.
 #[derive(Debug, Args)]
 pub(crate) struct JournalArgs {
     /// The journal's directory [default: $XDG_STATE_HOME/leasehold/journal]
@@ -30,18 +30,18 @@ pub(crate) struct JournalArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum JournalCommand {
-    /// List every entry that is not settled, oldest first
+    /// List the open entries, oldest first
     List,
-    /// Show one entry in full (never its token)
+    /// Show one entry (never its token)
     Show {
-        /// The id of the entry
+        /// The entry's id
         id: String,
     },
-    /// Do the releases of the journal now
+    /// Repeat the releases in the journal now
     Replay,
-    /// Remove an entry without doing anything
+    /// Remove an entry without repeating its release
     Settle {
-        /// The id of the entry
+        /// The entry's id
         id: String,
         /// Do not ask for confirmation
         #[arg(long, short)]
@@ -49,9 +49,9 @@ pub(crate) enum JournalCommand {
     },
 }
 
-/// Serve the locks over HTTP, with a web page, for programs in any language
+/// Serve an HTTP API and a dashboard
 ///
-/// Ends at SIGTERM or Ctrl-C, after it has answered the requests that it has read.
+/// SIGTERM or Ctrl-C stops the server after it has answered the requests in progress.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -60,33 +60,33 @@ Examples:
   leasehold --store redis://cache-1:6379 serve --listen 127.0.0.1:9000
   leasehold serve --config /etc/leasehold.yaml
 
-Exit codes: 69 the address is taken or the store unreachable, 78 the configuration is wrong or does not
-allow that address.")]
+Exit codes: 69 address in use or store unreachable, 78 invalid configuration, or one that does not allow
+that address.")]
 pub(crate) struct ServeArgs {
-    /// Where to listen [default: server.listen of the configuration, else 127.0.0.1:8847]
+    /// The address to listen on [default: server.listen of the configuration, else 127.0.0.1:8847]
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) listen: Option<String>,
-    /// A host name of this server, besides localhost and IP addresses; may be given several times
+    /// A host name that clients may use for this server, besides localhost and IP addresses; can be repeated
     #[arg(long = "allow-host", value_name = "NAME")]
     pub(crate) hosts: Vec<String>,
-    /// The file of the API keys [default: server.keys of the configuration, else keys.json beside the default store, if it exists]
+    /// The API key file [default: server.keys of the configuration, else keys.json next to the default store, if it exists]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) keys: Option<PathBuf>,
-    /// The audit log of evictions [default: server.audit of the configuration, else audit.jsonl beside the default store]
+    /// The audit log of evictions [default: server.audit of the configuration, else audit.jsonl next to the default store]
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) audit: Option<PathBuf>,
-    /// Serve HTTPS with this certificate chain, in PEM; the file may be replaced at any time
+    /// Serve HTTPS with this certificate chain (PEM); the file can be replaced while the server runs
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
-    /// The certificate's private key, in PEM
+    /// The certificate's private key (PEM)
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
 }
 
 /// Create, list and revoke the API keys of `serve`
 ///
-/// A viewer's key can read, an operator's can also acquire and evict. The file keeps only hashes; a running
-/// server notices a change within a second.
+/// A viewer key can read; an operator key can also acquire and evict. The file contains only hashes. A
+/// running server notices a change within a second.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -95,7 +95,7 @@ Examples:
   leasehold keys list
   leasehold keys revoke 3f9a01c27be4")]
 pub(crate) struct KeysArgs {
-    /// The file of the keys [default: server.keys of the configuration, else keys.json beside the default store]
+    /// The key file [default: server.keys of the configuration, else keys.json next to the default store]
     #[arg(long = "keys", value_name = "FILE", global = true, value_hint = ValueHint::FilePath)]
     pub(crate) file: Option<PathBuf>,
     #[command(subcommand)]
@@ -104,11 +104,11 @@ pub(crate) struct KeysArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeysCommand {
-    /// Create a key and print it: it is never shown again
+    /// Create a key and print it; it cannot be shown again
     Create {
-        /// Its owner or purpose
+        /// The key's owner or purpose
         name: String,
-        /// What it allows
+        /// The key's role
         #[arg(long, value_enum, value_name = "viewer|operator", default_value = "viewer", hide_possible_values = true)]
         role: KeyRole,
     },
@@ -121,7 +121,7 @@ pub(crate) enum KeysCommand {
     },
 }
 
-/// The role of a key.
+/// The role of an API key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum KeyRole {
     /// May read.
@@ -141,7 +141,7 @@ impl From<KeyRole> for leasehold_server::Role {
 
 /// Check a configuration file, and show the effective configuration
 ///
-/// Every key can also be set by a variable: LEASEHOLD_ and the key in capitals, sections joined by _.
+/// An environment variable overrides each key: LEASEHOLD_ and the key in capitals, sections joined by _.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -149,7 +149,7 @@ Examples:
   leasehold config show
   LEASEHOLD_GPU_LOCK_MAX_WAIT_TIME=1800 leasehold config show /etc/leasehold.yaml
 
-Exit codes: 78 the file has mistakes; each is reported on a line.")]
+Exit codes: 78 the file has mistakes, reported one per line.")]
 pub(crate) struct ConfigArgs {
     #[command(subcommand)]
     pub(crate) command: ConfigCommand,
@@ -157,24 +157,24 @@ pub(crate) struct ConfigArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
-    /// Check a file: each mistake on a line, with file:line:column and the correction
+    /// Check a file; report each mistake with file:line:column and the correction
     Check {
-        /// The file
+        /// The configuration file
         #[arg(value_hint = ValueHint::FilePath)]
         file: PathBuf,
     },
-    /// Show every effective value and its origin: default, file:line:column or a variable
+    /// Show the effective values and their origins: default, file:line:column or a variable
     Show {
-        /// The file [default: --config, else $LEASEHOLD_CONFIG, else none]
+        /// The configuration file [default: --config, else $LEASEHOLD_CONFIG, else none]
         #[arg(value_hint = ValueHint::FilePath)]
         file: Option<PathBuf>,
     },
 }
 
-/// Watch a server and a dozen workers, a crash, a hang and an eviction
+/// Run a demo: a server, a dozen workers, a crash, a hang and an eviction
 ///
-/// Starts `serve` on a temporary store with workers that share GPUs, orders and a report, makes one crash and one hang,
-/// evicts one, and says what to look at. Leaves nothing behind.
+/// Starts a server on a temporary store and workers that share GPUs, orders and a report. Crashes one
+/// worker, hangs another, evicts a third, and explains what happens. Cleans up when it ends.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -184,7 +184,7 @@ pub(crate) struct DemoArgs {
     /// How long the demo runs
     #[arg(long = "for", value_name = "D", default_value = "5m", value_parser = duration::parse)]
     pub(crate) lasts: Duration,
-    /// The address of the page [default: 127.0.0.1:8847, or any port that is free]
+    /// The address of the dashboard [default: 127.0.0.1:8847, else a free port]
     #[arg(long, value_name = "HOST:PORT")]
     pub(crate) listen: Option<String>,
 }
@@ -192,10 +192,10 @@ pub(crate) struct DemoArgs {
 /// One worker of the demo.
 #[derive(Debug, Args)]
 pub(crate) struct DemoWorkerArgs {
-    /// The name of the holder
+    /// The owner's name
     pub(crate) name: String,
     /// The kind of work
     pub(crate) workload: Workload,
-    /// The process id of the demo
+    /// The process id of the demo that started this worker
     pub(crate) of: u32,
 }

@@ -1,4 +1,4 @@
-//! Every command and option. A wrong command line ends with one line and exit code 64.
+//! The commands and their options. A usage error prints one line and exits with 64.
 
 mod admin;
 mod job;
@@ -23,8 +23,8 @@ use crate::{output, usage_error};
 
 /// Locks that people can hold, see and trust.
 ///
-/// On one machine no server is needed: all processes share a SQLite file. On many machines, name a
-/// Redis or Valkey server with --store or LEASEHOLD_STORE.
+/// On one machine no server is needed: all processes share a SQLite file. For several machines, set
+/// --store or LEASEHOLD_STORE to a Redis or Valkey server.
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", bin_name = "leasehold", version, max_term_width = 100, after_help = EXAMPLES, disable_help_subcommand = true)]
 pub(crate) struct Cli {
@@ -37,16 +37,16 @@ pub(crate) struct Cli {
 const EXAMPLES: &str = "\
 Examples:
   leasehold run nightly-report -- ./report.sh       one copy at a time; others wait
-  leasehold run --no-wait backup -- ./backup.sh     ... or end with 75 at once
-  leasehold once migrate-7 -- ./migrate.sh          one of many runs it, all get its output
+  leasehold run --no-wait backup -- ./backup.sh     ... or exit with 75 at once
+  leasehold once migrate-7 -- ./migrate.sh          one machine runs it, all get its output
   leasehold why nightly-report                      who holds it, who waits
-  leasehold ls                                      every lock that is held
-  leasehold doctor                                  can this store keep a promise?
-  leasehold serve                                   the same over HTTP, and a web page
+  leasehold ls                                      the locks that are held
+  leasehold doctor                                  check the store
+  leasehold serve                                   HTTP API and dashboard
   leasehold demo                                    a server and workers to watch
 
 Exit codes: 64 usage, 69 store unreachable, 75 held by another, 76 lease lost or not held by the
-token or holder named, 78 configuration; run ends with its command's own.";
+given token or holder, 78 configuration; run exits with its command's own.";
 
 /// The options of every command.
 #[derive(Debug, Args)]
@@ -54,19 +54,19 @@ pub(crate) struct Global {
     /// sqlite:PATH, redis://HOST:PORT (rediss:// for TLS) or memory: [default: $LEASEHOLD_STORE, else `store` of the configuration file, else a SQLite file]
     #[arg(long, global = true, value_name = "URL", display_order = 900)]
     pub(crate) store: Option<String>,
-    /// Separates the locks of one application from another's [default: $LEASEHOLD_NAMESPACE, else `namespace` of the configuration file, else leasehold]
+    /// Keeps the locks of different applications apart [default: $LEASEHOLD_NAMESPACE, else `namespace` of the configuration file, else leasehold]
     #[arg(long, global = true, value_name = "NS", display_order = 901)]
     pub(crate) namespace: Option<String>,
     /// The configuration file [default: $LEASEHOLD_CONFIG, else none]
     #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath, display_order = 902)]
     pub(crate) config: Option<PathBuf>,
-    /// Answer in JSON, for programs
+    /// Print JSON
     #[arg(long, global = true, display_order = 903)]
     pub(crate) json: bool,
 }
 
-/// The command line of a keeper, which knows only the commands that run another one: to define all the others would take
-/// longer than to parse these.
+/// The command line of a keeper, which accepts only `run` and `once`: defining all commands would take longer than parsing
+/// these.
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", bin_name = "leasehold", version, max_term_width = 100, disable_help_subcommand = true)]
 pub(crate) struct JobCli {
@@ -76,7 +76,7 @@ pub(crate) struct JobCli {
     pub(crate) command: JobCommand,
 }
 
-/// The commands of a keeper, as in [`Command`].
+/// The commands of a keeper, a subset of [`Command`].
 #[derive(Debug, Subcommand)]
 pub(crate) enum JobCommand {
     Run(RunArgs),
@@ -102,11 +102,11 @@ pub(crate) enum Command {
     DemoWorker(DemoWorkerArgs),
     Keys(KeysArgs),
     Config(ConfigArgs),
-    /// Can this store keep a promise? One line per check: ok, warn or bad, and what to do
+    /// Check the store: one line per check, ok, warn or bad, with what to do
     ///
-    /// Ends with 0 when nothing is bad, else with 1.
+    /// Exits with 1 if a check is bad, else with 0.
     Doctor(DoctorArgs),
-    /// Print the completions of a shell
+    /// Print shell completions
     ///
     /// For bash: leasehold completions bash > ~/.local/share/bash-completion/completions/leasehold
     Completions {
@@ -115,7 +115,7 @@ pub(crate) enum Command {
     },
     /// Print the manual page, or write one per command into a directory
     Man {
-        /// Write leasehold.1, leasehold-run.1, … there
+        /// The directory for leasehold.1, leasehold-run.1, …
         #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
         out: Option<PathBuf>,
     },
@@ -129,7 +129,7 @@ fn parse_request_id(text: &str) -> Result<LockName, String> {
     LockName::new(text).map_err(|error| error.to_string().replacen("lock name", "id", 1))
 }
 
-/// Parses an id of `once`, whose lock is called `once:ID`.
+/// Parses an id of `once`. The name of its lock is `once:ID`.
 fn parse_once_id(text: &str) -> Result<LockName, String> {
     let id = parse_request_id(text)?;
     match LockName::new(format!("once:{id}")) {
@@ -142,8 +142,7 @@ fn parse_holder_id(text: &str) -> Result<HolderId, String> {
     HolderId::parse(text).map_err(|error| error.to_string())
 }
 
-/// Parses the command line. Fails with one line that says what is wrong. Prints help and version itself, and returns `None`
-/// then.
+/// Parses the command line. Prints help or version itself and returns `None`. An error is one line.
 pub(crate) fn parse<C: Parser>() -> Result<Option<C>, Failure> {
     match C::try_parse() {
         Ok(cli) => Ok(Some(cli)),

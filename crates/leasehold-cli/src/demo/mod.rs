@@ -1,5 +1,5 @@
-//! `leasehold demo`: a server on a temporary store, a dozen workers, and failures that are reported as they happen. The
-//! processes, kills and leases are real, and everything is removed at the end.
+//! `leasehold demo`: a server on a temporary store, a dozen worker processes, and failures that are explained as they
+//! happen. Everything is removed at the end.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -28,7 +28,7 @@ use crate::serve::{serve_failure, shutdown_signal};
 use crate::store::Choice;
 use crate::{duration, output};
 
-/// The name and the workload of each worker.
+/// The owner name and the workload of each worker.
 const WORKERS: [(&str, Workload); 12] = [
     ("tts-worker-1", Workload::Gpu),
     ("tts-worker-2", Workload::Gpu),
@@ -43,33 +43,33 @@ const WORKERS: [(&str, Workload); 12] = [
     ("pricing-1", Workload::Cache),
     ("pricing-2", Workload::Cache),
 ];
-/// The time before each failure, to look at the page.
+/// The time between two failures.
 const PAUSE: Duration = Duration::from_secs(8);
-/// The default address of the page, if it is free.
+/// The default address of the dashboard, if it is free.
 const LISTEN: &str = "127.0.0.1:8847";
-/// How long a worker hangs: two leases, so it has lost its lock by then.
+/// How long a worker hangs: two ttls, so it has lost its lock by then.
 const HANG: Duration = Duration::from_secs(12);
-/// A GPU that is held for longer raises an alert.
+/// A GPU that is held longer than this raises an alert.
 const ALERT_AFTER: Duration = Duration::from_secs(7);
-/// The interval at which a condition is polled.
+/// The interval at which the store is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Runs for the given time, or until SIGTERM or SIGINT.
+/// Runs the demo for the given time, or until SIGTERM or SIGINT.
 pub(crate) fn demo(args: &DemoArgs, json: bool) -> Result<Exit, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::new(Exit::Unreachable, format!("no runtime: {error}")))?;
+    let runtime = runtime.map_err(|error| Failure::new(Exit::Unreachable, format!("cannot start the runtime: {error}")))?;
     runtime.block_on(async {
-        // Before anything is created that a signal would leave behind.
+        // First: a signal must not leave files behind.
         let interrupted = shutdown_signal()?;
         let temp = TempStore::new().map_err(|error| {
             let dir = std::env::temp_dir();
-            Failure::new(Exit::Unreachable, format!("nothing can be written to {}: {error}", dir.display()))
+            Failure::new(Exit::Unreachable, format!("cannot write to {}: {error}", dir.display()))
         })?;
         let (listener, address) = listen(args.listen.as_deref()).await?;
         let locks = temp.choice()?.connect_with(temp.options()?).await?;
         let mut settings = Settings::default();
         settings.audit = Some(temp.dir.join("audit.jsonl"));
-        // Like a real server, but with intervals that are short enough to watch.
+        // Shorter intervals than a real server's, so that they can be watched.
         settings.monitor.enabled = true;
         settings.monitor.monitor_interval = Duration::from_secs(1);
         settings.monitor.timeout_levels.warning = ALERT_AFTER;
@@ -103,7 +103,7 @@ pub(crate) fn demo(args: &DemoArgs, json: bool) -> Result<Exit, Failure> {
         locks.shutdown().await;
         served.map_err(serve_failure)?;
         outcome.into_inner()?;
-        output::message("the demo is over; nothing of it is left behind");
+        output::message("the demo is over; its processes and files are removed");
         Ok(Exit::Done)
     })
 }
@@ -111,19 +111,15 @@ pub(crate) fn demo(args: &DemoArgs, json: bool) -> Result<Exit, Failure> {
 fn introduce(url: &str, lasts: Duration) {
     output::message(&format!("open {url}"));
     output::message(&format!(
-        "  Twelve workers share {} GPUs, four orders, a report and a cache. In the timeline every bar is a lock",
+        "  Twelve workers share {} GPUs, four orders, a report and a cache. In the timeline a bar is a holder,",
         worker::GPUS
     ));
-    output::message(
-        "  with its holder, the thin bars below are waiters, and a line is a hand-over. Watch what happens",
-    );
-    output::message(
-        "  to one that crashes, one that hangs and one that is evicted; take one away yourself (click a lock).",
-    );
-    output::message(&format!("  It ends by itself after {}, or with Ctrl-C.", shown(lasts)));
+    output::message("  the thin bars below it are waiters, and a line is a hand-off. Watch one worker crash, one hang");
+    output::message("  and one be evicted. To evict a holder yourself, click a lock.");
+    output::message(&format!("  The demo ends after {}, or with Ctrl-C.", shown(lasts)));
 }
 
-/// Causes the three failures, again and again.
+/// Causes a crash, a hang and an eviction, over and over.
 async fn run_scenario(workers: &mut Workers, locks: &LockManager, url: &str, began: Instant) -> Result<(), Failure> {
     let report = |text: String| output::message(&format!("{:>5}  {text}", shown_at(began.elapsed())));
     loop {
@@ -131,10 +127,10 @@ async fn run_scenario(workers: &mut Workers, locks: &LockManager, url: &str, beg
         let holder = wait_for_holder(locks, "gpu_lock:0").await?;
         let who = holder.owner.task().to_owned();
         if workers.signal(&who, Signal::KILL) {
-            report(format!("{who} crashes with gpu_lock:0 in hand (kill -9)"));
+            report(format!("{who} crashes while it holds gpu_lock:0 (kill -9)"));
             let next = successor(locks, "gpu_lock:0", &holder).await?;
             report(format!(
-                "{} holds gpu_lock:0 now: on this store a dead holder's lock is free at once",
+                "{} holds gpu_lock:0 now: on this store the lock of a dead process is free at once",
                 next.owner.task()
             ));
         }
@@ -144,26 +140,26 @@ async fn run_scenario(workers: &mut Workers, locks: &LockManager, url: &str, beg
         let holder = wait_for_holder(locks, "gpu_lock:1").await?;
         let who = holder.owner.task().to_owned();
         if workers.signal(&who, Signal::STOP) {
-            report(format!("{who} hangs with gpu_lock:1 in hand (SIGSTOP): its lease is not renewed any more"));
+            report(format!("{who} hangs while it holds gpu_lock:1 (SIGSTOP): its lease is no longer renewed"));
             let hung = Instant::now();
             let next = successor(locks, "gpu_lock:1", &holder).await?;
             let after = shown(hung.elapsed());
-            report(format!("after {after} the lease was over, and {} holds gpu_lock:1", next.owner.task()));
+            report(format!("after {after} the lease expired, and {} holds gpu_lock:1", next.owner.task()));
             sleep(HANG.saturating_sub(hung.elapsed())).await;
             workers.signal(&who, Signal::CONT);
-            report(format!("{who} wakes up, learns that its lease is lost, and stops; nobody was harmed"));
+            report(format!("{who} wakes up, is notified that its lease is lost, and stops"));
         }
 
         sleep(PAUSE).await;
         let holder = wait_for_holder(locks, "nightly-report").await?;
         if evict(url, "nightly-report", &holder).await {
             report(format!(
-                "{} is told to give nightly-report up (revoked, as with `leasehold evict`)",
+                "{} is told to release nightly-report (revoked, as with `leasehold evict`)",
                 holder.owner.task()
             ));
             let next = successor(locks, "nightly-report", &holder).await?;
             report(format!(
-                "{} holds nightly-report now; who took it away, and why, is in the audit",
+                "{} holds nightly-report now; the audit shows who evicted the holder and why",
                 next.owner.task()
             ));
         }
@@ -180,7 +176,7 @@ async fn wait_for_holder(locks: &LockManager, name: &str) -> Result<Holder, Fail
     }
 }
 
-/// Waits until a lock has another holder, and returns that one.
+/// Waits until a lock has another holder, and returns the new one.
 async fn successor(locks: &LockManager, name: &str, before: &Holder) -> Result<Holder, Failure> {
     loop {
         let holder = wait_for_holder(locks, name).await?;
@@ -220,7 +216,7 @@ async fn listen(requested: Option<&str>) -> Result<(TcpListener, std::net::Socke
     bound.and_then(|listener| listener.local_addr().map(|address| (listener, address))).map_err(|error| {
         Failure::new(
             Exit::Unreachable,
-            format!("{address} cannot be listened on: {error}; choose another with --listen"),
+            format!("cannot listen on {address}: {error}; choose another address with --listen"),
         )
     })
 }
@@ -263,7 +259,7 @@ impl Drop for TempStore {
     }
 }
 
-/// Removes a directory. A worker that is just being killed may still write a file into it, so it tries several times.
+/// Removes a directory. Retries, because a worker that is being killed may still create a file in it.
 fn remove(dir: &Path) {
     for _ in 0..10 {
         if fs::remove_dir_all(dir).is_ok() || !dir.exists() {
@@ -290,12 +286,12 @@ impl Workers {
                 .stderr(Stdio::null())
                 .spawn()
         });
-        let child = child.map_err(|error| Failure::new(Exit::Unreachable, format!("no worker starts: {error}")))?;
+        let child = child.map_err(|error| Failure::new(Exit::Unreachable, format!("cannot start a worker: {error}")))?;
         self.workers.push((name, workload, child));
         Ok(())
     }
 
-    /// Signals a worker. Returns whether there is one of that name.
+    /// Sends a worker a signal. Returns `false` if there is no such worker.
     fn signal(&mut self, name: &str, signal: Signal) -> bool {
         let Some((_, _, child)) = self.workers.iter_mut().find(|(worker, ..)| *worker == name) else { return false };
         // Only this process reaps it, so its process id is still valid.
@@ -314,7 +310,7 @@ impl Workers {
 
     fn kill_all(&mut self) {
         for (_, _, child) in &mut self.workers {
-            // Kills a stopped process, too. An error means that it has ended already.
+            // SIGKILL also ends a stopped process. An error means that it has already ended.
             let _ = child.kill();
         }
         for (_, _, mut child) in self.workers.drain(..) {

@@ -1,4 +1,4 @@
-//! One worker of the demo: a process that acquires locks, holds each for a while and releases it.
+//! A worker of the demo: a process that acquires locks, holds each for a while and releases it.
 
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
@@ -13,7 +13,7 @@ use crate::store::Choice;
 
 /// The number of GPUs of the demo.
 pub(super) const GPUS: u32 = 3;
-/// Short, so that a worker that hangs soon loses its lock.
+/// Short, so that a hung worker soon loses its lock.
 const TTL: Duration = Duration::from_secs(6);
 
 /// The locks that a worker acquires.
@@ -31,7 +31,7 @@ pub(crate) enum Workload {
 
 /// Works until the process is killed, at the latest when the demo ends.
 pub(crate) async fn work(args: DemoWorkerArgs, store: &Choice) -> Result<Exit, Failure> {
-    // The demo may be killed, too, even just before this call.
+    // End with the demo, even if it was killed before this call.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     if getppid().is_none_or(|demo| demo.as_raw_nonzero().get().unsigned_abs() != args.of) {
         return Ok(Exit::Done);
@@ -44,13 +44,13 @@ pub(crate) async fn work(args: DemoWorkerArgs, store: &Choice) -> Result<Exit, F
             Ok((guard, hold)) => {
                 tokio::select! {
                     () = tokio::time::sleep(hold) => {}
-                    // The lock was revoked, or the lease ran out in a hang: the next holder may work already.
+                    // The lock was revoked, or its lease expired during a hang.
                     _ = guard.lost() => {}
                 }
-                // A lock that is lost already needs no release.
+                // Fails if the lock is lost, which needs no release.
                 let _ = guard.release().await;
             }
-            // The worker lost its place in a hang: it tries again.
+            // The worker lost its queue position in a hang.
             Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
         }
         tokio::time::sleep(random_within(pause(args.workload))).await;

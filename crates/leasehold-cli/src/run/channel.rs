@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_descriptor_travels_along_and_the_end_is_noticed() {
+    fn descriptors_are_passed_and_a_closed_peer_is_noticed() {
         let (front, keeper) = Channel::pair().expect("a socket pair");
         let keeper = Channel(keeper);
         assert!(matches!(keeper.poll::<ToKeeper>(), Received::Nothing));
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_of_any_length_arrives_whole() {
+    fn messages_of_any_length_arrive_complete() {
         use super::super::guardian_messages::{FdLayout, Order};
         let (keeper, guardian) = Channel::pair().expect("a socket pair");
         let guardian = Channel(guardian);
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_word_arrives_although_something_was_left_unread() {
+    fn the_last_message_arrives_although_the_sender_left_one_unread() {
         let (front, keeper) = Channel::pair().expect("a socket pair");
         let keeper = Channel(keeper);
         front.send(&ToKeeper::Start { front: 1, blocked: 2 }, &[]);

@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_is_dead_before_the_lease_is_over() {
+    fn the_command_is_killed_before_the_lease_ends() {
         let short = Deadlines::new(ms(2_400), None).expect("fits");
         assert_eq!((short.grace, short.margin), (ms(600), Duration::from_millis(1_000) / 3));
         let short = Deadlines { margin: ms(300), ..short };

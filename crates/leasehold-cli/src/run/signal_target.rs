@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_to_the_front_only_was_sent_to_it_alone() {
+    fn a_signal_to_the_front_only_is_forwarded() {
         let mut matcher = SignalMatcher::default();
         assert_eq!(matcher.front_received(from(7), at(0), false), None);
         assert_eq!(matcher.settled(at(9)), None);

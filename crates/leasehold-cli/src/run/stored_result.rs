@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_result_is_read_back_byte_for_byte() {
+    fn results_round_trip() {
         let captured = |bytes: &[u8], total| Captured { bytes: bytes.to_vec(), total };
         let result = encode(3, &captured(b"\n\xff\0", 3), &captured(b"", 9));
         let (head, stdout, stderr) = decode(&result).expect("a result");

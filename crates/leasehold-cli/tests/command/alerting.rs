@@ -1,4 +1,4 @@
-//! Alerts as an operator sets them up: a configuration file, `leasehold serve`, and those who are told.
+//! Alerts from the operator's side: a configuration file, `leasehold serve` and the receivers.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -15,7 +15,7 @@ use crate::serve::Serving;
 
 const SECRET: &str = "a-secret-of-a-webhook";
 
-/// A receiver of webhooks: answers 200, the first time what it is told to, and keeps what it got.
+/// A webhook receiver: answers the first request with `first`, all others with 200, and records them.
 struct Hook {
     at: SocketAddr,
     got: Arc<Mutex<Vec<(String, Value)>>>,
@@ -52,24 +52,24 @@ impl Hook {
         Self { at, got }
     }
 
-    /// What was accepted, by type and lock: the ids that fired and those that were over.
-    fn told(&self) -> BTreeMap<(String, String), (Vec<String>, Vec<String>)> {
-        let mut told: BTreeMap<_, (Vec<String>, Vec<String>)> = BTreeMap::new();
+    /// Returns the accepted alerts by type and lock: the ids that fired and the ids that were resolved.
+    fn received(&self) -> BTreeMap<(String, String), (Vec<String>, Vec<String>)> {
+        let mut received: BTreeMap<_, (Vec<String>, Vec<String>)> = BTreeMap::new();
         for (_, body) in self.got.lock().expect("whole").iter().filter(|(head, _)| head.starts_with("200")) {
             let text = |field: &str| body[field].as_str().unwrap_or_default().to_owned();
-            let entry = told.entry((text("type"), text("name"))).or_default();
+            let entry = received.entry((text("type"), text("name"))).or_default();
             if text("state") == "firing" { &mut entry.0 } else { &mut entry.1 }.push(text("id"));
         }
-        told
+        received
     }
 
-    /// Those about locks.
-    fn told_of_locks(&self) -> BTreeMap<(String, String), (Vec<String>, Vec<String>)> {
-        self.told().into_iter().filter(|((_, name), _)| !name.is_empty()).collect()
+    /// Returns the accepted alerts about locks.
+    fn received_about_locks(&self) -> BTreeMap<(String, String), (Vec<String>, Vec<String>)> {
+        self.received().into_iter().filter(|((_, name), _)| !name.is_empty()).collect()
     }
 }
 
-/// Waits for something that others do.
+/// Waits until a condition holds.
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is_so() {
@@ -84,7 +84,7 @@ fn file(place: &Place, text: &str) -> String {
     path.to_str().expect("text").to_owned()
 }
 
-/// The alerts about locks that fire, as a server shows them: by id.
+/// Returns the firing alerts about locks of a server, by id.
 fn shown(serving: &Serving) -> BTreeMap<String, Value> {
     let (_, page) = serving.get("/api/v1/alerts");
     let alerts = page["alerts"].as_array().expect("a list").iter();
@@ -102,7 +102,7 @@ fn end(mut child: Child) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_server_tells_and_its_successor_goes_on_where_it_stopped() {
+async fn only_the_leader_sends_alerts_and_the_next_leader_continues() {
     for place in Place::each().await {
         let hook = Hook::start("200 OK");
         let config = file(
@@ -119,24 +119,24 @@ async fn one_server_tells_and_its_successor_goes_on_where_it_stopped() {
         let mut command = place.command(&["run", "gpu_lock:1", "--", "sleep", "600"]);
         let holder = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
         if let Some(redis) = &place.server {
-            // Of another kind of client, whose age only the one that leads has seen.
+            // A foreign holder, whose age only the leader knows.
             redis.command(&["SET", "gpu_lock:0", "somebody", "PX", "600000"]).await;
         }
         let expected = if place.server.is_some() { 4 } else { 2 };
-        until("every alert once", || hook.told_of_locks().len() == expected);
+        until("every alert once", || hook.received_about_locks().len() == expected);
         until("both servers show them", || servers.iter().all(|server| shown(server).len() == expected));
         let before = shown(&servers[0]);
         assert!(before.keys().eq(shown(&servers[1]).keys()), "the same alerts, whoever is asked");
-        let fired = |told: &BTreeMap<_, (Vec<String>, Vec<String>)>| {
-            let ids = told.values().flat_map(|(fired, over)| {
-                assert!(over.is_empty(), "{told:?}");
+        let fired = |received: &BTreeMap<_, (Vec<String>, Vec<String>)>| {
+            let ids = received.values().flat_map(|(fired, over)| {
+                assert!(over.is_empty(), "{received:?}");
                 fired.clone()
             });
             let mut ids: Vec<String> = ids.collect();
             ids.sort();
             ids
         };
-        assert!(fired(&hook.told_of_locks()).iter().eq(before.keys()), "each told once: {:?}", hook.told());
+        assert!(fired(&hook.received_about_locks()).iter().eq(before.keys()), "each sent once: {:?}", hook.received());
 
         if leads(&servers[1]) {
             servers.swap(0, 1);
@@ -144,7 +144,7 @@ async fn one_server_tells_and_its_successor_goes_on_where_it_stopped() {
         let [mut leader, other] = servers;
         assert!(leads(&leader) && !leads(&other), "one of them");
         leader.child.kill().and_then(|()| leader.child.wait()).expect("killed");
-        // From now on what is shown must not change, also not for a moment.
+        // From here on the alerts must not change, not even for a moment.
         let mut passes = std::collections::BTreeSet::new();
         until("three passes of the other", || {
             let now = shown(&other);
@@ -152,7 +152,7 @@ async fn one_server_tells_and_its_successor_goes_on_where_it_stopped() {
             passes.extend(other.get("/api/v1/monitor").1["last_pass_ms"].as_u64());
             passes.len() >= 3
         });
-        assert!(fired(&hook.told_of_locks()).iter().eq(before.keys()), "nothing is told again: {:?}", hook.told());
+        assert!(fired(&hook.received_about_locks()).iter().eq(before.keys()), "nothing is sent again: {:?}", hook.received());
         for (id, alert) in shown(&other) {
             assert_eq!(alert["since_ms"], before[&id]["since_ms"], "since when is not forgotten");
         }
@@ -161,8 +161,8 @@ async fn one_server_tells_and_its_successor_goes_on_where_it_stopped() {
         if let Some(redis) = &place.server {
             redis.command(&["DEL", "gpu_lock:0"]).await;
         }
-        until("their end is told", || hook.told_of_locks().values().all(|(_, over)| over.len() == 1));
-        for (key, (fired, over)) in hook.told_of_locks() {
+        until("their end is sent", || hook.received_about_locks().values().all(|(_, over)| over.len() == 1));
+        for (key, (fired, over)) in hook.received_about_locks() {
             assert_eq!((fired.len(), &fired), (1, &over), "{key:?}: the same id");
         }
         assert!(shown(&other).is_empty());
@@ -170,17 +170,17 @@ async fn one_server_tells_and_its_successor_goes_on_where_it_stopped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_goes_down_and_comes_back_is_told_to_all_sinks() {
+async fn every_sink_receives_a_store_outage_and_its_end() {
     let place = Place::redis().await;
     let redis = place.server.as_ref().expect("a server");
-    let (hook, told_by_command) = (Hook::start("500 Oops"), place.home.path().join("told"));
+    let (hook, command_output) = (Hook::start("500 Oops"), place.home.path().join("output"));
     let config = file(
         &place,
         &format!(
             "alerts:\n  level: critical\n  webhook:\n    url: http://{}/hook\n    secret: {SECRET}\n    allow_private: true\n  \
              command:\n    shell: true\n    run: 'echo $LEASEHOLD_ALERT_TYPE $LEASEHOLD_ALERT_STATE >> {}'\n",
             hook.at,
-            told_by_command.display()
+            command_output.display()
         ),
     );
     let log = place.home.path().join("log");
@@ -189,11 +189,11 @@ async fn a_store_that_goes_down_and_comes_back_is_told_to_all_sinks() {
     until("it leads", || leads(&serving));
     redis.kill9();
     let key = ("store_down".to_owned(), String::new());
-    // It does not lead any more, because there is no store to agree in who does; and tells all the same.
-    until("the store is down", || hook.told().contains_key(&key));
+    // Without a store there is no leader, but the alert is sent.
+    until("the store is down", || hook.received().contains_key(&key));
     redis.restart().await;
-    until("the store is back", || hook.told()[&key].1.len() == 1);
-    let (fired, over) = &hook.told()[&key];
+    until("the store is back", || hook.received()[&key].1.len() == 1);
+    let (fired, over) = &hook.received()[&key];
     assert_eq!((fired.len(), fired), (1, over));
     let got = hook.got.lock().expect("whole").clone();
     assert!(got[0].0.starts_with("500") && got[0].1 == got[1].1, "tried again after a 500: {got:?}");
@@ -201,8 +201,8 @@ async fn a_store_that_goes_down_and_comes_back_is_told_to_all_sinks() {
         let signature = head.lines().find_map(|line| line.strip_prefix("x-leasehold-signature: "));
         assert!(signature.is_some_and(|text| text.len() >= 64), "{head}");
     }
-    until("the command is told", || {
-        std::fs::read_to_string(&told_by_command).is_ok_and(|told| told == "store_down firing\nstore_down resolved\n")
+    until("the command is run", || {
+        std::fs::read_to_string(&command_output).is_ok_and(|received| received == "store_down firing\nstore_down resolved\n")
     });
     until("it leads again", || leads(&serving));
     drop(serving);
@@ -216,7 +216,7 @@ async fn a_store_that_goes_down_and_comes_back_is_told_to_all_sinks() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_private_target_is_told_only_where_the_file_allows_it() {
+async fn private_targets_need_permission_in_the_configuration() {
     let place = Place::redis().await;
     let redis = place.server.as_ref().expect("a server");
     let hook = Hook::start("200 OK");
@@ -233,7 +233,7 @@ async fn a_private_target_is_told_only_where_the_file_allows_it() {
 }
 
 #[test]
-fn each_wrong_value_of_the_section_has_one_line() {
+fn each_invalid_alert_setting_prints_one_line() {
     let place = Place::sqlite();
     for (text, at, says) in [
         ("alerts: {level: loud}", "1:17", "alerts.level: "),

@@ -1,4 +1,4 @@
-//! The configuration file: what is wrong with one, what is in force, and who goes by it.
+//! The configuration file: mistakes, effective values, and the commands that use it.
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::common::{Place, Ran, bare, ran};
 
-/// The sections as people have them.
+/// A typical configuration.
 const WHOLE: &str = include_str!("../../../leasehold/src/config/tests/whole.yaml");
 const OLDER: &str = include_str!("../../../leasehold/src/config/tests/older.yaml");
 
@@ -24,7 +24,7 @@ fn check(place: &Place, text: &str) -> Ran {
 }
 
 #[test]
-fn a_file_is_checked_and_every_mistake_has_its_line() {
+fn config_check_reports_every_mistake_with_its_position() {
     let place = Place::sqlite();
     for text in ["", WHOLE, OLDER, "store: memory\nserver:\n  listen: 127.0.0.1:0\n  hosts: [a.example]\n"] {
         let checked = check(&place, text);
@@ -43,7 +43,7 @@ fn a_file_is_checked_and_every_mistake_has_its_line() {
             "9:10: gpu_lock_monitor.names: name \"a*b\" must be a text, with `*` at its end or not at all",
             "8:29: gpu_lock_monitor.timeout_levels.soft_timeout: must not come before `warning`",
             "6:15: server.tls.cert: needs server.tls.key beside it",
-            "5:11: server.listen: `nowhere` is no address to listen on: write HOST:PORT, such as 127.0.0.1:8847",
+            "5:11: server.listen: `nowhere` is not a valid address: write HOST:PORT, such as 127.0.0.1:8847",
             "2:1: sever is not known; did you mean server?",
         ]
     );
@@ -56,7 +56,7 @@ fn a_file_is_checked_and_every_mistake_has_its_line() {
 }
 
 #[test]
-fn what_is_in_force_is_shown_with_where_it_came_from() {
+fn config_show_prints_effective_values_and_their_origins() {
     let place = Place::sqlite();
     let path = file(&place, "store: redis://u:hunter2@h:1\nnamespace: billing\nserver:\n  listen: 127.0.0.1:9\n");
     let path = path.to_str().expect("text");
@@ -96,7 +96,7 @@ fn what_is_in_force_is_shown_with_where_it_came_from() {
 }
 
 #[test]
-fn every_command_goes_by_the_file_that_is_named() {
+fn every_command_uses_the_given_configuration_file() {
     let place = Place::sqlite();
     let path = file(&place, &format!("store: {}\nnamespace: billing\nserver: {{listen: 'wrong'}}\n", place.store));
     let command = |args: &[&str]| {
@@ -105,7 +105,7 @@ fn every_command_goes_by_the_file_that_is_named() {
         ran(command)
     };
     let taken = command(&["acquire", "x", "--ttl", "1m"]);
-    assert_eq!(taken.code, 0, "{taken:?}; what the server is told is not this command's business");
+    assert_eq!(taken.code, 0, "{taken:?}; the server's settings do not concern this command");
     let listed = place.json(&["ls", "--namespace", "billing"]);
     assert_eq!(listed[0]["name"], "x", "in the store and namespace of the file");
     assert_eq!(place.json(&["ls"]), json!([]));
@@ -120,7 +120,7 @@ fn every_command_goes_by_the_file_that_is_named() {
 }
 
 #[test]
-fn serve_says_what_keeps_it_from_serving() {
+fn serve_reports_why_it_cannot_start() {
     let place = Place::sqlite();
     let other = TcpListener::bind("127.0.0.1:0").expect("a port");
     let taken = other.local_addr().expect("bound");
@@ -135,7 +135,7 @@ fn serve_says_what_keeps_it_from_serving() {
         .expect("written");
     let no_store = no_store.display();
     for (text, code, says) in [
-        (format!("server: {{listen: '{taken}'}}"), 69, "is taken"),
+        (format!("server: {{listen: '{taken}'}}"), 69, "is in use"),
         ("store: redis://127.0.0.1:1\nserver: {listen: '127.0.0.1:0'}".into(), 69, "redis://127.0.0.1:1"),
         ("server: {listen: '0.0.0.0:0'}".into(), 78, "no keys"),
         (format!("store: sqlite:{no_store}\nserver: {{listen: '127.0.0.1:0'}}"), 78, "text"),
@@ -146,9 +146,9 @@ fn serve_says_what_keeps_it_from_serving() {
             78,
             "/nowhere/c.pem",
         ),
-        ("server: {listen: 'no.such.host.invalid:80'}".into(), 78, "no address to listen on"),
+        ("server: {listen: 'no.such.host.invalid:80'}".into(), 78, "not a valid address"),
         ("server: {listen: 5}".into(), 78, "leasehold.yaml:1:18: server.listen: "),
-        (format!("server: {{keys: {bad_keys}}}"), 78, "is no key file"),
+        (format!("server: {{keys: {bad_keys}}}"), 78, "is not a key file"),
         ("server: {keys: /nowhere/keys.json}".into(), 78, "/nowhere/keys.json"),
         ("server: {listen: '127.0.0.1:0', audit: /proc/nope/audit}".into(), 78, "/proc/nope/audit"),
         ("gpu_lock_monitor: {monitor_interval: 0}".into(), 78, "monitor_interval: must be longer than zero"),
@@ -161,8 +161,7 @@ fn serve_says_what_keeps_it_from_serving() {
         assert_eq!((ran.code, ran.out.as_str(), ran.err.lines().count()), (code, "", 1), "{text}: {ran:?}");
         assert!(ran.err.contains(says), "{text}: {ran:?}");
     }
-    // A disk that is full before the store is there: in a namespace of our own, which needs no privilege where users
-    // may make one.
+    // A disk that is full before the store exists, in a new user namespace, so that no privilege is needed.
     let disk = place.home.path().join("disk");
     std::fs::create_dir(&disk).expect("made");
     let script = "mount -t tmpfs -o size=64k none \"$1\" && { head -c 1000000 /dev/zero >\"$1/rest\" 2>/dev/null; exec \"$2\" serve --listen 127.0.0.1:0; }";

@@ -1,5 +1,5 @@
-//! Strangers who open connections and never read, or never write, and who publish what is no event: others are served all
-//! the same.
+//! Clients that open connections and never read or never write, and publishers of invalid events, do not affect other
+//! clients.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Command, Stdio};
@@ -15,14 +15,14 @@ use tokio::time::{sleep, timeout};
 use crate::common::{Place, bare};
 use crate::serve::{Serving, memory_kb};
 
-/// Longer than anything here takes, and shorter than the server waits for a request.
+/// Longer than any step here takes, and shorter than the server's timeout for a request.
 const LONG: Duration = Duration::from_secs(10);
-/// The largest thing that anybody gets without a key: 78 kB.
+/// The largest response without a key: 78 kB.
 const PAGE: &str = "GET /assets/page.js HTTP/1.1\r\nHost: localhost\r\n\r\n";
-/// Its answers together are more than the systems of both sides keep.
+/// The responses to all of these together do not fit into the socket buffers of both sides.
 const PIPELINED: usize = 100;
 
-/// A request whose body does not come.
+/// A request without its body.
 const HALF: &str = "POST /api/v1/locks/a/acquire HTTP/1.1\r\nHost: localhost\r\n\
     Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{";
 
@@ -30,7 +30,7 @@ const HALF: &str = "POST /api/v1/locks/a/acquire HTTP/1.1\r\nHost: localhost\r\n
 enum Never {
     Reads,
     Writes,
-    /// Sends a head and a part of a body.
+    /// Sends a request head and part of the body.
     SendsItsBody,
 }
 
@@ -40,7 +40,7 @@ async fn connect(from: Ipv4Addr, to: SocketAddr) -> std::io::Result<TcpStream> {
     socket.connect(to).await
 }
 
-/// One stranger, who comes back a second after it was closed.
+/// A client that reconnects a second after the server closed its connection.
 async fn stranger(from: Ipv4Addr, to: SocketAddr, never: Never, connected: tokio::sync::mpsc::Sender<()>) {
     let requests = PAGE.repeat(PIPELINED);
     loop {
@@ -48,7 +48,7 @@ async fn stranger(from: Ipv4Addr, to: SocketAddr, never: Never, connected: tokio
         let _ = connected.try_send(());
         if let Ok(mut stream) = stream {
             match never {
-                // Until it fails: what is not answered is written again.
+                // Until it fails: requests without a response are sent again.
                 Never::Reads => while stream.write_all(requests.as_bytes()).await.is_ok() {},
                 Never::Writes => drop(stream.read_to_end(&mut Vec::new()).await),
                 Never::SendsItsBody => {
@@ -61,7 +61,7 @@ async fn stranger(from: Ipv4Addr, to: SocketAddr, never: Never, connected: tokio
     }
 }
 
-/// Asks once over a connection of its own; how long it took.
+/// Sends one request on a new connection. Returns its latency.
 async fn asks(from: Ipv4Addr, to: SocketAddr) -> Duration {
     let began = Instant::now();
     let asked = async {
@@ -76,7 +76,7 @@ async fn asks(from: Ipv4Addr, to: SocketAddr) -> Duration {
     began.elapsed()
 }
 
-/// How long the server takes to end after SIGTERM.
+/// Returns how long the server takes to exit after SIGTERM.
 async fn ends(serving: &mut Serving) -> Duration {
     let pid = Pid::from_child(&serving.child);
     let began = Instant::now();
@@ -87,7 +87,7 @@ async fn ends(serving: &mut Serving) -> Duration {
     began.elapsed()
 }
 
-/// The server of the test, with this many descriptors at most.
+/// Starts a server with this limit of descriptors.
 fn serve(place: &Place, descriptors: u64) -> Serving {
     let line = format!("ulimit -n {descriptors} && exec \"$0\" \"$@\"");
     let program = bare(&[]).get_program().to_owned();
@@ -99,9 +99,9 @@ fn serve(place: &Place, descriptors: u64) -> Serving {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn s26_connections_that_never_read_or_never_write_lock_nobody_out() {
+async fn s26_stalled_connections_do_not_block_other_clients() {
     let (strangers, descriptors, probes) = full_or((500, 400_u64, 20), (5_000, 8_192, 200));
-    // This process has the other end of all of them.
+    // This process has the other end of every connection.
     let limit = getrlimit(Resource::Nofile);
     let wanted = limit.maximum.map_or(20_000, |most| most.min(20_000));
     setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: limit.maximum }).expect("raised");
@@ -147,7 +147,7 @@ async fn s26_connections_that_never_read_or_never_write_lock_nobody_out() {
 
 /// Fifteen events of 20 MB, forged alerts and events about no lock, next to a reader of the events.
 #[tokio::test(flavor = "multi_thread")]
-async fn s27_what_is_no_event_is_dropped_and_counted() {
+async fn s27_invalid_events_are_dropped_and_counted() {
     let (large, forged) = full_or((5, 50), (15, 1_000));
     let place = Place::redis().await;
     let redis = place.server.as_ref().expect("a server");
@@ -178,16 +178,16 @@ async fn s27_what_is_no_event_is_dropped_and_counted() {
     let guard = locks.lock("real").await.expect("free");
     sleep(Duration::from_millis(700)).await;
     guard.release().await.expect("ours");
-    let mut told = String::new();
-    while !told.contains("event: released") {
+    let mut text = String::new();
+    while !text.contains("event: released") {
         let mut bytes = [0; 4_096];
         let n = timeout(LONG, stream.read(&mut bytes)).await.expect("in time").expect("read");
-        assert!(n > 0, "the stream was closed: {told}");
-        told += &String::from_utf8_lossy(&bytes[..n]);
+        assert!(n > 0, "the stream was closed: {text}");
+        text += &String::from_utf8_lossy(&bytes[..n]);
     }
     assert!(
-        told.contains("\"real\"") && !told.contains("gap") && !told.contains("xxxx"),
-        "no connection lost: {told:.500}"
+        text.contains("\"real\"") && !text.contains("gap") && !text.contains("xxxx"),
+        "no connection lost: {text:.500}"
     );
     let grown_mb = (memory_kb(serving.child.id(), "VmHWM") - before_kb) / 1_024;
     report(
@@ -200,7 +200,7 @@ async fn s27_what_is_no_event_is_dropped_and_counted() {
     assert!(grown_mb < 150, "{grown_mb} MB");
 }
 
-/// Waits until the server has dropped as many events.
+/// Waits until the server has dropped this many events.
 async fn dropped(serving: &Serving, wanted: usize) {
     let began = Instant::now();
     loop {
@@ -215,9 +215,9 @@ async fn dropped(serving: &Serving, wanted: usize) {
     }
 }
 
-/// A client that holds a stream or waits for a lock is at work, and a crowd does not displace it.
+/// Idle connections are closed when there are too many; an event stream and a request that waits for a lock are not idle.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_and_a_long_wait_outlast_a_crowd() {
+async fn streams_and_long_polls_survive_a_flood_of_connections() {
     let place = Place::sqlite();
     let serving = serve(&place, 400);
     let locks = place.manager().await;
@@ -246,12 +246,12 @@ async fn a_stream_and_a_long_wait_outlast_a_crowd() {
     let mut answer = String::new();
     timeout(LONG, waits.read_to_string(&mut answer)).await.expect("in time").expect("read");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    let mut told = String::new();
-    while !told.contains("event: granted") {
+    let mut text = String::new();
+    while !text.contains("event: granted") {
         let mut bytes = [0; 4_096];
         let n = timeout(LONG, streams.read(&mut bytes)).await.expect("in time").expect("read");
-        assert!(n > 0, "the stream was closed: {told}");
-        told += &String::from_utf8_lossy(&bytes[..n]);
+        assert!(n > 0, "the stream was closed: {text}");
+        text += &String::from_utf8_lossy(&bytes[..n]);
     }
     let (_, metrics) = serving.text("/metrics");
     let closed = metrics.lines().find(|line| line.starts_with("leasehold_connections_dropped_total{why=\"idle\"}"));

@@ -1,4 +1,4 @@
-//! `leasehold demo`: it shows what it says, and nothing of it is left behind, however it ends.
+//! `leasehold demo`: it reports the failures, and cleans up however it ends.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -31,7 +31,7 @@ impl Demo {
         Self { child, url: said["url"].as_str().expect("a URL").to_owned(), temp }
     }
 
-    /// Locks that are held.
+    /// Returns the number of locks that are held.
     async fn held(&self) -> usize {
         let at = self.url.strip_prefix("http://").and_then(|at| at.parse().ok()).expect("an address");
         let answer = http::ask(at, "GET /api/v1/locks", &format!("Host: {at}\r\n"), "").await;
@@ -46,7 +46,7 @@ impl Drop for Demo {
     }
 }
 
-/// Processes that have this in their command line.
+/// Returns the number of processes with this directory in their command line.
 fn workers_of(dir: &Path) -> usize {
     let processes = fs::read_dir("/proc").expect("processes").filter_map(Result::ok);
     let lines = processes.filter_map(|process| fs::read(process.path().join("cmdline")).ok());
@@ -55,20 +55,20 @@ fn workers_of(dir: &Path) -> usize {
 }
 
 #[tokio::test]
-async fn a_crash_is_shown_and_ctrl_c_leaves_nothing_behind() {
+async fn the_demo_reports_a_crash_and_ctrl_c_cleans_up() {
     let mut demo = Demo::start("5m");
     while demo.held().await < 4 {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
     assert_eq!(workers_of(demo.temp.path()), 12);
-    let mut told = Vec::new();
+    let mut messages = Vec::new();
     for line in BufReader::new(demo.child.stderr.take().expect("a pipe")).lines() {
-        told.push(line.expect("text"));
-        if told.last().is_some_and(|line| line.contains("holds gpu_lock:0 now")) {
+        messages.push(line.expect("text"));
+        if messages.last().is_some_and(|line| line.contains("holds gpu_lock:0 now")) {
             break;
         }
     }
-    assert!(told.iter().any(|line| line.contains("crashes with gpu_lock:0 in hand")), "{told:?}");
+    assert!(messages.iter().any(|line| line.contains("crashes while it holds gpu_lock:0")), "{messages:?}");
     kill_process(Pid::from_child(&demo.child), Signal::INT).expect("it lives");
     assert!(demo.child.wait().expect("it ends").success());
     assert_eq!(workers_of(demo.temp.path()), 0);
@@ -76,7 +76,7 @@ async fn a_crash_is_shown_and_ctrl_c_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn it_ends_by_itself_and_its_workers_end_when_it_is_killed() {
+async fn the_demo_ends_on_time_and_its_workers_end_when_it_is_killed() {
     let mut demo = Demo::start("1s");
     assert!(demo.child.wait().expect("it ends").success());
     assert_eq!(fs::read_dir(demo.temp.path()).expect("its directory").count(), 0, "files are left");

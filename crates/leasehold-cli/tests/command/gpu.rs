@@ -1,4 +1,4 @@
-//! `leasehold run --gpu` and `leasehold gpus`: with no driver, and with one that is made up.
+//! `leasehold run --gpu` and `leasehold gpus`, without a driver and with a fake one.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -6,17 +6,17 @@ use std::process::{Command, Stdio};
 use crate::run_support::{Ended, Job, World, wait_for};
 use rustix::process::Signal;
 
-/// Says which devices it sees, who it is, and stays until its stdin ends.
+/// Writes the devices it sees and its name, and runs until its stdin is closed.
 const STAY: &str = "echo $CUDA_VISIBLE_DEVICES $0 >> entered; cat > /dev/null; echo $0 >> left";
 
-/// `leasehold run --gpu … -- sh -c STAY NAME`, with a stdin that a test closes.
+/// Starts `leasehold run --gpu … -- sh -c STAY NAME`. The test closes its stdin.
 fn stay(world: &World, gpu: &[&str], name: &str) -> Job {
     let mut command = world.run(gpu);
     command.args(["--", "sh", "-c", STAY, name]).stdin(Stdio::piped()).env_remove("CUDA_VISIBLE_DEVICES");
     Job::start(without_driver(&mut command))
 }
 
-/// A machine of which nobody knows whether it has a driver.
+/// Hides the driver of this machine, if it has one.
 fn without_driver(command: &mut Command) -> &mut Command {
     command.env("LEASEHOLD_NVML", "/nowhere/libnvidia-ml.so.1")
 }
@@ -28,19 +28,19 @@ fn end(job: &mut Job) {
 
 const TWO: [&str; 4] = ["--gpu", "any", "--gpus", "2"];
 
-/// Two devices and five runs: two at a time, in order; a killed one frees its device.
+/// Two devices and five runs: two at a time, in queue order; a killed run frees its device.
 fn five_share_two(world: &World) {
     let mut jobs = Vec::new();
     for n in 0..5 {
         jobs.push(stay(world, &TWO, &format!("job-{n}")));
-        // Inside, or in line before the next one comes.
+        // Each run holds a device or is in the queue before the next one starts.
         match n {
             0 | 1 => drop(world.lines("entered", n + 1)),
             _ => wait_for("a place in line", || (world.waiters("gpu_lock:0") == n - 1).then_some(())),
         }
     }
     assert_eq!(world.lines("entered", 2), ["0 job-0", "1 job-1"], "two distinct devices");
-    assert_eq!(world.waiters("gpu_lock:1"), 3, "who waits for any waits for each");
+    assert_eq!(world.waiters("gpu_lock:1"), 3, "a request for any device waits in every queue");
 
     end(&mut jobs[1]);
     assert_eq!(world.lines("entered", 3)[2], "1 job-2", "the first in line, on the device that became free");
@@ -67,7 +67,7 @@ fn five_runs_share_two_gpus_in_order_on_redis() {
     five_share_two(&World::redis());
 }
 
-/// All five at the same moment: never two on one device.
+/// Five runs at the same time: never two on one device.
 #[test]
 fn five_runs_at_once_never_meet_on_a_gpu() {
     const ALONE: &str = "mkdir on-$CUDA_VISIBLE_DEVICES || echo $CUDA_VISIBLE_DEVICES >> met; \
@@ -86,7 +86,7 @@ fn five_runs_at_once_never_meet_on_a_gpu() {
 }
 
 #[test]
-fn several_and_by_number() {
+fn gpus_can_be_requested_by_count_and_by_number() {
     for world in World::all() {
         let env = |args: &[&str]| {
             let script = "echo $CUDA_VISIBLE_DEVICES $LEASEHOLD_NAME";
@@ -97,7 +97,7 @@ fn several_and_by_number() {
         assert_eq!(env(&["--gpu", "any:2", "--gpus", "3"]), "0,1 gpu_lock:0,gpu_lock:1\n");
         assert_eq!(env(&["--gpu", "2", "--gpus", "3"]), "2 gpu_lock:2\n");
         assert_eq!(env(&["--gpu", "2,0", "--gpus", "3"]), "0,2 gpu_lock:0,gpu_lock:2\n");
-        // One is in use: the others are given out, and whoever wants that very one waits no longer than it says.
+        // One is in use: the others are granted, and a request for that one gives up in time.
         let mut job = stay(&world, &["--gpu", "1", "--gpus", "3"], "holder");
         world.lines("entered", 1);
         assert_eq!(env(&["--gpu", "any:2", "--gpus", "3"]), "0,2 gpu_lock:0,gpu_lock:2\n");
@@ -108,16 +108,16 @@ fn several_and_by_number() {
             assert!(ended.err.contains("is held by sh@"), "{ended:?}");
         }
         end(&mut job);
-        // What the environment shows is all there is.
+        // Without a driver, CUDA_VISIBLE_DEVICES lists the devices.
         let mut shown = world.run(&["--gpu", "any", "--", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]);
         let ended = Ended::of(without_driver(&mut shown).env("CUDA_VISIBLE_DEVICES", "5,7"));
         assert_eq!(ended.out, "5\n", "{ended:?}");
-        // Every machine its own GPU 0.
+        // With the scope `host`, every machine has its own GPU 0.
         let mut own = world.run(&["--gpu", "0", "--gpus", "1", "--", "sh", "-c", "echo $LEASEHOLD_NAME"]);
         let ended = Ended::of(without_driver(&mut own).env("LEASEHOLD_GPU_SCOPE", "host"));
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
         assert_eq!(ended.out, format!("gpu_lock:{host}:0\n"), "{ended:?}");
-        // So says the file that the programs beside it read; the environment comes before it.
+        // The configuration file can set the scope; the environment overrides it.
         std::fs::write(world.path("locks.yaml"), "gpu_scope: host\n").expect("written");
         let ended =
             Ended::of(without_driver(&mut own).env_remove("LEASEHOLD_GPU_SCOPE").env("LEASEHOLD_CONFIG", "locks.yaml"));
@@ -128,15 +128,15 @@ fn several_and_by_number() {
 }
 
 #[test]
-fn a_wish_that_cannot_be_granted_is_told() {
+fn impossible_gpu_requests_are_rejected() {
     let world = World::sqlite();
-    for (args, code, told) in [
+    for (args, code, message) in [
         (
             &["--gpu", "any", "--", "true"][..],
             78,
             "there is no NVIDIA driver (/nowhere/libnvidia-ml.so.1 cannot be loaded)",
         ),
-        (&["--gpu", "any:3", "--gpus", "2", "--", "true"], 64, "3 GPUs are wanted, and there are 2"),
+        (&["--gpu", "any:3", "--gpus", "2", "--", "true"], 64, "3 GPUs were requested, but this machine has 2"),
         (&["--gpu", "2", "--gpus", "2", "--", "true"], 64, "is not here; there are 0, 1"),
         (&["--gpu", "any", "--gpus", "0", "--", "true"], 64, "1 to 64"),
         (&["--gpu", "some", "--gpus", "2", "--", "true"], 64, "write any, any:2, 0 or 0,1"),
@@ -146,7 +146,7 @@ fn a_wish_that_cannot_be_granted_is_told() {
     ] {
         let ended = Ended::of(without_driver(&mut world.run(args)).env_remove("CUDA_VISIBLE_DEVICES"));
         assert_eq!(ended.code, Some(code), "{args:?}: {ended:?}");
-        assert!(ended.err.contains(told), "{args:?}: {ended:?}");
+        assert!(ended.err.contains(message), "{args:?}: {ended:?}");
     }
     let mut hidden = world.run(&["--gpu", "any", "--", "true"]);
     let ended = Ended::of(without_driver(&mut hidden).env("CUDA_VISIBLE_DEVICES", ""));
@@ -208,7 +208,7 @@ fn a_driver_names_its_devices() {
 }
 
 #[test]
-fn without_a_driver_gpus_says_so_and_shows_what_is_held() {
+fn without_a_driver_gpus_lists_the_held_gpu_locks() {
     let world = World::sqlite();
     let gpus = |args: &[&str]| {
         let mut command = world.leasehold(&["gpus"]);
@@ -229,7 +229,7 @@ fn without_a_driver_gpus_says_so_and_shows_what_is_held() {
     let counted = gpus(&["--gpus", "2"]);
     assert!(counted.err.is_empty() && counted.out.lines().count() == 3, "{counted:?}");
     let json: serde_json::Value = serde_json::from_str(&gpus(&["--json"]).out).expect("JSON");
-    assert!(json["source"].is_null() && json["problem"].as_str().expect("told").contains("no NVIDIA driver"), "{json}");
+    assert!(json["source"].is_null() && json["problem"].as_str().expect("a reason").contains("no NVIDIA driver"), "{json}");
     end(&mut job);
 }
 
@@ -240,7 +240,7 @@ fn doctor_warns_of_one_gpu_lock_on_several_hosts() {
         let mut job = stay(&world, &["--gpu", "0", "--gpus", "1"], "holder");
         world.lines("entered", 1);
         assert!(!doctor().contains("gpu_scope"), "{}", doctor());
-        // Another machine, as far as the store can tell: the name of a host is what its processes say.
+        // Another host name is another machine to the store.
         let elsewhere = Command::new("unshare")
             .args(["--uts", "sh", "-c", "hostname elsewhere && exec \"$@\"", "-"])
             .arg(env!("CARGO_BIN_EXE_leasehold"))
@@ -255,7 +255,7 @@ fn doctor_warns_of_one_gpu_lock_on_several_hosts() {
             return;
         }
         wait_for("a waiter elsewhere", || (world.waiters("gpu_lock:0") == 1).then_some(()));
-        // A lock is in the index once it is held for half a second.
+        // A lock is in the index after half a second.
         let warned = wait_for("a warning", || {
             let said = doctor();
             said.lines().find(|line| line.starts_with("warn") && line.contains("gpu_scope")).map(str::to_owned)
@@ -266,7 +266,7 @@ fn doctor_warns_of_one_gpu_lock_on_several_hosts() {
     }
 }
 
-/// What the guide tells people to type.
+/// Runs the commands of the guide.
 #[test]
 fn the_commands_of_the_guide_run() {
     let world = World::sqlite();

@@ -1,4 +1,4 @@
-//! `doctor`, `journal`, and the pages made from the definitions.
+//! `doctor`, `journal`, `completions`, `man` and `--help`.
 
 use std::fs;
 use std::process::Command;
@@ -19,7 +19,7 @@ fn doctor(place: &Place) -> (i32, Value) {
 }
 
 #[test]
-fn doctor_looks_at_the_file_and_its_place() {
+fn doctor_checks_the_file_and_its_directory() {
     let place = Place::sqlite();
     let (code, found) = doctor(&place);
     assert_eq!(code, 0, "{found}");
@@ -36,20 +36,20 @@ fn doctor_looks_at_the_file_and_its_place() {
     assert_eq!((code, level(&found, "reachable").0), (1, "bad"), "{found}");
 }
 
-/// What `doctor` says of a file that it must refuse.
+/// Returns what `doctor` reports about a file that it must reject.
 fn refused(place: &Place, file: &str) -> String {
     let path = place.home.path().join(file);
     let store = format!("sqlite:{}", path.display());
     let ran = ran(bare(&["--store", &store, "doctor"]));
     assert_eq!((ran.code, ran.out.lines().count()), (1, 1), "{ran:?}");
     assert!(ran.out.starts_with("bad   reachable ") && ran.out.contains(path.to_str().expect("text")), "{ran:?}");
-    // Nor can it be used.
+    // Other commands reject it, too.
     assert_eq!(self::ran(bare(&["--store", &store, "run", "a", "--", "true"])).code, 78);
     ran.out
 }
 
 #[test]
-fn doctor_refuses_a_file_that_has_another_path() {
+fn doctor_rejects_a_file_with_a_second_path() {
     let place = Place::sqlite();
     place.ok(&["run", "a", "--", "true"]);
     let at = |name: &str| place.home.path().join(name);
@@ -81,7 +81,7 @@ fn a_copied_database_is_adopted_once_its_leases_have_ended() {
     fs::copy(place.home.path().join("locks.db"), &copy).expect("copied");
     let said = refused(&place, "a copy.db");
     assert!(said.contains("does not belong to") && said.contains("a copy.db.alive"), "{said}");
-    // The command it names, as a shell takes it.
+    // Run the suggested command in a shell.
     let named = said.split('`').find(|part| part.starts_with("leasehold ")).expect("a command");
     let program = env!("CARGO_BIN_EXE_leasehold");
     let adopt = || {
@@ -99,7 +99,7 @@ fn a_copied_database_is_adopted_once_its_leases_have_ended() {
     assert!(adopted.out.lines().all(|line| line.starts_with("ok  ")), "{adopted:?}");
     let store = format!("sqlite:{}", copy.display());
     assert_eq!(ran(bare(&["--store", &store, "run", "a", "--", "true"])).code, 0);
-    // The original is as it was.
+    // The original is unchanged.
     assert_eq!(doctor(&place).0, 0);
 }
 
@@ -114,7 +114,7 @@ fn only_a_database_that_exists_is_adopted() {
 }
 
 #[tokio::test]
-async fn doctor_looks_at_the_server() {
+async fn doctor_checks_the_redis_server() {
     let place = Place::redis().await;
     let server = place.server.as_ref().expect("a server");
     let (code, found) = doctor(&place);
@@ -206,7 +206,7 @@ fn completions_and_manual_pages_name_every_command() {
 }
 
 #[test]
-fn help_teaches_and_is_no_error() {
+fn help_has_examples_and_exits_with_0() {
     for command in ["run", "acquire", "renew", "release", "evict", "ls", "why"] {
         let help = ran(bare(&[command, "--help"]));
         assert!(help.code == 0 && help.err.is_empty() && help.out.contains("Examples:"), "{command}: {help:?}");

@@ -1,7 +1,7 @@
-//! A server that many look at and many use at once, and whose Redis is restarted under it.
+//! A server under load, and a restart of its Redis under load.
 //!
-//! Requests are sent when they are due, whether or not those before were answered, and their latency counts from then:
-//! a server that stands still for a second cannot hide it.
+//! Requests are sent when they are due, even if earlier ones have no response yet, and latency counts from the due time:
+//! a server that stalls for a second cannot hide it (coordinated omission).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -20,18 +20,18 @@ use tokio::task::JoinSet;
 use crate::common::Place;
 use crate::serve::{Serving, memory_kb};
 
-/// How much, and for how long.
+/// The load, and its duration.
 #[derive(Clone, Copy)]
 struct Load {
     streams: usize,
     a_second: u32,
     lasts: Duration,
     holders: usize,
-    /// When the Redis ends, and how long it is away.
+    /// When Redis is stopped, and for how long.
     away: Option<(Duration, Duration)>,
 }
 
-/// What is asked for, in turn; what needs a lease that nobody has asks for a lock instead.
+/// The requests, in rotation. A request that needs a lease is replaced by an acquire if there is none.
 const MIX: [Route; 20] = [
     Route::List,
     Route::Acquire,
@@ -54,9 +54,9 @@ const MIX: [Route; 20] = [
     Route::Release,
     Route::List,
 ];
-/// The server closes a connection that nobody uses after 15 s; whoever keeps some has to end it before.
+/// The server closes an idle connection after 15 s; the clients close theirs before.
 const REUSED_WITHIN: Duration = Duration::from_secs(10);
-/// Leases that are there from the beginning, so that each is held for seconds.
+/// The number of leases at the start, so that each is held for seconds.
 const LEASES: usize = 200;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -72,23 +72,23 @@ enum Route {
     Metrics,
 }
 
-/// A lease of the load's own.
+/// A lease of the load generator.
 struct Lease {
     name: String,
     token: String,
     holder_id: String,
 }
 
-/// One request and what became of it.
+/// A request and its result.
 struct Done {
     route: Route,
     due: Instant,
     done: Instant,
-    /// The status and, of a refusal, its code; or how the connection failed.
+    /// The status and the error code, or how the connection failed.
     outcome: Result<(u16, String), String>,
 }
 
-/// Those who ask.
+/// The clients.
 struct Clients {
     at: SocketAddr,
     idle: Mutex<Vec<(Instant, TcpStream)>>,
@@ -151,7 +151,7 @@ impl Clients {
         let (status, said) = match answered {
             Ok((status, bytes)) => (status, serde_json::from_slice(&bytes).unwrap_or(Value::Null)),
             Err(error) => {
-                // What became of it is not known, except of what takes nothing away.
+                // The result is unknown, except for requests that take nothing away.
                 self.leases.lock().expect("whole").extend(lease.filter(|_| route == Route::Renew));
                 return Err(error);
             }
@@ -164,7 +164,7 @@ impl Clients {
         });
         let kept = lease.filter(|_| route == Route::Renew);
         self.leases.lock().expect("whole").extend(taken.into_iter().chain(kept));
-        // The health is told with its status, also when it is bad.
+        // The health endpoint answers with its report even if the status is an error.
         Ok((status, text(if status == 200 || route != Route::Health { "code" } else { "status" })))
     }
 }
@@ -175,11 +175,11 @@ impl Lease {
     }
 }
 
-/// The readers of the events: how many each has read, and whether its stream goes on.
+/// The event streams: how many events each has read, and whether it is open.
 struct Streams {
     read: Arc<Vec<AtomicU64>>,
     ended: Arc<AtomicU64>,
-    /// They end with this.
+    /// Stops the readers.
     _tasks: JoinSet<()>,
 }
 
@@ -198,7 +198,7 @@ impl Streams {
             tasks.spawn(async move {
                 let mut last = b'\n';
                 while let Ok(length @ 1..) = stream.read(&mut buffer).await {
-                    // Each event has one line with its id.
+                    // Each event has one id line.
                     let mut ids = 0;
                     let mut line_begins = last == b'\n';
                     for (at, byte) in buffer[..length].iter().enumerate() {
@@ -214,7 +214,7 @@ impl Streams {
         Self { read, ended, _tasks: tasks }
     }
 
-    /// Waits until what was told last has reached all of them.
+    /// Waits until the last event has reached all of them.
     async fn settle(&self) {
         let began = Instant::now();
         while began.elapsed() < Duration::from_secs(10) {
@@ -226,25 +226,25 @@ impl Streams {
         }
     }
 
-    /// The fewest and the most that one of them has read.
+    /// Returns the fewest and the most events that a stream has read.
     fn range(&self) -> (u64, u64) {
         let all = || self.read.iter().map(|read| read.load(Ordering::Relaxed));
         (all().min().unwrap_or(0), all().max().unwrap_or(0))
     }
 }
 
-/// What a run brought.
+/// The result of a run.
 struct Run {
     done: Vec<Done>,
-    /// The fewest and the most events that a stream has read, and how many streams ended.
+    /// The fewest and the most events that a stream has read, and the number of streams that ended.
     read: (u64, u64),
     ended: u64,
-    /// What all had read when the Redis answered again.
+    /// The number of events read when Redis answered again.
     read_before: u64,
-    /// When the Redis ended, and when it answered again.
+    /// When Redis was stopped, and when it answered again.
     away: Option<(Instant, Instant)>,
     memory_mb: (u64, u64),
-    /// Holders that have the lease they had, and all of them.
+    /// The number of holders that kept their lease, and of all holders.
     holders: (usize, usize),
 }
 
@@ -264,7 +264,7 @@ async fn run(load: Load) -> Run {
         leases: Mutex::default(),
         names: AtomicU64::new(0),
     });
-    // What is told of these is told before all the others listen, or some would hear it and some would not.
+    // Their events come before the streams are open; otherwise only some streams would read them.
     let first = Streams::open(serving.at, 1).await;
     for _ in 0..LEASES {
         assert_eq!(clients.ask(Route::Acquire).await, Ok((200, String::new())));
@@ -306,13 +306,13 @@ async fn run(load: Load) -> Run {
     Run { done, read, ended, read_before, away, memory_mb, holders: (kept, load.holders) }
 }
 
-/// Somebody who holds a lock on a short lease.
+/// Starts a process that holds a lock with a short ttl.
 fn hold(place: &Place, n: usize) -> Child {
     let mut command = place.command(&["run", &format!("held:{n}"), "--ttl", "10s", "--", "sleep", "600"]);
     command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts")
 }
 
-/// Who holds, once all are held.
+/// Waits until all locks are held. Returns the holder ids.
 async fn holder_ids(serving: &Serving, count: usize) -> Vec<String> {
     let began = Instant::now();
     let mut ids = Vec::new();
@@ -343,7 +343,7 @@ async fn ask(clients: Arc<Clients>, load: Load) -> Vec<Done> {
     asking.join_all().await
 }
 
-/// The median and the 99th of a hundred.
+/// Returns the median and the 99th percentile.
 fn percentiles(done: &[&Done]) -> String {
     let mut took: Vec<Duration> = done.iter().map(|done| done.done - done.due).collect();
     took.sort();
@@ -351,7 +351,7 @@ fn percentiles(done: &[&Done]) -> String {
     format!("p50 {:.1?} p99 {:.1?} max {:.1?}", at(50), at(99), took.last().copied().unwrap_or_default())
 }
 
-/// What was not answered with 200, by what came instead.
+/// Counts the results other than 200.
 fn failures(done: &[Done]) -> BTreeMap<String, usize> {
     let mut failures = BTreeMap::new();
     for done in done {
@@ -399,7 +399,7 @@ async fn l01_mixed_requests_next_to_many_event_streams() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn l02_a_restart_of_redis_in_the_middle() {
+async fn l02_redis_restarts_under_load() {
     let away = |after, away| Some((Duration::from_millis(after), Duration::from_millis(away)));
     let small = Load { streams: 50, a_second: 100, lasts: Duration::from_secs(4), holders: 2, away: away(1_000, 500) };
     let full =
@@ -409,7 +409,7 @@ async fn l02_a_restart_of_redis_in_the_middle() {
     let (ended, ready) = run.away.expect("restarted");
     let failed = failures(&run.done);
     let is_good = |done: &&Done| matches!(done.outcome, Ok((200, _)));
-    // Of the routes that ask the store each time.
+    // The routes that query the store for each request.
     let asks_store = |done: &&Done| !matches!(done.route, Route::Overview | Route::Metrics | Route::Health);
     let first_good = run.done.iter().filter(asks_store).filter(is_good).filter(|done| done.due >= ready);
     let first_good = first_good.map(|done| done.done - ready).min().expect("it goes on");

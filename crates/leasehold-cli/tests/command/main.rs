@@ -1,14 +1,15 @@
-//! The command as people use it: every verb, every exit code, at a terminal and in scripts.
+//! Black-box tests of the command.
 
 mod alerting;
 mod common;
 mod config;
 mod crowds;
 mod demo;
+mod evict;
 mod gpu;
 mod health;
+mod inspect;
 mod load;
-mod looking;
 mod once;
 mod run_exit;
 mod run_guarded;
@@ -19,5 +20,4 @@ mod run_support;
 mod run_terminal;
 mod scripts;
 mod serve;
-mod taking_away;
 mod wrong_use;

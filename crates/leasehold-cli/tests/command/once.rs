@@ -1,4 +1,4 @@
-//! `leasehold once ID -- CMD` and `leasehold claim`: one of many, and all the others get the same.
+//! `leasehold once ID -- CMD` and `leasehold claim`: one call does the work, all calls get its result.
 
 use std::process::{Command, Stdio};
 
@@ -16,7 +16,7 @@ fn output(world: &World, args: &[&str]) -> Ended {
 }
 
 #[test]
-fn fifty_at_once_run_it_once_and_all_get_the_same() {
+fn fifty_concurrent_calls_run_the_command_once_and_share_its_result() {
     for world in World::all() {
         let script = "echo ran >> ran; echo to stdout; printf 'to\\0stderr' >&2; sleep 0.3; exit 7";
         let args = ["migrate-7", "--", "sh", "-c", script];
@@ -26,7 +26,7 @@ fn fifty_at_once_run_it_once_and_all_get_the_same() {
             assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (Some(7), "to stdout\n", "to\0stderr"));
         }
         assert_eq!(world.lines("ran", 1).len(), 1, "it ran once");
-        // Whoever comes later gets it at once; nothing is held.
+        // A later call gets the result at once, and no lock is held.
         let late = output(&world, &args);
         assert_eq!((late.code, late.out.as_str()), (Some(7), "to stdout\n"));
         assert!(!world.is_held("once:migrate-7") && world.lines("ran", 1).len() == 1);
@@ -34,7 +34,7 @@ fn fifty_at_once_run_it_once_and_all_get_the_same() {
 }
 
 #[test]
-fn a_killed_runner_is_followed_by_the_next() {
+fn when_the_runner_is_killed_the_next_call_runs_the_command() {
     for world in World::all() {
         for id in ["front", "keeper"] {
             let log = format!("ran-{id}");
@@ -44,7 +44,7 @@ fn a_killed_runner_is_followed_by_the_next() {
             world.lines(&log, 1);
             let waiters: Vec<_> = (0..3).map(|_| once(&world, &args).spawn().expect("it starts")).collect();
             wait_for("three in line", || (world.waiters(&format!("once:{id}")) == 3).then_some(()));
-            // Either of the two processes of a run: the other one ends what it ran.
+            // Kill the front or the keeper: the other one ends the command.
             if id == "keeper" {
                 let keeper = keeper_of(runner.pid()).expect("a keeper");
                 rustix::process::kill_process(keeper, Signal::KILL).expect("ours");
@@ -64,7 +64,7 @@ fn a_killed_runner_is_followed_by_the_next() {
 }
 
 #[test]
-fn a_command_that_was_ended_by_a_signal_has_no_result() {
+fn a_command_ended_by_a_signal_has_no_result() {
     let world = World::sqlite();
     let script = "echo x >> ran; [ $(wc -l < ran) = 1 ] && kill -TERM $$; echo second";
     let first = output(&world, &["job", "--", "sh", "-c", script]);
@@ -74,7 +74,7 @@ fn a_command_that_was_ended_by_a_signal_has_no_result() {
 }
 
 #[test]
-fn a_failure_is_stored_unless_only_success_is_wanted() {
+fn a_failure_is_stored_except_with_until_ok() {
     let world = World::sqlite();
     let counting = |id: &str| format!("echo x >> {id}; echo $(wc -l < {id}); [ $(wc -l < {id}) -ge 2 ]");
     for _ in 0..2 {
@@ -88,7 +88,7 @@ fn a_failure_is_stored_unless_only_success_is_wanted() {
 }
 
 #[test]
-fn a_result_is_forgotten_on_demand_and_in_time() {
+fn a_result_can_be_forgotten_and_expires() {
     let world = World::sqlite();
     let run = |args: &[&str]| output(&world, &[args, &["id", "--", "sh", "-c", "echo x >> ran; wc -l < ran"]].concat());
     assert_eq!(run(&["--keep", "1s"]).out.trim(), "1");
@@ -101,7 +101,7 @@ fn a_result_is_forgotten_on_demand_and_in_time() {
 }
 
 #[test]
-fn output_larger_than_is_stored_is_passed_on_whole_and_said_to_be_cut() {
+fn long_output_is_forwarded_completely_and_stored_truncated_with_a_note() {
     let world = World::sqlite();
     let args = ["large", "--", "sh", "-c", "head -c 1000000 /dev/zero; echo small >&2"];
     let first = output(&world, &args);
@@ -112,15 +112,15 @@ fn output_larger_than_is_stored_is_passed_on_whole_and_said_to_be_cut() {
 }
 
 #[test]
-fn whoever_does_not_wait_is_told_who_runs_it() {
+fn no_wait_reports_who_runs_the_command() {
     let world = World::sqlite();
     let mut runner =
         Job::start(&mut once(&world, &["--owner", "first", "job", "--", "sh", "-c", "echo >> up; exec sleep 600"]));
     world.lines("up", 1);
-    let told = output(&world, &["--no-wait", "-E", "9", "job", "--", "true"]);
-    assert_eq!(told.code, Some(9));
-    assert!(told.err.starts_with("leasehold: once:job is held by first@") && told.out.is_empty(), "{told:?}");
-    // Interrupted, it has no result.
+    let busy = output(&world, &["--no-wait", "-E", "9", "job", "--", "true"]);
+    assert_eq!(busy.code, Some(9));
+    assert!(busy.err.starts_with("leasehold: once:job is held by first@") && busy.out.is_empty(), "{busy:?}");
+    // An interrupted run has no result.
     runner.signal(Signal::TERM);
     assert_eq!(runner.wait(), 128 + 15);
     assert_eq!(output(&world, &["--no-wait", "job", "--", "echo", "mine"]).out, "mine\n");
@@ -131,7 +131,7 @@ fn a_command_that_cannot_be_started_leaves_nothing() {
     let world = World::sqlite();
     assert_eq!(output(&world, &["job", "--", "./nothing"]).code, Some(127));
     assert_eq!(output(&world, &["--no-wait", "job", "--", "echo", "mine"]).out, "mine\n");
-    // What the library stored under the id is not a command's result.
+    // A result that the library stored is not a command's result.
     world.with(async |locks| locks.once("other").run(async |_| 5).await.expect("done"));
     let refused = output(&world, &["other", "--", "true"]);
     assert!(refused.code == Some(78) && refused.err.contains("not the result of a command"), "{refused:?}");
@@ -148,7 +148,7 @@ fn a_background_process_is_not_waited_for() {
 }
 
 #[test]
-fn a_claim_answers_with_what_counts() {
+fn claim_prints_the_bound_value() {
     for world in World::all() {
         let claim = |args: &[&str]| Ended::of(world.leasehold(&["claim"]).args(args));
         let first = claim(&["req-1", "job-a", "--lease", "1m"]);
@@ -166,7 +166,7 @@ fn a_claim_answers_with_what_counts() {
         assert!(
             created["claim_id"] == found["claim_id"] && found["claim_id"].as_str().is_some_and(|id| id.len() == 22)
         );
-        // What a program bound is shown as JSON.
+        // A value of another type is printed as JSON.
         let job = leasehold::bindings::JobBinding::new("j").on("n");
         let lease = std::time::Duration::from_secs(60);
         world.with(async |locks| locks.bindings().try_create("req-3", &job, lease).await.map(drop).expect("created"));
@@ -178,7 +178,7 @@ fn a_claim_answers_with_what_counts() {
 }
 
 #[test]
-fn twenty_claims_at_once_agree() {
+fn twenty_concurrent_claims_get_the_same_value() {
     for world in World::all() {
         let start = |n: usize| {
             let mut command = world.leasehold(&["claim", "req", &n.to_string(), "--lease", "1m"]);

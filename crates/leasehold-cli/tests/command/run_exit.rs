@@ -1,4 +1,4 @@
-//! `leasehold run`: exit codes, what CMD sees, what is said, signals, and when the lock is free again.
+//! `leasehold run`: exit codes, CMD's environment, messages, signals, and the release.
 
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +9,7 @@ use crate::run_support::{Ended, Job, World, is_alive, kill, wait_for};
 use rustix::process::Signal;
 
 #[test]
-fn ends_as_the_command_ends() {
+fn run_exits_with_the_commands_code() {
     let world = World::sqlite();
     std::fs::write(world.path("no-shebang"), "exit $1\n").expect("a file");
     std::fs::write(world.path("plain"), "exit 0\n").expect("a file");
@@ -34,7 +34,7 @@ fn ends_as_the_command_ends() {
 }
 
 #[test]
-fn every_other_end_has_its_code_and_one_clear_line() {
+fn every_other_failure_has_its_exit_code_and_one_line() {
     let world = World::sqlite();
     let cases: [(&[&str], i32, &str); 8] = [
         (&["--store", "redis://127.0.0.1:1", "a", "--", "true"], 69, "127.0.0.1:1"),
@@ -56,7 +56,7 @@ fn every_other_end_has_its_code_and_one_clear_line() {
 }
 
 #[test]
-fn the_command_sees_its_lock_and_untouched_streams() {
+fn the_command_inherits_the_streams_and_gets_name_and_fence() {
     for world in World::all() {
         let script = "echo $LEASEHOLD_NAME; echo $LEASEHOLD_FENCE; cat; echo talk >&2";
         let mut job = world.run(&["order:42", "--", "sh", "-c", script]);
@@ -72,7 +72,7 @@ fn the_command_sees_its_lock_and_untouched_streams() {
 }
 
 #[test]
-fn whoever_reads_sees_when_the_command_closes_its_output() {
+fn a_reader_notices_when_the_command_closes_its_output() {
     let world = World::sqlite();
     let mut command = world.run(&["a", "--", "sh", "-c", "echo out; exec >&-; read wait < pipe"]);
     rustix::fs::mkfifoat(rustix::fs::CWD, world.path("pipe"), rustix::fs::Mode::from_raw_mode(0o600)).expect("a pipe");
@@ -86,7 +86,7 @@ fn whoever_reads_sees_when_the_command_closes_its_output() {
 }
 
 #[test]
-fn a_held_lock_is_answered_with_who_and_where() {
+fn no_wait_names_the_holder_and_the_store() {
     for world in World::all() {
         let mut holder =
             Job::start(&mut world.run(&["--owner", "backup", "a", "--", "sh", "-c", "echo >> in; sleep 60"]));
@@ -105,7 +105,7 @@ fn a_held_lock_is_answered_with_who_and_where() {
         let ended = world.output(&["--wait", "200ms", "a", "--", "true"]);
         assert_eq!(ended.code, Some(75));
         assert!(ended.err.contains("; waited "), "{ended:?}");
-        assert_eq!(world.waiters("a"), 0, "somebody still stands in line");
+        assert_eq!(world.waiters("a"), 0, "the queue is not empty");
 
         holder.signal(Signal::TERM);
         assert_eq!(holder.wait(), 128 + 15);
@@ -114,7 +114,7 @@ fn a_held_lock_is_answered_with_who_and_where() {
 }
 
 #[test]
-fn json_says_who_holds_it() {
+fn no_wait_with_json_prints_the_holder() {
     let world = World::sqlite();
     let _holder = Job::start(&mut world.run(&["--owner", "backup", "a", "--", "sh", "-c", "echo >> in; sleep 60"]));
     world.lines("in", 1);
@@ -152,7 +152,7 @@ fn signals_reach_the_command() {
 }
 
 #[test]
-fn what_is_ignored_stays_ignored() {
+fn ignored_signals_stay_ignored() {
     let world = World::sqlite();
     let inner = "echo >> in; while [ ! -e end ]; do sleep 0.01; done; exit 5";
     let script = format!("trap '' HUP; exec {} run a -- sh -c '{inner}'", env!("CARGO_BIN_EXE_leasehold"));
@@ -166,7 +166,7 @@ fn what_is_ignored_stays_ignored() {
 }
 
 #[test]
-fn a_signal_ends_the_waiting_and_nothing_is_left() {
+fn a_signal_ends_the_wait_and_leaves_the_queue() {
     for world in World::all() {
         let _holder = Job::start(&mut world.run(&["a", "--", "sh", "-c", "echo >> in; sleep 60"]));
         world.lines("in", 1);
@@ -181,7 +181,7 @@ fn a_signal_ends_the_waiting_and_nothing_is_left() {
 }
 
 #[test]
-fn what_the_command_leaves_behind_does_not_hold_the_lock() {
+fn background_processes_of_the_command_do_not_hold_the_lock() {
     for world in World::all() {
         let ended = world.output(&["a", "--", "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"]);
         let pid = ended.out.trim();
@@ -193,13 +193,13 @@ fn what_the_command_leaves_behind_does_not_hold_the_lock() {
 }
 
 #[test]
-fn the_lock_can_be_held_for_longer_than_the_command() {
+fn hold_at_least_keeps_the_lock_after_the_command() {
     for world in World::all() {
         let began = Instant::now();
         let ended = world.output(&["--hold-at-least", "600ms", "a", "--", "sh", "-c", "exit 4"]);
         assert_eq!(ended.code, Some(4), "{ended:?}");
         assert!(began.elapsed() >= Duration::from_millis(600));
-        // A signal ends the holding, not the command's code.
+        // A signal ends the hold; the exit code is still the command's.
         let mut job =
             Job::start(&mut world.run(&["--hold-at-least", "1h", "a", "--", "sh", "-c", "echo $$ >> in; exit 4"]));
         let pid = world.lines("in", 1).remove(0);

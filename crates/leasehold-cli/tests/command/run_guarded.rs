@@ -1,5 +1,5 @@
-//! What `leasehold run` withstands: output that nobody reads, its processes killed together or stopped, a program
-//! that hangs while it is started, and signals to the whole process group.
+//! `leasehold run` under faults: output without a reader, processes killed together or stopped, a program that hangs
+//! while it is started, and signals to the whole process group.
 
 use std::io::{PipeReader, PipeWriter};
 use std::os::fd::AsFd;
@@ -15,10 +15,10 @@ use nix::sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags}
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-/// What goes wrong while a command runs that ignores SIGTERM.
+/// A fault while a command runs that ignores SIGTERM.
 #[derive(Debug, Clone, Copy)]
 enum Trouble {
-    /// The lease is revoked, and nobody reads stdout or stderr.
+    /// The lease is revoked, and stdout and stderr have no reader.
     Unread,
     /// Front and keeper are killed.
     BothKilled,
@@ -33,7 +33,7 @@ enum Trouble {
 impl Trouble {
     const ALL: [Self; 5] = [Self::Unread, Self::BothKilled, Self::GroupKilled, Self::KeeperStopped, Self::GroupStopped];
 
-    /// Makes it happen.
+    /// Injects the fault.
     fn strike(self, world: &World, job: &Job) {
         let keeper = keeper_of(job.pid()).expect("a keeper");
         match self {
@@ -48,14 +48,14 @@ impl Trouble {
         }
     }
 
-    /// Lets a front end that cannot by itself.
+    /// Continues processes that were stopped, so that the front can end.
     fn pass(self, job: &Job) {
         if matches!(self, Self::GroupStopped) {
             job.signal(Signal::CONT);
         }
     }
 
-    /// How the job ends.
+    /// Returns the expected exit code.
     fn code(self) -> i32 {
         match self {
             Self::Unread | Self::KeeperStopped | Self::GroupStopped => 76,
@@ -71,7 +71,7 @@ fn revoke(world: &World) {
     });
 }
 
-/// A pipe without room for another byte.
+/// Returns a full pipe.
 fn full_pipe() -> (PipeReader, PipeWriter) {
     let (reader, writer) = std::io::pipe().expect("a pipe");
     let flags = fcntl_getfl(&writer).expect("flags");
@@ -83,7 +83,7 @@ fn full_pipe() -> (PipeReader, PipeWriter) {
     (reader, writer)
 }
 
-/// One round. Returns how many were alive when the next holder entered.
+/// Runs one round. Returns the number of processes alive when the next holder entered.
 fn survivors(world: &World, trouble: Trouble) -> usize {
     for file in ["pids", "alive", "entered"] {
         let _ = std::fs::remove_file(world.path(file));
@@ -93,7 +93,7 @@ fn survivors(world: &World, trouble: Trouble) -> usize {
         _ => &["--ttl", "1s"],
     };
     let mut command = world.run(&[lease, &["a", "--", "sh", "-c", TREE]].concat());
-    // Open until the end, and never read.
+    // Kept open and never read.
     let unread = matches!(trouble, Trouble::Unread).then(full_pipe);
     match &unread {
         Some((_, writer)) => {
@@ -114,7 +114,7 @@ fn survivors(world: &World, trouble: Trouble) -> usize {
     }
     assert_eq!(next.wait(), 0);
     trouble.pass(&job);
-    // Without a survivor: what was killed above would change how it ends.
+    // In a run of its own: the kills above would change how it ends.
     if alive == 0 {
         assert_eq!(job.wait(), trouble.code(), "{trouble:?}");
     }
@@ -164,14 +164,14 @@ fn a_stopped_guardian_does_not_keep_a_command_alive_beyond_its_lease() {
     assert_eq!(job.wait(), 76);
 }
 
-/// Holds `a` until the file `over` is there.
+/// Holds `a` until the file `over` exists.
 const FIRST: [&str; 4] = ["a", "--", "sh", "-c"];
 const UNTIL_OVER: &str = "while [ ! -e over ]; do sleep 0.01; done";
 
-/// The job was stopped while it waited. Its turn came, its lease was revoked and ended, and another holder is inside when
-/// it goes on.
+/// The job is stopped while it waits. It is granted the lock, is revoked, its lease ends, and another process holds the lock
+/// when the job is continued.
 #[test]
-fn a_lease_that_was_lost_before_the_start_starts_nothing() {
+fn if_the_lease_is_lost_before_the_start_the_command_is_not_started() {
     for world in World::all() {
         let mut first = Job::start(&mut world.run(&[&FIRST[..], &[UNTIL_OVER]].concat()));
         wait_for("the lock", || world.is_held("a").then_some(()));
@@ -195,13 +195,13 @@ fn a_lease_that_was_lost_before_the_start_starts_nothing() {
     }
 }
 
-/// Guardian and keeper were stopped around the order to start; the lease is over when the guardian reads it.
+/// Guardian and keeper are stopped around the start order. The lease is over when the guardian reads the order.
 #[test]
-fn a_guardian_that_goes_on_too_late_starts_nothing() {
+fn a_guardian_that_is_continued_too_late_does_not_start_the_command() {
     let world = World::redis();
     let mut first = Job::start(&mut world.run(&[&FIRST[..], &[UNTIL_OVER]].concat()));
     wait_for("the lock", || world.is_held("a").then_some(()));
-    // The command ignores SIGTERM from its first moment.
+    // The command ignores SIGTERM from the start.
     let leasehold = world.leasehold(&[]);
     let run =
         format!("trap '' TERM; exec {} run --ttl 1s a -- sh -c 'echo >> started'", env!("CARGO_BIN_EXE_leasehold"));
@@ -225,12 +225,12 @@ fn a_guardian_that_goes_on_too_late_starts_nothing() {
     assert!(!world.path("started").exists(), "it was started without a lease");
 }
 
-/// Nobody reads stderr while the store is away: the message waits, the grace and the kill do not.
+/// stderr has no reader while the store is down: the message waits, the grace period and the kill do not.
 #[test]
-fn the_grace_is_kept_when_nobody_reads_stderr() {
+fn the_grace_period_is_kept_while_stderr_is_blocked() {
     let world = World::sqlite();
     let (_reader, writer) = full_pipe();
-    // A shell says on stderr that its child was ended: not on ours.
+    // A shell reports on stderr that its child was killed: not on ours.
     let script = "exec 2>/dev/null; trap 'echo >> asked; exit 0' TERM; echo >> in; while :; do sleep 0.01; done";
     let mut command = world.run(&["--ttl", "20s", "--grace", "9s", "a", "--", "sh", "-c", script]);
     let mut job = Job::start(command.stderr(Stdio::from(std::os::fd::OwnedFd::from(writer))));
@@ -243,9 +243,9 @@ fn the_grace_is_kept_when_nobody_reads_stderr() {
     assert!(!world.is_held("a"));
 }
 
-/// The stored output is replayed and passed on by threads of their own: a signal ends a run whose output blocks.
+/// Output is replayed and forwarded on separate threads: a signal ends a run whose output blocks.
 #[test]
-fn a_signal_ends_a_once_whose_output_nobody_reads() {
+fn a_signal_ends_a_once_whose_output_is_blocked() {
     let world = World::sqlite();
     let (_reader, writer) = full_pipe();
     let script = "echo $$ >> pid; echo out; exit 3";
@@ -255,17 +255,17 @@ fn a_signal_ends_a_once_whose_output_nobody_reads() {
     wait_for("the command's end", || (!is_alive(&pid)).then_some(()));
     job.signal(Signal::TERM);
     assert_eq!(job.wait(), 3, "the command's own code");
-    // What it wrote is its result, though nobody has read it here.
+    // Its output is stored, although it was not read here.
     let mut again = world.leasehold(&["once", "job", "--", "false"]);
     let again = again.output().expect("it starts");
     assert_eq!((again.status.code(), &*again.stdout), (Some(3), &b"out\n"[..]));
 }
 
-/// Holds every start of one file back for as long as it lives.
+/// Blocks every execution of a file until it is dropped.
 struct Held(#[allow(dead_code, reason = "its descriptor holds them back")] Fanotify);
 
 impl Held {
-    /// `None`, with a line, where that is not permitted.
+    /// Returns `None`, and prints a line, if that is not permitted.
     fn back(file: &std::path::Path) -> Option<Self> {
         let watch = Fanotify::init(InitFlags::FAN_CLASS_CONTENT | InitFlags::FAN_CLOEXEC, EventFFlags::O_RDONLY);
         let marked = watch.and_then(|watch| {
@@ -283,7 +283,7 @@ impl Held {
 }
 
 #[test]
-fn a_program_that_hangs_while_it_starts_does_not_outlive_the_lease() {
+fn a_start_that_hangs_does_not_outlive_the_lease() {
     let world = World::redis();
     std::fs::copy("/bin/sleep", world.path("hangs")).expect("a copy");
     let Some(held) = Held::back(&world.path("hangs")) else { return };
@@ -294,25 +294,25 @@ fn a_program_that_hangs_while_it_starts_does_not_outlive_the_lease() {
     job.signal(Signal::TERM);
     assert_eq!(job.wait(), -Signal::TERM.as_raw());
     assert!(!world.is_held("a"));
-    // A lease that cannot be renewed ends it as well.
+    // So does a lease that cannot be renewed.
     let mut job = Job::start(world.run(&["--ttl", "1s", "a", "--", "./hangs", "60"]).stderr(Stdio::null()));
     wait_for("the lock", || world.is_held("a").then_some(()));
     let keeper = keeper_of(job.pid()).expect("a keeper");
     let guardian = guardian_of(keeper).expect("a guardian");
     world.redis.as_ref().expect("a server").pause();
     assert_eq!(job.wait(), 76);
-    // The kernel takes a moment to end a thread that is starting a program.
+    // The kernel needs a moment to end a thread that is executing a program.
     let guardian = guardian.as_raw_nonzero().to_string();
     wait_for("the guardian's end", || (!is_alive(&guardian)).then_some(()));
     drop(held);
 }
 
-/// Counts USR1 and USR2 without a child that could delay a trap.
+/// Counts USR1 and USR2 without child processes, which could delay a trap.
 const COUNTING: &str =
     "trap 'echo >> usr1' USR1; trap 'echo >> usr2' USR2; echo $$ >> pid; while [ ! -e end ]; do :; done";
 
 #[test]
-fn a_signal_reaches_the_command_once() {
+fn each_signal_reaches_the_command_once() {
     let world = World::sqlite();
     let mut command: Command = world.run(&["a", "--", "sh", "-c", COUNTING]);
     let mut job = Job::start(command.process_group(0));
@@ -325,7 +325,7 @@ fn a_signal_reaches_the_command_once() {
             kill_process(front, Signal::USR1).expect("the front");
         }
         world.lines("usr1", round + 1);
-        // Passed on in order: when this one has arrived, so has all that came before it.
+        // Signals are forwarded in order: once this one has arrived, so have all earlier ones.
         kill_process(front, Signal::USR2).expect("the front");
         world.lines("usr2", round + 1);
         assert_eq!(world.lines("usr1", 1).len(), round + 1, "in round {round}");
@@ -334,7 +334,7 @@ fn a_signal_reaches_the_command_once() {
     assert_eq!(job.wait(), 0);
 }
 
-/// As `pkill -f` and `start-stop-daemon --exec` send it: to every process of the run by itself.
+/// `pkill -f` and `start-stop-daemon --exec` signal each process of the run separately.
 #[test]
 fn a_signal_to_each_process_of_the_run_reaches_the_command_once() {
     let world = World::sqlite();
@@ -355,7 +355,7 @@ fn a_signal_to_each_process_of_the_run_reaches_the_command_once() {
     assert_eq!(job.wait(), 0);
 }
 
-/// A command that has left the group does not get what is sent to the group; the run passes it on.
+/// A command that has left the group does not receive signals to the group; the run forwards them.
 #[test]
 fn a_signal_to_the_group_reaches_a_command_that_left_it() {
     let world = World::sqlite();
@@ -371,10 +371,10 @@ fn a_signal_to_the_group_reaches_a_command_that_left_it() {
     assert_eq!(job.wait(), 0);
 }
 
-/// Nothing outside the session cares for this group, as in a cron job. The kernel sends SIGHUP to a group that becomes
-/// orphaned while one of its members is stopped: a run must not be what orphans it.
+/// In a cron job no process outside keeps the process group from being orphaned. The kernel sends SIGHUP to a group that
+/// becomes orphaned while one of its members is stopped. A run must not cause that.
 #[test]
-fn the_end_of_a_command_hangs_up_no_stopped_process_in_a_session_of_its_own() {
+fn the_end_of_a_command_does_not_hang_up_stopped_processes() {
     let world = World::sqlite();
     let script = "sleep 60 & kill -STOP $!; \"$@\"; code=$?; kill -KILL $!; exit $code";
     let mut run = Command::new("setsid");

@@ -1,4 +1,4 @@
-//! `leasehold run` killed with SIGKILL: everything its command started is gone before the next holder is in.
+//! `leasehold run` killed with SIGKILL: everything that its command started is dead before the next holder gets the lock.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -7,15 +7,15 @@ use crate::run_support::{Job, World, guardian_of, is_alive, keeper_of, kill, wai
 use leasehold_testkit::{full_or, report};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// A child in the background, one in a session of its own, and an orphan there that has closed all
-/// descriptors and cleared its environment. Each writes its process id; all ignore what can be ignored.
+/// A background child, a child in its own session, and an orphan in that session that has closed all descriptors and cleared
+/// its environment. Each writes its process id and ignores every signal that can be ignored.
 pub(crate) const TREE: &str = "trap '' HUP INT TERM; echo $$ >> pids; \
     sh -c 'echo $$ >> pids; while :; do sleep 1; done' & \
     setsid sh -c 'echo $$ >> pids; while :; do sleep 1; done' & \
     (env -i setsid sh -c 'echo $$ >> pids; exec <&- >&- 2>&- 3>&- 4>&- 5>&- 6>&- 7>&- 8>&- 9>&-; while :; do /bin/sleep 1; done' &) ; \
     while :; do sleep 1; done";
 
-/// Writes whoever is still there when the next holder enters.
+/// Writes the ids of the processes that are alive when the next holder gets the lock.
 pub(crate) const NEXT: &str = "for pid in $(cat pids 2>/dev/null); do \
     s=$(sed 's/.*) //' /proc/$pid/stat 2>/dev/null | cut -c1); \
     case $s in ''|Z|X) ;; *) echo $pid >> alive;; esac; done; date +%s%N >> entered";
@@ -25,7 +25,7 @@ struct Kills {
     longest: Duration,
 }
 
-/// Kills the front `count` times, at moments spread over start-up and run, with a waiter in line.
+/// Kills the front `count` times, at moments spread over start-up and run, while another run waits.
 fn kill_often(world: &World, count: u32, victim: impl Fn(&Job) -> Pid) -> Kills {
     let mut kills = Kills { survivors: 0, longest: Duration::ZERO };
     for round in 0..count {
@@ -88,7 +88,7 @@ fn nothing_outlives_a_killed_keeper() {
 }
 
 #[test]
-fn a_killed_keeper_is_told_as_a_lost_lease() {
+fn a_killed_keeper_is_reported_as_a_lost_lease() {
     let world = World::sqlite();
     let mut job = Job::start(world.run(&["a", "--", "sh", "-c", TREE]).stderr(Stdio::null()));
     world.lines("pids", 4);
@@ -100,7 +100,7 @@ fn a_killed_keeper_is_told_as_a_lost_lease() {
 }
 
 #[test]
-fn a_killed_runner_that_waited_leaves_no_place_in_line() {
+fn a_killed_waiter_leaves_the_queue() {
     for world in World::all() {
         let mut holder = Job::start(&mut world.run(&["a", "--", "sh", "-c", "echo >> in; sleep 60"]));
         world.lines("in", 1);
@@ -114,10 +114,10 @@ fn a_killed_runner_that_waited_leaves_no_place_in_line() {
     }
 }
 
-/// SIGKILL to front, keeper and guardian at once leaves nobody to clean up. On SQLite what is left of the command
-/// keeps the lock while it lives.
+/// SIGKILL to front, keeper and guardian at once leaves no process to clean up. On SQLite a surviving command keeps the
+/// lock while it runs.
 #[test]
-fn what_survives_a_run_that_was_killed_altogether_keeps_the_lock() {
+fn a_command_that_survives_all_three_processes_keeps_the_lock() {
     use std::os::unix::process::CommandExt;
     let world = World::sqlite();
     let script = "setsid sh -c 'echo $$ >> pids; while :; do sleep 1; done' & wait";
@@ -126,7 +126,7 @@ fn what_survives_a_run_that_was_killed_altogether_keeps_the_lock() {
     let pid = world.lines("pids", 1).remove(0);
     let keeper = keeper_of(job.pid()).expect("a keeper");
     let guardian = guardian_of(keeper).expect("a guardian");
-    // None of them sees another one's end before its own.
+    // None of them can react to another one's end.
     kill_process(guardian, Signal::STOP).expect("ours");
     rustix::process::kill_process_group(job.pid(), Signal::STOP).expect("ours");
     kill_process(guardian, Signal::KILL).expect("ours");
@@ -135,6 +135,6 @@ fn what_survives_a_run_that_was_killed_altogether_keeps_the_lock() {
     assert_eq!(world.output(&["--wait", "300ms", "a", "--", "true"]).code, Some(75));
     assert!(is_alive(&pid));
     kill(&pid);
-    // The sleep it started holds on for the second it lives.
+    // Its sleep keeps the lock for the second it runs.
     assert_eq!(world.output(&["--wait", "10s", "a", "--", "true"]).code, Some(0));
 }

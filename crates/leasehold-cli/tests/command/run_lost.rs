@@ -1,5 +1,4 @@
-//! `leasehold run`: a lease that is lost ends the command, and all of it, before the lock can be
-//! somebody else's.
+//! `leasehold run`: when the lease is lost, the command and its descendants end before the lock can pass on.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -7,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::run_support::{Ended, Job, World, is_alive, wait_for};
 use leasehold::inspect::EvictMode;
 
-/// Ignores SIGTERM, and so does its child in a session of its own. Writes both process ids.
+/// Ignores SIGTERM and starts a child in its own session that does, too. Writes both process ids.
 const STUBBORN: &str = "trap '' TERM; setsid sh -c 'echo $$ >> pids; while :; do sleep 0.05; done' & \
                         echo $$ >> pids; while :; do sleep 0.05; done";
 
@@ -39,7 +38,7 @@ fn a_server_that_stops_answering_ends_the_command_in_time() {
 }
 
 #[test]
-fn a_lock_that_vanished_is_noticed_at_the_next_renewal() {
+fn a_deleted_lock_is_noticed_at_the_next_renewal() {
     let world = World::redis();
     let job = start(
         &world,
@@ -89,7 +88,7 @@ fn a_database_that_is_removed_or_replaced_ends_the_command() {
 }
 
 #[test]
-fn whoever_is_revoked_stops_and_hands_on() {
+fn a_revoked_run_ends_its_command_and_hands_the_lock_on() {
     for world in World::all() {
         let job = start(&world, &["--ttl", "10s", "--grace", "300ms", "a", "--", "sh", "-c", STUBBORN]);
         let pids = world.lines("pids", 2);
@@ -101,7 +100,7 @@ fn whoever_is_revoked_stops_and_hands_on() {
             locks.evict("a", holder.id, EvictMode::Revoke, "for a test").await.expect("revoked");
         });
         world.lines("next", 1);
-        assert!(pids.iter().all(|pid| !is_alive(pid)), "the next one is inside and the last one not out");
+        assert!(pids.iter().all(|pid| !is_alive(pid)), "two holders at once");
         assert!(began.elapsed() < Duration::from_secs(8), "by the release, not by the lease's end");
         assert_eq!(ended(job).code, Some(76));
         assert_eq!(ended(next).code, Some(0));
@@ -109,7 +108,7 @@ fn whoever_is_revoked_stops_and_hands_on() {
 }
 
 #[test]
-fn a_warning_is_all_that_was_asked_for() {
+fn with_on_lost_warn_the_command_continues() {
     let world = World::redis();
     let script = "echo >> in; while [ ! -e end ]; do sleep 0.01; done; exit 6";
     let job = start(&world, &["--ttl", "1s", "--on-lost", "warn", "a", "--", "sh", "-c", script]);

@@ -1,4 +1,4 @@
-//! Many `leasehold run` at once: no update is lost, everybody is served in order, nothing is left.
+//! Many concurrent `leasehold run`: no lost update, FIFO order, nothing left in the store.
 
 use std::process::Stdio;
 use std::thread;
@@ -31,7 +31,7 @@ fn no_update_is_lost() {
 }
 
 #[test]
-fn everybody_is_served_in_order() {
+fn runs_are_served_in_queue_order() {
     let count = full_or(15, 150);
     for world in World::all() {
         let mut holder =

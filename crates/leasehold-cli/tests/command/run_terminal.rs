@@ -1,4 +1,4 @@
-//! `leasehold run` at a terminal: as without it. A real pseudo-terminal, a real interactive bash in it.
+//! `leasehold run` in a terminal behaves like the command without it. Tested with an interactive bash in a pseudo-terminal.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -12,9 +12,9 @@ use rustix::fs::{Mode, OFlags};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 const PROMPT: &str = "ready> ";
-const PATIENCE: Duration = Duration::from_secs(30);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Somebody at a terminal.
+/// A terminal with a shell.
 struct Terminal {
     keyboard: File,
     screen: Receiver<Vec<u8>>,
@@ -44,7 +44,7 @@ impl Terminal {
         let (tell, screen) = channel();
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // The end of a terminal nobody has open any more is an error.
+            // Reading a terminal that no process has open any more is an error.
             while let Ok(n @ 1..) = reader.read(&mut bytes) {
                 if tell.send(bytes[..n].to_vec()).is_err() {
                     return;
@@ -54,7 +54,7 @@ impl Terminal {
         let shell = Some(Job::start(&mut shell));
         let mut terminal = Self { keyboard, screen, seen: String::new(), shell };
         terminal.expect(PROMPT);
-        // Without echo, what is seen is what programs wrote.
+        // Without echo the screen shows program output only.
         terminal.line("stty -echo");
         terminal.expect(PROMPT);
         terminal
@@ -68,7 +68,7 @@ impl Terminal {
         self.keys(&format!("{line}\n"));
     }
 
-    /// Waits until this is on the screen; returns what came before it, and forgets both.
+    /// Waits for a text on the screen. Returns the text before it, and discards both.
     fn expect(&mut self, text: &str) -> String {
         let began = Instant::now();
         loop {
@@ -78,10 +78,10 @@ impl Terminal {
                 before.truncate(at);
                 return before;
             }
-            let left = PATIENCE.saturating_sub(began.elapsed());
+            let left = WAIT_TIMEOUT.saturating_sub(began.elapsed());
             match self.screen.recv_timeout(left) {
                 Ok(bytes) => self.seen += &String::from_utf8_lossy(&bytes),
-                Err(_) => panic!("waited in vain for {text:?}; on the screen: {:?}", self.seen),
+                Err(_) => panic!("timed out waiting for {text:?}; on the screen: {:?}", self.seen),
             }
         }
     }
@@ -96,7 +96,7 @@ impl Terminal {
         let before = self.expect("code=");
         let code = self.expect("=");
         self.expect(PROMPT);
-        // Seen only when the test fails.
+        // Only shown if the test fails.
         println!("{before:?} code {code}");
         code
     }
@@ -112,7 +112,7 @@ fn ctrl_c_ends_the_job_and_the_script_around_it() {
     println!("{:?}", terminal.expect(PROMPT));
     assert_eq!(terminal.code_of("(exit $?)"), "130");
     assert!(!world.is_held("a"));
-    // A shell ends a loop only when it sees that the job ended by the signal.
+    // A shell ends a loop only if the job was ended by the signal.
     terminal.line("for i in 1 2 3; do echo >> rounds; $L run a -- sleep 60; done");
     world.lines("rounds", 1);
     wait_for("the lock", || world.is_held("a").then_some(()));
@@ -120,7 +120,7 @@ fn ctrl_c_ends_the_job_and_the_script_around_it() {
     terminal.expect(PROMPT);
     assert_eq!(terminal.code_of("true"), "0");
     assert_eq!(world.lines("rounds", 1).len(), 1, "the loop went on");
-    // What handles it goes on, and has it once (the keeper, its parent, is done with starting it).
+    // A command that handles the signal continues, and receives it once.
     let script = "trap \"echo >> ints\" INT; until grep -q SigBlk:.00000000[1-9a-f] /proc/$PPID/status; do :; done; \
                   echo >> in; while [ ! -e end ]; do sleep 0.05; done; exit 9";
     terminal.line(&format!("$L run a -- sh -c '{script}'; echo \"code=$?=\""));
@@ -133,7 +133,7 @@ fn ctrl_c_ends_the_job_and_the_script_around_it() {
 }
 
 #[test]
-fn ctrl_z_and_fg_as_without_it() {
+fn ctrl_z_and_fg_work() {
     let world = World::sqlite();
     let mut terminal = Terminal::open(&world);
     terminal.line("$L run --ttl 1s a -- cat");
@@ -144,7 +144,7 @@ fn ctrl_z_and_fg_as_without_it() {
         terminal.keys("\x1a");
         terminal.expect("Stopped");
         terminal.expect(PROMPT);
-        // For longer than its lease: a suspended job keeps its lock.
+        // Longer than its lease: a suspended job keeps its lock.
         std::thread::sleep(Duration::from_millis(1_300));
         assert_eq!(terminal.code_of("$L run --no-wait a -- true 2>/dev/null"), "75");
         terminal.line("fg");
@@ -152,7 +152,7 @@ fn ctrl_z_and_fg_as_without_it() {
         terminal.expect("after");
     }
     terminal.keys("\x04");
-    // A prompt may be an older one; an answer is the shell's after the job.
+    // The prompt may be an old one, so ask the shell for output.
     assert_eq!(terminal.code_of("(exit $?)"), "0");
     assert!(!world.is_held("a"));
 }
@@ -175,7 +175,7 @@ fn a_full_screen_editor_works() {
     terminal.keys("o");
     terminal.keys("world\x1b:wq\r");
     terminal.expect("\x1b[?1049l");
-    // `fg` began a line of its own: its code is the editor's.
+    // `fg` is a command of its own: its exit code is the editor's.
     terminal.expect(PROMPT);
     assert_eq!(world.lines("text", 2), ["hello", "world"]);
     assert!(!world.is_held("a"));
@@ -183,7 +183,7 @@ fn a_full_screen_editor_works() {
 }
 
 #[test]
-fn pipelines_as_without_it() {
+fn pipelines_work() {
     let world = World::sqlite();
     let mut terminal = Terminal::open(&world);
     terminal.line("$L run a -- yes | head -n 2; echo \"code=${PIPESTATUS[0]}=\"");
@@ -191,7 +191,7 @@ fn pipelines_as_without_it() {
     terminal.line("echo one two | $L run a -- wc -w | tr 2 x; echo \"code=${PIPESTATUS[1]}=\"");
     terminal.expect("x");
     assert_eq!(terminal.code(), "0");
-    // A reader of the terminal in the same pipeline.
+    // A command in the same pipeline that reads the terminal.
     terminal.line("$L run a -- echo shown | sh -c 'cat; read key < /dev/tty; echo got $key'");
     terminal.expect("shown");
     terminal.line("k");
@@ -215,7 +215,7 @@ fn a_hang_up_ends_the_job() {
 }
 
 #[test]
-fn who_waits_sees_whom_for() {
+fn a_waiting_run_shows_the_holder() {
     let world = World::sqlite();
     let mut holder = Job::start(&mut world.run(&["--owner", "backup", "a", "--", "sh", "-c", "echo >> in; sleep 60"]));
     world.lines("in", 1);
@@ -224,7 +224,7 @@ fn who_waits_sees_whom_for() {
     terminal.expect("waiting for a · held by backup@");
     terminal.expect("1st in line");
     holder.signal(rustix::process::Signal::TERM);
-    // The line is wiped before anything else is written.
+    // The status line is cleared before other output.
     let before = terminal.expect("inside");
     assert!(before.ends_with("\r\u{1b}[2K"), "{before:?}");
     holder.wait();

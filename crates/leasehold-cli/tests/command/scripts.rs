@@ -1,4 +1,4 @@
-//! `acquire`, `renew`, `release`: what a script does with a token.
+//! `acquire`, `renew` and `release` in scripts.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -17,7 +17,7 @@ fn acquire(place: &Place, name: &str, ttl: &str) -> (String, u64) {
 }
 
 #[tokio::test]
-async fn a_script_takes_renews_and_gives_back() {
+async fn a_script_acquires_renews_and_releases() {
     for place in Place::each().await {
         let (token, fence) = acquire(&place, "deploy", "10m");
         let held = place.run(&["acquire", "deploy", "--ttl", "5s"]);
@@ -48,7 +48,7 @@ async fn a_script_takes_renews_and_gives_back() {
 }
 
 #[tokio::test]
-async fn the_json_of_acquire_carries_the_token_and_no_other_does() {
+async fn only_the_json_of_acquire_contains_the_token() {
     for place in Place::each().await {
         let taken = place.json(&["acquire", "a", "--ttl", "1m", "--owner", "deployer"]);
         let token = taken["token"].as_str().expect("a token").to_owned();
@@ -86,7 +86,7 @@ async fn a_token_comes_from_a_file_or_a_pipe() {
 }
 
 #[tokio::test]
-async fn acquire_waits_as_long_as_it_is_told() {
+async fn acquire_waits_for_at_most_the_given_time() {
     for place in Place::each().await {
         let locks = place.manager().await;
         let guard = locks.lock("busy").await.expect("ours");
@@ -96,7 +96,7 @@ async fn acquire_waits_as_long_as_it_is_told() {
         assert!(began.elapsed() >= Duration::from_millis(300), "it gave up early");
         let mut waiter = place.command(&["acquire", "busy", "--ttl", "5s", "--wait", "20s"]);
         let waiter = waiter.stdout(Stdio::piped()).spawn().expect("it starts");
-        // Held on for a while, so that the first look finds it held.
+        // Still held at the first attempt.
         tokio::time::sleep(Duration::from_millis(200)).await;
         assert!(guard.release().await.expect("answered"));
         let waiting = waiter.wait_with_output().expect("it ends");
@@ -106,7 +106,7 @@ async fn acquire_waits_as_long_as_it_is_told() {
 }
 
 #[tokio::test]
-async fn acquire_that_is_interrupted_leaves_the_line_and_dies_of_it() {
+async fn an_interrupted_acquire_leaves_the_queue_and_dies_of_the_signal() {
     for place in Place::each().await {
         let locks = place.manager().await;
         let guard = locks.lock("busy").await.expect("ours");
@@ -126,11 +126,11 @@ async fn acquire_that_is_interrupted_leaves_the_line_and_dies_of_it() {
 }
 
 #[tokio::test]
-async fn a_lease_of_a_script_outlives_the_command_and_ends_with_its_ttl() {
+async fn an_acquired_lease_outlives_the_command_and_expires() {
     for place in Place::each().await {
         acquire(&place, "short", "700ms");
         assert_eq!(place.json(&["why", "short"])["held"], true, "the command is gone, the lease is not");
-        assert!(place.ok(&["why", "short"]).contains("belongs to no process"));
+        assert!(place.ok(&["why", "short"]).contains("not tied to a process"));
         let began = Instant::now();
         place.ok(&["acquire", "short", "--ttl", "1s", "--wait", "10s"]);
         assert!(began.elapsed() < Duration::from_secs(5), "the ttl did not end it");
@@ -138,7 +138,7 @@ async fn a_lease_of_a_script_outlives_the_command_and_ends_with_its_ttl() {
 }
 
 #[tokio::test]
-async fn namespaces_and_stores_are_apart() {
+async fn namespaces_and_stores_are_separate() {
     let place = Place::redis().await;
     acquire(&place, "a", "1m");
     assert_eq!(place.run(&["acquire", "a", "--ttl", "1m", "--namespace", "other"]).code, 0);

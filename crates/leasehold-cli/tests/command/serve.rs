@@ -1,4 +1,4 @@
-//! `leasehold serve`: what it says, where it listens, and how it ends.
+//! `leasehold serve`: messages, addresses, keys, logs, the monitor and shutdown.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::common::{Place, bare, ran};
 
-/// A server of one's own; killed when dropped.
+/// A server, killed when dropped.
 pub(crate) struct Serving {
     pub(crate) child: Child,
     pub(crate) at: SocketAddr,
@@ -48,7 +48,7 @@ impl Serving {
         (head, value)
     }
 
-    /// Asks for something that is no JSON.
+    /// Gets a response that is not JSON.
     pub(crate) fn text(&self, path: &str) -> (String, String) {
         self.exchange("GET", path, "")
     }
@@ -82,7 +82,7 @@ impl Drop for Serving {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_others_take_is_served_and_signals_end_it() {
+async fn serve_shows_the_locks_of_other_processes_and_ends_on_signals() {
     for (place, signal) in Place::each().await.into_iter().zip([Signal::TERM, Signal::INT]) {
         let serving = Serving::start(&place, &[]);
         place.ok(&["acquire", "deploy", "--ttl", "1m"]);
@@ -102,15 +102,15 @@ async fn what_others_take_is_served_and_signals_end_it() {
 }
 
 #[test]
-fn it_says_where_and_why_not() {
+fn serve_prints_its_address_or_why_it_cannot_start() {
     let place = Place::sqlite();
     let other = TcpListener::bind("127.0.0.1:0").expect("a port");
     let taken = other.local_addr().expect("bound").to_string();
     let table: [(&[&str], i32, &str); 7] = [
-        (&["serve", "--listen", &taken], 69, "is taken"),
+        (&["serve", "--listen", &taken], 69, "is in use"),
         (&["serve", "--listen", "0.0.0.0:0"], 78, "no keys"),
         (&["serve", "--listen", "[::]:0"], 78, "no keys"),
-        (&["serve", "--listen", "nonsense"], 64, "no address to listen on"),
+        (&["serve", "--listen", "nonsense"], 64, "not a valid address"),
         (&["serve", "--listen", "192.0.2.1:80"], 78, "no keys"),
         (
             &["serve", "--tls-cert", "/nowhere/cert.pem", "--tls-key", "/nowhere/key.pem"],
@@ -135,7 +135,7 @@ fn it_says_where_and_why_not() {
 }
 
 #[test]
-fn keys_are_made_listed_and_revoked_and_open_the_door() {
+fn keys_are_created_listed_revoked_and_required() {
     let place = Place::sqlite();
     let made = place.run(&["keys", "create", "ops", "--role", "operator"]);
     assert_eq!((made.code, made.out.lines().count()), (0, 1), "{made:?}");
@@ -177,7 +177,7 @@ fn keys_are_made_listed_and_revoked_and_open_the_door() {
     let bad = place.home.path().join("bad.json");
     std::fs::write(&bad, "{").expect("written");
     let ran = place.run(&["serve", "--keys", bad.to_str().expect("text")]);
-    assert_eq!((ran.code, ran.err.contains("is no key file"), ran.err.lines().count()), (78, true, 1), "{ran:?}");
+    assert_eq!((ran.code, ran.err.contains("is not a key file"), ran.err.lines().count()), (78, true, 1), "{ran:?}");
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn no_log_shows_a_key_or_a_token() {
     let place = Place::sqlite();
     let key = place.ok(&["keys", "create", "ops", "--role", "operator"]).trim().to_owned();
     let mut command = place.command(&["serve", "--json", "--listen", "127.0.0.1:0"]);
-    // Into a file: a pipe that nobody reads would stop it.
+    // Into a file: a full pipe would block the server.
     let log = place.home.path().join("log");
     let serving = Serving::spawn(command.env("RUST_LOG", "trace").stderr(std::fs::File::create(&log).expect("a file")));
     let body = "{\"ttl_ms\": 60000, \"request_id\": \"a-canary-that-nobody-may-see\"}";
@@ -207,7 +207,7 @@ async fn s11_control_characters_leave_no_raw_byte_in_a_log() {
     let names = full_or(600, 10_000);
     let place = Place::redis().await;
     let redis = place.server.as_ref().expect("a server");
-    // Those of other kinds of clients, which refuse nothing: in the name, which is no lock's then, and in the value.
+    // Foreign clients can write anything into a key or a value.
     for n in 0..20 {
         let key = format!("gpu_lock:{n}{}", if n % 2 == 0 { "\u{1b}[2J\r\n\u{7f}\u{9b}" } else { "" });
         redis.command(&["SET", &key, &format!("\u{7}evil\u{1b}]0;x\u{7}\n{n}"), "PX", "600000"]).await;
@@ -243,7 +243,7 @@ async fn s11_control_characters_leave_no_raw_byte_in_a_log() {
     drop(serving);
     let said = std::fs::read_to_string(&log).expect("text");
     let raw = |text: &str| text.chars().filter(|c| c.is_control() && !"\r\n".contains(*c)).count();
-    assert!(said.contains("evil"), "others' holders are told of: {said}");
+    assert!(said.contains("evil"), "foreign holders are logged: {said}");
     report(
         "S11",
         format!(
@@ -257,7 +257,7 @@ async fn s11_control_characters_leave_no_raw_byte_in_a_log() {
     assert_eq!((raw(&said), raw(&answers)), (0, 0));
 }
 
-/// A monitor that looks five times a second and takes a second of silence for death.
+/// A monitor that runs five times a second and considers a holder dead after a second.
 fn impatient(place: &Place) -> String {
     let path = place.home.path().join("leasehold.yaml");
     let text = "gpu_lock_monitor:\n  monitor_interval: 0.2\n  heartbeat: {interval: 0.5, timeout: 1}\n  \
@@ -266,7 +266,7 @@ fn impatient(place: &Place) -> String {
     path.to_str().expect("text").to_owned()
 }
 
-/// Asks until it is as wanted.
+/// Repeats a request until the response is as expected.
 fn until(serving: &Serving, path: &str, wanted: impl Fn(&Value) -> bool) -> Value {
     let began = Instant::now();
     loop {
@@ -279,10 +279,10 @@ fn until(serving: &Serving, path: &str, wanted: impl Fn(&Value) -> bool) -> Valu
     }
 }
 
-/// Its lease frees a killed holder's GPU. One with a long lease is revoked at the hard level, and keeps others out until
-/// its ttl is over.
+/// A killed holder's GPU is free when its lease ends. A holder with a long lease is revoked at the hard level, and excludes
+/// others until its ttl is over.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_gpu_holder_is_freed_by_its_lease_and_a_living_one_is_not() {
+async fn a_killed_gpu_holder_is_freed_by_expiry_and_a_live_one_is_kept() {
     let place = Place::redis().await;
     let config = impatient(&place);
     let serving = Serving::start(&place, &["--config", &config]);
@@ -295,7 +295,7 @@ async fn a_killed_gpu_holder_is_freed_by_its_lease_and_a_living_one_is_not() {
         until(&serving, &format!("/api/v1/locks/gpu_lock:{gpu}"), |lock| lock["held"] == true);
     }
     for dies in &runs[..2] {
-        // The keeper is the one that holds it: the other one would end it in good order.
+        // The keeper holds the lease; a killed front would end in an orderly release.
         let keeper = children(dies.id()).into_iter().next().expect("a keeper");
         kill_process(Pid::from_raw(keeper.cast_signed()).expect("an id"), Signal::KILL).expect("it lives");
     }
@@ -319,14 +319,14 @@ async fn a_killed_gpu_holder_is_freed_by_its_lease_and_a_living_one_is_not() {
     }
 }
 
-/// The processes that a process started.
+/// Returns the children of a process.
 fn children(of: u32) -> Vec<u32> {
     let listed = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children")).expect("it lives");
     listed.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_server_monitors_and_when_it_is_killed_another_does() {
+async fn another_server_takes_over_the_monitor_when_the_leader_is_killed() {
     for place in Place::each().await {
         let config = impatient(&place);
         let mut servers =
@@ -350,7 +350,7 @@ async fn one_server_monitors_and_when_it_is_killed_another_does() {
     }
 }
 
-/// The commands since the last `SLOWLOG RESET` that took long, in microseconds: the slowest first.
+/// Returns the slow commands since the last `SLOWLOG RESET` and their durations in microseconds, slowest first.
 async fn slow_commands(redis: &RedisServer) -> Vec<(i64, String)> {
     let RedisValue::Array(entries) = redis.command(&["SLOWLOG", "GET", "-1"]).await else { panic!("a list") };
     let entry = |entry: RedisValue| match entry {
@@ -368,7 +368,7 @@ async fn slow_commands(redis: &RedisServer) -> Vec<(i64, String)> {
     slow
 }
 
-/// One figure of `/proc/PID/status`, in kB.
+/// Returns a field of `/proc/PID/status`, in kB.
 pub(crate) fn memory_kb(pid: u32, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
     let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("a figure");
@@ -376,7 +376,7 @@ pub(crate) fn memory_kb(pid: u32, field: &str) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn m01_a_pass_and_a_page_do_not_hold_up_a_large_store() {
+async fn m01_monitor_and_dashboard_do_not_block_a_large_store() {
     let (locks, keys) = full_or((500, 20_000), (10_000, 1_000_000));
     let place = Place::redis().await;
     let redis = place.server.as_ref().expect("a server");
@@ -410,7 +410,7 @@ async fn m01_a_pass_and_a_page_do_not_hold_up_a_large_store() {
         assert!(began.elapsed() < Duration::from_secs(240), "{shown}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     };
-    // Its own lead is one more.
+    // The leader's own lock is one more.
     let seen = passed["locks_seen"].as_u64().and_then(|seen| usize::try_from(seen).ok()).expect("a number");
     assert_eq!(seen, locks + 10 + 1, "{passed}");
     let searched_in = began.elapsed();
@@ -429,8 +429,8 @@ async fn m01_a_pass_and_a_page_do_not_hold_up_a_large_store() {
         let three: Vec<String> = slow.iter().take(3).map(|(us, command)| format!("{command} {us} us")).collect();
         three.join(", ")
     };
-    // What a page that is open asks for, again and again. Told by itself and without a bound: to write and read so much
-    // keeps all of a small machine busy, and the time for which Redis has no processor counts as its command's.
+    // The requests of an open dashboard. Reported separately and without a bound: they keep a small machine busy, and the
+    // time that Redis waits for a processor counts as its command's.
     redis.command(&["SLOWLOG", "RESET"]).await;
     let mut page = String::new();
     for path in ["/api/v1/overview", "/api/v1/timeline", "/api/v1/live"] {
@@ -466,7 +466,7 @@ async fn m01_a_pass_and_a_page_do_not_hold_up_a_large_store() {
         ),
     );
     assert!(peak_kb < 200 * 1_024, "{peak_kb} kB");
-    // Busy machines stop a server for longer than that, whatever it does; the full run has one to itself.
+    // On a busy machine any server pauses for longer than that; the full run has a machine to itself.
     assert!(slowest_us <= full_or(100_000, 5_000), "{slowest_us} us: {command}");
     drop(guards);
     manager.shutdown().await;

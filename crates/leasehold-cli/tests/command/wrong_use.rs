@@ -1,4 +1,4 @@
-//! Every wrong use gives one clear line and its exit code.
+//! Every usage error prints one line and has its exit code.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::common::{Place, Ran, bare, ran};
 
-/// One line on stderr, nothing on stdout, and the code.
+/// Expects one line on stderr, nothing on stdout, and an exit code.
 fn refused(what: &str, ran: &Ran, code: i32, says: &str) {
     assert_eq!(ran.code, code, "{what}: {ran:?}");
     assert_eq!(ran.out, "", "{what}: stdout is data");
@@ -16,7 +16,7 @@ fn refused(what: &str, ran: &Ran, code: i32, says: &str) {
 }
 
 #[test]
-fn a_command_line_that_makes_no_sense_ends_with_64() {
+fn usage_errors_exit_with_64() {
     let token = "x".repeat(32);
     let long = "n".repeat(513);
     let cases: &[(&[&str], &str)] = &[
@@ -29,7 +29,7 @@ fn a_command_line_that_makes_no_sense_ends_with_64() {
         (&["run", "--wiat", "5s", "x", "--", "true"], "--wait"),
         (&["run", "--wait", "5s", "--no-wait", "x", "--", "true"], "cannot be used with"),
         (&["run", "--ttl", "0s", "x", "--", "true"], "shorter than 50 ms"),
-        (&["run", "--ttl", "30", "x", "--", "true"], "30 what? write 30s"),
+        (&["run", "--ttl", "30", "x", "--", "true"], "30 has no unit; write 30s"),
         (&["run", "--wait", "soon", "x", "--", "true"], "not a duration"),
         (&["run", "--on-lost", "shrug", "x", "--", "true"], "kill, warn"),
         (&["run", "-E", "300", "x", "--", "true"], "300"),
@@ -81,7 +81,7 @@ fn a_command_line_that_makes_no_sense_ends_with_64() {
 }
 
 #[test]
-fn a_token_is_never_repeated() {
+fn errors_never_contain_the_token() {
     let place = Place::sqlite();
     let almost = format!("{}!", "secret".repeat(5));
     let ran = place.run(&["release", "x", "--token", &almost]);
@@ -89,7 +89,7 @@ fn a_token_is_never_repeated() {
 }
 
 #[test]
-fn a_store_that_cannot_be_used_ends_with_78() {
+fn an_unusable_store_exits_with_78() {
     let place = Place::sqlite();
     let dir = place.home.path().display();
     fs::write(place.home.path().join("text"), "not a database, but long enough to be mistaken for one".repeat(99))
@@ -114,7 +114,7 @@ fn a_store_that_cannot_be_used_ends_with_78() {
 }
 
 #[test]
-fn settings_of_the_environment_that_make_no_sense_end_with_78() {
+fn invalid_environment_variables_exit_with_78() {
     let place = Place::sqlite();
     let mut command = place.command(&["ls"]);
     command.env("LEASEHOLD_NAMESPACE", "a:b");
@@ -125,8 +125,8 @@ fn settings_of_the_environment_that_make_no_sense_end_with_78() {
 }
 
 #[test]
-fn without_a_home_no_temporary_directory_is_used() {
-    // Where all users share a directory, no home is needed.
+fn without_a_home_directory_there_is_no_default_store() {
+    // No home is needed where all users share a directory.
     if std::path::Path::new("/var/lib/leasehold").is_dir() {
         return;
     }
@@ -138,13 +138,13 @@ fn without_a_home_no_temporary_directory_is_used() {
 }
 
 #[test]
-fn a_store_that_may_not_be_read_ends_with_78() {
+fn an_unreadable_store_exits_with_78() {
     let place = Place::sqlite();
     let locked = place.home.path().join("locked");
     fs::create_dir(&locked).expect("created");
     fs::set_permissions(&locked, fs::Permissions::from_mode(0o000)).expect("set");
     fs::set_permissions(place.home.path(), fs::Permissions::from_mode(0o755)).expect("set");
-    // Root reads everything, so somebody else asks.
+    // Root can read every file, so run as another user.
     let binary = place.home.path().join("leasehold");
     fs::copy(env!("CARGO_BIN_EXE_leasehold"), &binary).expect("copied");
     let store = format!("sqlite:{}/locks.db", locked.display());
@@ -166,7 +166,7 @@ fn a_store_that_may_not_be_read_ends_with_78() {
 }
 
 #[test]
-fn a_full_disk_ends_with_69() {
+fn a_full_disk_exits_with_69() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut mount = Command::new("mount");
     mount.args(["-t", "tmpfs", "-o", "size=400k", "tmpfs"]).arg(dir.path());
@@ -185,7 +185,7 @@ fn a_full_disk_ends_with_69() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_ends_with_69_and_a_wrong_password_with_78() {
+async fn an_unreachable_server_exits_with_69_and_a_wrong_password_with_78() {
     let place = Place::redis().await;
     let server = place.server.as_ref().expect("a server");
     server.command(&["CONFIG", "SET", "requirepass", "right"]).await;
@@ -208,14 +208,14 @@ async fn a_server_that_is_not_there_ends_with_69_and_a_wrong_password_with_78() 
 }
 
 #[test]
-fn output_that_cannot_be_written_ends_with_74_and_a_closed_pipe_is_no_error() {
+fn unwritable_output_exits_with_74_and_a_closed_pipe_with_0() {
     let place = Place::sqlite();
     let full = || fs::OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
     place.ok(&["acquire", "held", "--ttl", "1m"]);
     let mut command = place.command(&["ls"]);
     command.stdout(full());
     refused("ls > /dev/full", &ran(command), 74, "cannot write to stdout");
-    // Whoever cannot be told the token must not keep the lock.
+    // If the token cannot be printed, the lock is released.
     let mut command = place.command(&["acquire", "lost", "--ttl", "1m"]);
     command.stdout(full());
     refused("acquire > /dev/full", &ran(command), 74, "cannot write to stdout");

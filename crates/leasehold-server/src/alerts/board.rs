@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use super::alert::{Alert, AlertKey, AlertState, Notice, SharedAlert};
 use super::condition::{Condition, Level, Source};
 
-/// The most firing alerts. If there are more, everything is broken and one more alert adds nothing.
+/// The most firing alerts. Beyond this many, one more adds nothing.
 const MAX_FIRING: usize = 5_000;
 /// The most resolved alerts that are kept, and for how long.
 const MAX_RESOLVED: usize = 500;
@@ -224,7 +224,7 @@ mod tests {
         Condition {
             name: Some(LockName::new(name).expect("a name")),
             holder_id: Some(holder.to_owned()),
-            ..Condition::new(kind, level, "it is so")
+            ..Condition::new(kind, level, "a message")
         }
     }
 
@@ -241,7 +241,7 @@ mod tests {
             [(AlertState::Firing, "lock_over_soft")]
         );
         assert!(board.report(Source::Monitor, vec![over()], 2_000).is_empty(), "notified before");
-        assert!(board.report(Source::Journal, vec![], 2_500).is_empty(), "another source's business");
+        assert!(board.report(Source::Journal, vec![], 2_500).is_empty(), "another source resolves nothing");
         let firing = board.firing();
         assert_eq!((firing.len(), firing[0].since_ms, firing[0].last_ms, firing[0].count), (1, 1_000, 2_000, 1));
         // The lock changed hands: another holder is another alert.
@@ -266,7 +266,7 @@ mod tests {
         let at = |level| vec![condition("risky_store_settings", level, "x", "")];
         assert_eq!(board.report(Source::Checkup, at(Level::Warning), 1).len(), 1);
         assert_eq!(board.report(Source::Checkup, at(Level::Critical), 2).len(), 1);
-        assert!(board.report(Source::Checkup, at(Level::Warning), 3).is_empty(), "better is not worth a message");
+        assert!(board.report(Source::Checkup, at(Level::Warning), 3).is_empty(), "an improvement is not sent");
         assert_eq!((board.count(Level::Warning), board.count(Level::Critical)), (1, 0));
     }
 
@@ -336,7 +336,7 @@ mod tests {
         assert!(started.is_empty(), "shown already");
         assert_eq!(unsent.iter().map(|alert| &*alert.kind).collect::<Vec<_>>(), ["lua_script_error"]);
         other.mark_notified(|_| true);
-        assert_eq!(other.take_over(leader.shared_alerts()), (vec![], vec![]), "and that once");
+        assert_eq!(other.take_over(leader.shared_alerts()), (vec![], vec![]), "sent once");
         assert!(other.report(Source::Monitor, vec![over()], 3_000).is_empty());
         let over = other.report(Source::Monitor, vec![], 4_000);
         assert_eq!(states(&over), [(AlertState::Resolved, "lock_over_hard")]);

@@ -89,7 +89,7 @@ async fn check_journal(app: &App) {
     let condition = (!entries.is_empty()).then(|| {
         let open = entries.iter().filter(|entry| entry.kind == JournalKind::Unreleased).count();
         let text = format!(
-            "{}; the oldest is of {}. See leasehold journal list",
+            "{}; the oldest concerns {}. See `leasehold journal list`",
             journal_summary(&machine(), open, entries.len() - open),
             entries[0].name
         );

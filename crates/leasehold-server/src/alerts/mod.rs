@@ -119,13 +119,13 @@ impl Alerts {
             }
             "gpu_lock_emergency_release" => {
                 let text = format!(
-                    "{name} (held by {owner}) was released by emergency, because the usual ways failed: {detail}"
+                    "{name} (held by {owner}) was released in an emergency, because the usual ways failed: {detail}"
                 );
                 ("gpu_lock_emergency_release", text)
             }
             "release_journalled" => {
                 let text = format!(
-                    "{name} (held by {owner}) could not be released by any means, and was written to a journal: {detail}"
+                    "{name} (held by {owner}) could not be released; the release was written to a journal: {detail}"
                 );
                 ("release_journalled", text)
             }

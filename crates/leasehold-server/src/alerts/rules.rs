@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::condition::{Condition, Level};
 
-/// A higher share of emergency releases among all locks is no accident.
+/// A higher rate of emergency releases raises an alert.
 pub(crate) const EMERGENCY_RATE: f64 = 0.05;
 
 /// The counters that the rules use, and the store's marks of how far they were evaluated. Thanks to the marks, a
@@ -75,21 +75,21 @@ fn conditions([locks, emergencies, violations, script_errors]: Counts, window_ms
     let rate = emergencies as f64 / locks.max(1) as f64;
     if rate > EMERGENCY_RATE {
         let text = format!(
-            "too many locks were released by emergency: {:.2} % ({emergencies} of {locks}) {within}; see why releases fail",
+            "too many emergency releases: {:.2} % of all locks ({emergencies} of {locks}) {within}; find out why releases fail",
             rate * 100.0
         );
         found.push(Condition::new("high_emergency_release_rate", Level::Critical, text).value(rate));
     }
     if violations > 0 {
         let text = format!(
-            "{} of a lock that its releaser no longer held {within}; nothing was changed, but work may have outlived its lease",
+            "{} of a lock that the caller no longer held {within}; nothing was changed, but work may have outlived its lease",
             releases(violations)
         );
         found.push(Condition::new("ownership_violations", Level::Warning, text).value(violations as f64));
     }
     if script_errors > 0 {
         let text = format!(
-            "{} failed {within} because the store could not run the script; leasehold doctor says more",
+            "{} failed {within} because the store could not run the script; see `leasehold doctor`",
             releases(script_errors)
         );
         found.push(Condition::new("lua_script_errors", Level::Critical, text).value(script_errors as f64));

@@ -200,7 +200,7 @@ impl Setting for CommandLine {
         };
         match words.first() {
             Some(program) if !program.trim().is_empty() => Ok(Self(words)),
-            _ => Err("names no program: write its path, or a list of it and its arguments".into()),
+            _ => Err("has no program: write a path, or a list of a path and arguments".into()),
         }
     }
 }
@@ -233,10 +233,10 @@ impl Setting for WebhookUrl {
         }
         let authority = uri.authority().map_or("", axum::http::uri::Authority::as_str);
         if authority.contains('@') {
-            return Err("carries a user or password, which are not sent: leave them out".into());
+            return Err("has a user or password, which are not sent: remove them".into());
         }
         if uri.host().is_none_or(str::is_empty) {
-            return Err("names no host: write https://host/path".into());
+            return Err("has no host: write https://host/path".into());
         }
         if authority.rsplit_once(':').is_some_and(|(_, port)| !port.ends_with(']') && port.parse::<u16>().is_err()) {
             return Err("has an invalid port: write https://host:443/path".into());
@@ -266,7 +266,7 @@ impl Secret {
 impl Setting for Secret {
     fn parse(text: &str) -> Result<Self, String> {
         if text.len() < MIN_SECRET_BYTES {
-            return Err(format!("is shorter than {MIN_SECRET_BYTES} bytes: make one with `openssl rand -hex 32`"));
+            return Err(format!("is shorter than {MIN_SECRET_BYTES} bytes: create one with `openssl rand -hex 32`"));
         }
         Ok(Self(text.to_owned()))
     }

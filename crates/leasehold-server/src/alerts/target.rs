@@ -37,7 +37,7 @@ pub(super) async fn connect(
         Err(_) => resolve(host, port, within).await?,
     };
     if found.is_empty() {
-        return Err(ConnectError::NoAddress("its name does not resolve to any".into()));
+        return Err(ConnectError::NoAddress("the name resolves to none".into()));
     }
     // Check all of them: a name with a public and a private address may be an attack.
     if !allow_private && let Some(private) = found.iter().find(|address| !is_public(address.ip())) {

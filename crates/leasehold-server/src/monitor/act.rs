@@ -89,7 +89,7 @@ async fn evict(app: &App, name: &LockName, holder: &Holder, mode: EvictMode, why
             ("changed_hands", Effect::NoLongerHeld)
         }
         Ok(Evicted::Free) => {
-            tracing::info!(%name, looked_at = %holder.id, "the lock is free already");
+            tracing::info!(%name, looked_at = %holder.id, "the lock is already free");
             ("free", Effect::NoLongerHeld)
         }
         Ok(Evicted::Foreign(_)) => {
@@ -101,7 +101,7 @@ async fn evict(app: &App, name: &LockName, holder: &Holder, mode: EvictMode, why
             ("failed", Effect::Failed)
         }
         Err(EvictError::Store(error)) => {
-            tracing::warn!(%name, error = %format_args!("{error:#}"), "it is unknown whether the holder was evicted");
+            tracing::warn!(%name, error = %format_args!("{error:#}"), "unknown whether the holder was evicted");
             ("failed", Effect::Failed)
         }
     }
@@ -118,12 +118,12 @@ async fn ask(app: &App, name: &LockName, holder: &Holder, why: &str) -> (&'stati
         Ok(FinishRequest::ChangedHands(_)) => ("changed_hands", None, Effect::NoLongerHeld),
         Ok(FinishRequest::Free) => ("free", None, Effect::NoLongerHeld),
         Err(error) => {
-            tracing::warn!(%name, error = %format_args!("{error:#}"), "it is unknown whether the holder was asked to finish");
+            tracing::warn!(%name, error = %format_args!("{error:#}"), "unknown whether the holder was asked to finish");
             ("failed", None, Effect::Failed)
         }
     };
     audited.record_outcome(outcome, of.as_ref());
-    tracing::info!(%name, owner = %holder.owner, holder = %holder.id, outcome, why, "requested the holder to finish");
+    tracing::info!(%name, owner = %holder.owner, holder = %holder.id, outcome, why, "asked the holder to finish");
     (outcome, end)
 }
 
@@ -167,7 +167,7 @@ mod tests {
 
     /// The monitor sees A over its limit; A releases the lock and B acquires it before the monitor acts.
     #[tokio::test(flavor = "multi_thread")]
-    async fn the_delayed_eviction_of_a_never_harms_b() {
+    async fn a_delayed_eviction_does_not_affect_the_next_holder() {
         let (redis, dir) = (RedisServer::start().await, tempfile::tempdir().expect("a directory"));
         let mut settings = Settings::default();
         let audit = dir.path().join("audit.jsonl");

@@ -10,7 +10,7 @@ use crate::alerts::{Condition, Level};
 
 /// The lock that elects the server that monitors.
 pub(crate) const ELECTION: &str = "leasehold-monitor";
-/// A lease longer than this was more likely forgotten than needed.
+/// A longer lease is probably a mistake.
 const STALE_LEASE: Duration = Duration::from_secs(7_200);
 /// The prefix of task locks. Foreign clients hold task locks too; their other keys are not judged.
 const TASK_PREFIX: &str = "task_lock:";
@@ -179,7 +179,7 @@ pub(crate) fn judge(name: &LockName, holder: &Holder, past: &Past, now_ms: u64, 
             }
             // If one of our leases lost its expiry, the next renewal restores it.
             _ if holder.ttl_left.is_none() && (holder.foreign || dead) => {
-                add("stale_lock", Level::Warning, observed.held, format!("held by {}, and never ends", holder.owner));
+                add("stale_lock", Level::Warning, observed.held, format!("held by {}, and never expires", holder.owner));
             }
             _ => {}
         }
@@ -262,7 +262,7 @@ impl<'a> Observation<'a> {
     fn cannot_be_reached(&self, rules: &Rules) -> Option<String> {
         let gone_for = self.gone_for.filter(|gone| *gone >= rules.heartbeat && self.silent >= rules.heartbeat)?;
         let ends = self.holder.ttl_left.map_or_else(String::new, |left| format!("; its lease ends in {}", shown(left)));
-        Some(format!("cannot be reached for {}{ends}", shown(gone_for)))
+        Some(format!("has been unreachable for {}{ends}", shown(gone_for)))
     }
 }
 

@@ -123,7 +123,7 @@ impl Memory {
         if all.len() > MAX_CONDITIONS {
             tracing::warn!(
                 found = all.len(),
-                told = MAX_CONDITIONS,
+                reported = MAX_CONDITIONS,
                 "too many conditions: only the worst are reported"
             );
             all.sort_by(|a, b| (b.level, &a.name, a.kind).cmp(&(a.level, &b.name, b.kind)));

@@ -134,7 +134,7 @@ impl Leader {
         if record.attempts.exhausted(&self.cleanup) {
             for condition in &mut record.conditions {
                 condition.level = Level::Critical;
-                condition.message += "; evicting it failed, and is not retried";
+                condition.message += "; the eviction failed and is not retried";
             }
         }
         if verdict.remember {
@@ -168,7 +168,7 @@ impl Leader {
             Effect::Failed => {
                 record.attempts.record_failure(now_ms, &self.cleanup);
                 if record.attempts.exhausted(&self.cleanup) {
-                    tracing::error!(%name, holder = %holder.id, "all attempts to evict failed: an operator must act");
+                    tracing::error!(%name, holder = %holder.id, "all attempts to evict the holder failed: an operator must act");
                 }
             }
         }

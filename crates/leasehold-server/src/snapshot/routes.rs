@@ -193,7 +193,7 @@ fn status(app: &App, state: &SnapshotState, now_ms: u64) -> (&'static str, Vec<S
         state.history.locks().filter(|seen| health::is_zombie(&seen.lock, now_ms, &app.settings.monitor)).count();
     if zombies > 0 {
         let holders = if zombies == 1 { "holder is" } else { "holders are" };
-        reasons.push(format!("{zombies} {holders} gone or silent"));
+        reasons.push(format!("{zombies} {holders} gone or without a heartbeat"));
     }
     if health::is_alarming(&state.exceptions) {
         reasons.push("more than 5 % of all releases were emergencies".to_owned());

@@ -70,7 +70,7 @@ impl Reader {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_happens_is_told_and_can_be_taken_up_again() {
+async fn events_are_streamed_and_a_client_can_resume() {
     for place in Place::each().await {
         let mut reader = Reader::open(&place, None).await;
         let taken =
@@ -99,8 +99,8 @@ async fn what_happens_is_told_and_can_be_taken_up_again() {
         assert_eq!((gap.kind.as_str(), first), ("gap", granted), "of another server");
         let mut up_to_date = Reader::open(&place, Some(&forced.id)).await;
         place.post("/api/v1/locks/next/acquire", &json!({ "ttl_ms": 60_000 })).await.ok();
-        let told = up_to_date.next().await;
-        assert_eq!((told.kind.as_str(), &told.data["name"]), ("granted", &json!("next")), "{}", place.kind);
+        let event = up_to_date.next().await;
+        assert_eq!((event.kind.as_str(), &event.data["name"]), ("granted", &json!("next")), "{}", place.kind);
         drop(guard);
         place.end().await;
     }
@@ -121,7 +121,7 @@ async fn streams_end_with_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gap_is_told_when_the_store_was_away() {
+async fn a_store_outage_sends_a_gap() {
     let place = Place::redis().await;
     let mut reader = Reader::open(&place, None).await;
     let redis = place.redis.as_ref().expect("a server");

@@ -1,13 +1,13 @@
-//! The server as its users see it: over HTTP, on every store.
+//! Black-box tests of the server: over HTTP, on every store.
 
-mod described;
-mod doors;
+mod auth;
 mod events;
-mod evicting;
+mod evict;
+mod leases;
+mod locks;
 mod monitor;
+mod openapi;
 mod operating;
-mod reading;
 mod snapshot;
 mod support;
-mod taking;
 mod tasks;

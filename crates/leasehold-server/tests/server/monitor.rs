@@ -1,4 +1,4 @@
-//! The monitor on a real store: what it reports, whom it asks, and whom it evicts.
+//! The monitor on a real store: what it reports, which holders it asks to finish, and which it evicts.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use crate::support::Place;
 
-/// Longer than anything here may take.
+/// The timeout of every wait.
 const LONG: Duration = Duration::from_secs(20);
 /// The token of leases that a test writes into Redis itself.
 const TOKEN: &str = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
@@ -80,7 +80,7 @@ fn audited(audit: &Path) -> Vec<Value> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_kind_of_client_is_freed_at_the_hard_level_or_only_told_about() {
+async fn a_foreign_holder_is_forced_at_the_hard_level_or_only_reported() {
     for auto_recovery in [true, false] {
         let dir = tempfile::tempdir().expect("a directory");
         let audit = dir.path().join("audit.jsonl");
@@ -123,7 +123,7 @@ async fn another_kind_of_client_is_freed_at_the_hard_level_or_only_told_about() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_living_are_asked_and_left_alone_unless_configured() {
+async fn live_holders_are_asked_to_finish_and_evicted_only_if_configured() {
     for evict_living in [false, true] {
         let dir = tempfile::tempdir().expect("a directory");
         let audit = dir.path().join("audit.jsonl");
@@ -139,7 +139,7 @@ async fn the_living_are_asked_and_left_alone_unless_configured() {
         assert!(why.contains("please finish"), "{why}");
         assert_eq!(next(&mut events, EventKind::AskedToFinish).await.name, "gpu_lock:0");
         if evict_living {
-            let lost = timeout(LONG, guard.lost()).await.expect("told");
+            let lost = timeout(LONG, guard.lost()).await.expect("notified");
             assert_eq!(lost, leasehold::LossReason::Revoked);
             until(&place, "revoked", |shown| did(shown, "revoke", "revoked").is_some()).await;
         } else {
@@ -249,7 +249,7 @@ fn since_now_ms() -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_runs_on_every_store_and_says_what_it_goes_by() {
+async fn the_monitor_runs_on_every_store_and_shows_its_rules() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut settings = impatient(&dir.path().join("audit.jsonl"));
     settings.monitor.names = Setting::parse("gpu_lock:*, nightly").expect("valid");
@@ -298,7 +298,7 @@ async fn an_eviction_that_fails_is_tried_again_as_often_as_configured() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_goes_on_when_the_store_is_back() {
+async fn the_monitor_continues_after_a_store_outage() {
     let dir = tempfile::tempdir().expect("a directory");
     let place = Place::redis_with(impatient(&dir.path().join("audit.jsonl"))).await;
     let redis = place.redis.as_ref().expect("a server");

@@ -25,7 +25,7 @@ fn tenure<'a>(answer: &'a Value, owner: &str) -> &'a Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn holding_waiting_and_handing_over_are_seen_on_every_store() {
+async fn the_snapshot_shows_holders_waiters_and_hand_offs_on_every_store() {
     for place in Place::each().await {
         let alice = place.locks.lock("deploy").owner("alice").await.expect("free");
         let waiting = {
@@ -42,14 +42,14 @@ async fn holding_waiting_and_handing_over_are_seen_on_every_store() {
         let (fence, alice_id) = (alice.fence().get(), alice.holder_id().to_string());
         alice.release().await.expect("ours");
         let bob = waiting.await.expect("no panic");
-        let told = until(&place, "/api/v1/timeline", "handed over", |timeline| {
+        let shown = until(&place, "/api/v1/timeline", "handed over", |timeline| {
             !tenure(timeline, "alice")["end"].is_null() && !tenure(timeline, "bob")["after"].is_null()
         });
-        let told = told.await;
-        let (first, second) = (tenure(&told, "alice"), tenure(&told, "bob"));
-        assert_eq!((&first["end"], &first["fence"]), (&json!("released"), &json!(fence)), "{}: {told}", place.kind);
-        assert_eq!((&second["after"], &second["end"]), (&json!(alice_id), &Value::Null), "{}: {told}", place.kind);
-        assert_eq!(told["waits"][0]["ended_ms"], second["since_ms"], "{}: {told}", place.kind);
+        let shown = shown.await;
+        let (first, second) = (tenure(&shown, "alice"), tenure(&shown, "bob"));
+        assert_eq!((&first["end"], &first["fence"]), (&json!("released"), &json!(fence)), "{}: {shown}", place.kind);
+        assert_eq!((&second["after"], &second["end"]), (&json!(alice_id), &Value::Null), "{}: {shown}", place.kind);
+        assert_eq!(shown["waits"][0]["ended_ms"], second["since_ms"], "{}: {shown}", place.kind);
         let live = place.get(&changes).await.ok();
         assert_eq!(live["locks"][0]["holder_id"], bob.holder_id().to_string(), "only what has changed: {live}");
 
@@ -67,7 +67,7 @@ async fn holding_waiting_and_handing_over_are_seen_on_every_store() {
         for unknown in ["000000000000-1", "nonsense", &format!("{}9", seen["after"].as_str().expect("text"))] {
             assert_eq!(place.get(&format!("/api/v1/live?after={unknown}")).await.ok()["complete"], true, "{unknown}");
         }
-        let secret = format!("{gone}{told}");
+        let secret = format!("{gone}{shown}");
         assert!(!secret.contains("token"), "no token is in it");
         drop(bob);
         place.end().await;
@@ -75,7 +75,7 @@ async fn holding_waiting_and_handing_over_are_seen_on_every_store() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_is_gone_is_said_and_the_last_picture_stays() {
+async fn an_unreachable_store_is_reported_with_the_last_snapshot() {
     let place = Place::redis().await;
     let guard = place.locks.lock("deploy").owner("alice").ttl(Duration::from_secs(60)).await.expect("free");
     until(&place, "/api/v1/overview", "held", |overview| overview["held"] == 1).await;
@@ -92,7 +92,7 @@ async fn a_store_that_is_gone_is_said_and_the_last_picture_stays() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_page_is_open_and_what_it_shows_is_not() {
+async fn the_dashboard_is_public_and_its_data_is_not() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = KeyFile::new(dir.path().join("keys.json"));
     let (_, viewer) = file.create("looker", Role::Viewer).expect("made");

@@ -8,7 +8,7 @@ use leasehold::lease::Token;
 use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn task_locks_are_seen_and_freed_by_their_task() {
+async fn task_locks_are_listed_and_released_by_task() {
     for place in Place::each().await {
         let guard =
             place.locks.lock("task_lock:6").owner("nightly").ttl(Duration::from_secs(3_600)).await.expect("free");
@@ -39,7 +39,7 @@ async fn task_locks_are_seen_and_freed_by_their_task() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_health_is_that_of_the_fleet() {
+async fn the_health_covers_the_whole_store() {
     let path = "/api/v1/monitoring/gpu-lock/health";
     for place in Place::each().await {
         let health = place.get(path).await.ok();
@@ -78,7 +78,7 @@ async fn the_health_is_that_of_the_fleet() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn zombies_degrade_it_and_a_store_that_is_down_is_unhealthy() {
+async fn zombies_degrade_the_health_and_a_store_outage_makes_it_unhealthy() {
     let path = "/api/v1/monitoring/gpu-lock/health";
     let place = Place::redis().await;
     let redis = place.redis.as_ref().expect("a server");

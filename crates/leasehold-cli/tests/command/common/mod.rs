@@ -1,4 +1,4 @@
-//! The real command in a home of its own.
+//! Runs the real command with its own home directory.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::path::Path;
@@ -7,14 +7,14 @@ use std::process::{Command, Output, Stdio};
 use leasehold_testkit::RedisServer;
 use serde_json::Value;
 
-/// A store and a home for the command, gone when dropped.
+/// A store and a home directory for the command, removed when dropped.
 pub(crate) struct Place {
     pub(crate) store: String,
     pub(crate) home: tempfile::TempDir,
     pub(crate) server: Option<RedisServer>,
 }
 
-/// What a command did.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) code: i32,
@@ -34,7 +34,7 @@ impl Place {
         Self { store: server.url(), home: tempfile::tempdir().expect("a directory"), server: Some(server) }
     }
 
-    /// One of each kind.
+    /// Returns a place for each kind of store.
     pub(crate) async fn each() -> [Self; 2] {
         [Self::sqlite(), Self::redis().await]
     }
@@ -49,7 +49,7 @@ impl Place {
         ran(self.command(args))
     }
 
-    /// Runs what must succeed.
+    /// Runs a command that must succeed. Returns its stdout.
     pub(crate) fn ok(&self, args: &[&str]) -> String {
         let ran = self.run(args);
         assert_eq!(ran.code, 0, "{args:?}: {ran:?}");
@@ -74,9 +74,9 @@ impl Place {
     }
 }
 
-/// The command without anything in its environment.
+/// Returns the command with an empty environment.
 pub(crate) fn bare(args: &[&str]) -> Command {
-    // Another build of it, where its speed matters.
+    // Performance tests use another build.
     let program = std::env::var_os("LEASEHOLD_TEST_PROGRAM");
     let mut command = Command::new(program.unwrap_or_else(|| env!("CARGO_BIN_EXE_leasehold").into()));
     command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default()).args(args).stdin(Stdio::null());
@@ -89,7 +89,7 @@ pub(crate) fn ran(mut command: Command) -> Ran {
     Ran { code: status.code().unwrap_or(-1), out: text(stdout), err: text(stderr) }
 }
 
-/// Runs in a terminal, with something typed into it. What it says to the terminal comes back in `out`.
+/// Runs the command in a terminal and types into it. `out` is the terminal's content.
 pub(crate) fn in_terminal(place: &Place, args: &[&str], typed: &str) -> Ran {
     let binary = Path::new(env!("CARGO_BIN_EXE_leasehold"));
     let line: Vec<String> = args.iter().map(|arg| format!("'{arg}'")).collect();

@@ -1,4 +1,4 @@
-//! What the tests of `leasehold run` share: a store of their own, and waiting for the thing itself.
+//! Helpers for the tests of `leasehold run`.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -10,11 +10,11 @@ use leasehold_testkit::RedisServer;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Nothing here takes longer, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The timeout of every wait, generous for busy machines.
+const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// A store and a directory, gone when dropped.
+/// A store and a directory, removed when dropped.
 pub(crate) struct World {
     pub(crate) dir: TempDir,
     pub(crate) url: String,
@@ -35,7 +35,7 @@ impl World {
         Self { dir: tempfile::tempdir().expect("a directory"), url: redis.url(), redis: Some(redis), runtime }
     }
 
-    /// Each store once.
+    /// Returns a world for each kind of store.
     pub(crate) fn all() -> [Self; 2] {
         [Self::sqlite(), Self::redis()]
     }
@@ -44,7 +44,7 @@ impl World {
         self.dir.path().join(name)
     }
 
-    /// `leasehold run ARGS`, in the directory, on the store.
+    /// Returns the command `leasehold run ARGS`, in the directory, on the store.
     pub(crate) fn run(&self, args: &[&str]) -> Command {
         let mut command = self.leasehold(&["run"]);
         command.args(args);
@@ -58,7 +58,7 @@ impl World {
         command
     }
 
-    /// Runs it and waits for its end.
+    /// Runs `leasehold run ARGS` to its end.
     pub(crate) fn output(&self, args: &[&str]) -> Ended {
         Ended::of(&mut self.run(args))
     }
@@ -77,7 +77,7 @@ impl World {
         self.runtime.block_on(self.redis.as_ref().expect("a Redis world").command(parts));
     }
 
-    /// How many stand in line.
+    /// Returns the number of waiters.
     pub(crate) fn waiters(&self, name: &str) -> usize {
         self.with(async |locks| locks.info(name).await.expect("an answer").waiters.len())
     }
@@ -98,7 +98,7 @@ impl World {
     }
 }
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) code: Option<i32>,
@@ -141,7 +141,7 @@ impl Job {
         kill_process(self.pid(), signal).expect("a child of ours");
     }
 
-    /// Its exit code, or minus the signal that ended it.
+    /// Waits for the end. Returns the exit code, or minus the signal.
     pub(crate) fn wait(&mut self) -> i32 {
         use std::os::unix::process::ExitStatusExt;
         let status = wait_for("a process to end", || self.0.try_wait().expect("a child of ours"));
@@ -156,25 +156,25 @@ impl Drop for Job {
     }
 }
 
-/// Looks until there is something.
+/// Polls until there is a value.
 pub(crate) fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(began.elapsed() < PATIENCE, "waited in vain for {what}");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "timed out waiting for {what}");
         std::thread::sleep(LOOK_EVERY);
     }
 }
 
-/// Whether a process runs (a zombie does not).
+/// Returns whether a process runs (a zombie does not).
 pub(crate) fn is_alive(pid: &str) -> bool {
     let stat = std::fs::read_to_string(Path::new("/proc").join(pid).join("stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
-/// Whether a process was stopped by a signal.
+/// Returns whether a process is stopped by a signal.
 pub(crate) fn is_stopped(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
@@ -186,12 +186,12 @@ pub(crate) fn kill(pid: &str) {
     }
 }
 
-/// The keeper below a front.
+/// Returns the keeper of a front.
 pub(crate) fn keeper_of(front: Pid) -> Option<Pid> {
     first_child(front)
 }
 
-/// The guardian below a keeper.
+/// Returns the guardian of a keeper.
 pub(crate) fn guardian_of(keeper: Pid) -> Option<Pid> {
     first_child(keeper)
 }
@@ -199,7 +199,7 @@ pub(crate) fn guardian_of(keeper: Pid) -> Option<Pid> {
 fn first_child(parent: Pid) -> Option<Pid> {
     let parent = parent.as_raw_nonzero().to_string();
     let mut children: Vec<i32> = Vec::new();
-    // Any thread can have started it.
+    // Any thread may have started it.
     for thread in std::fs::read_dir(format!("/proc/{parent}/task")).ok()?.flatten() {
         let text = std::fs::read_to_string(thread.path().join("children")).unwrap_or_default();
         children.extend(text.split_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));

@@ -25,7 +25,7 @@ async fn violate(locks: &LockManager) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_client_suffers_is_told_with_its_lock_and_task() {
+async fn an_alert_names_the_lock_and_the_task() {
     let mut options = quiet();
     options.max_release_retries = 0;
     options.emergency_release_delay = Duration::ZERO;
@@ -53,7 +53,7 @@ async fn what_a_client_suffers_is_told_with_its_lock_and_task() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_fleet_is_watched_on_every_store_also_while_no_server_ran() {
+async fn alerts_cover_the_time_without_a_server_on_every_store() {
     for place in Place::each().await {
         // Counted and published when it shuts down.
         violate(&place.locks).await;
@@ -66,7 +66,7 @@ async fn the_fleet_is_watched_on_every_store_also_while_no_server_ran() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_is_down_is_told_and_its_return_too() {
+async fn a_store_outage_raises_an_alert_and_its_end_resolves_it() {
     let place = Place::redis().await;
     let redis = place.redis.as_ref().expect("a server");
     redis.kill9();
@@ -78,7 +78,7 @@ async fn a_store_that_is_down_is_told_and_its_return_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn risky_settings_are_told() {
+async fn risky_store_settings_raise_an_alert() {
     let place = Place::redis().await;
     let redis = place.redis.as_ref().expect("a server");
     redis.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;

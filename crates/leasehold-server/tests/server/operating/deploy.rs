@@ -34,7 +34,7 @@ fn without_suffix(name: &str, known: &BTreeSet<String>) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_figure_that_is_drawn_or_watched_exists() {
+async fn every_metric_in_dashboards_and_rules_exists() {
     let place = Place::memory().await;
     place.get("/api/v1/locks").await.ok();
     let served = place.ask("GET", "/metrics", "Accept: application/openmetrics-text\r\n", "").await.body;
@@ -85,9 +85,9 @@ async fn every_figure_that_is_drawn_or_watched_exists() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn prometheus_finds_nothing_wrong() {
+async fn promtool_accepts_the_rules_and_the_metrics() {
     if Command::new("promtool").arg("--version").output().is_err() {
-        println!("promtool is not installed: rules and figures were not checked");
+        println!("promtool is not installed: rules and metrics were not checked");
         return;
     }
     let said = |output: &Output| {
@@ -112,7 +112,7 @@ async fn prometheus_finds_nothing_wrong() {
 }
 
 #[test]
-fn the_unit_is_one_and_leaves_few_doors_open() {
+fn the_systemd_unit_is_valid() {
     let (_, unit) = deploy("systemd/leasehold.service");
     assert!(unit.contains("ExecStart=/usr/local/bin/leasehold serve\n"));
     if Command::new("systemd-analyze").arg("--version").output().is_err() {
@@ -128,7 +128,7 @@ fn the_unit_is_one_and_leaves_few_doors_open() {
     assert!(checked.status.success() && !said.contains("leasehold.service:"), "{said}");
 }
 
-/// Everything that a user of locks does.
+/// Uses every operation of the library.
 async fn battery(redis: &RedisServer, url: &str) {
     let options = || {
         let mut options: Options = quiet();
@@ -177,7 +177,7 @@ async fn battery(redis: &RedisServer, url: &str) {
     waits.await.expect("no panic").release().await.expect("answered");
     drop(held);
     c.shutdown().await;
-    // A waiter that gives up, a pool, a value for everybody, work that is done once, a lease without a process.
+    // A waiter that gives up, a pool, a claim, a once, a lease without a process.
     let held = a.lock("plain").await.expect("free");
     assert!(b.lock("plain").wait_up_to(Duration::from_millis(100)).await.is_err());
     drop(held);
@@ -204,7 +204,7 @@ async fn battery(redis: &RedisServer, url: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_published_redis_user_may_do_all_that_is_done_and_nothing_dangerous() {
+async fn the_published_redis_user_has_enough_permissions_and_no_dangerous_ones() {
     let (_, file) = deploy("redis/users.acl");
     let redis = RedisServer::start().await;
     let rules: Vec<&str> = file.split_whitespace().skip(2).collect();
@@ -219,7 +219,7 @@ async fn the_published_redis_user_may_do_all_that_is_done_and_nothing_dangerous(
     let log = redis.command(&["ACL", "LOG"]).await;
     assert_eq!(log, Reply::Array(Vec::new()), "0 NOPERM");
 
-    // Nothing is allowed without need: commands that were not called here are listed with the reason.
+    // No needless permission: commands that were not called here are listed with the reason.
     let called = redis.commandstats().await;
     let uncalled = rules.iter().filter_map(|rule| rule.strip_prefix('+')).filter(|name| !called.contains_key(*name));
     let uncalled: Vec<&str> = uncalled.collect();

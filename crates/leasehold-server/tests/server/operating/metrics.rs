@@ -17,7 +17,7 @@ pub(crate) fn series(text: &str) -> BTreeMap<String, f64> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_clients_did_is_what_the_figures_say() {
+async fn the_metrics_match_what_the_clients_did() {
     for place in Place::each().await {
         let locks = &place.locks;
         for n in 0..20 {
@@ -91,7 +91,7 @@ async fn what_clients_did_is_what_the_figures_say() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_waits_is_counted() {
+async fn waiters_are_counted() {
     for place in Place::each().await {
         let held = place.locks.lock("wanted").await.expect("free");
         let waiting = {

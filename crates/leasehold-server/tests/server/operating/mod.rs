@@ -39,5 +39,5 @@ async fn alert(place: &Place, what: &str, wanted: impl Fn(&Value) -> bool) -> Va
         }
     };
     let found = tokio::time::timeout(Duration::from_secs(30), looking).await;
-    found.unwrap_or_else(|_| panic!("{}: never came: {what}", place.kind))
+    found.unwrap_or_else(|_| panic!("{}: timed out: {what}", place.kind))
 }

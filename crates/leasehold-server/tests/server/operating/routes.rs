@@ -28,7 +28,7 @@ async fn journalled(dir: &std::path::Path) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_could_not_be_released_is_shown_alerted_and_settled_by_an_operator() {
+async fn failed_releases_are_shown_alerted_and_settled_by_an_operator() {
     let dir = tempfile::tempdir().expect("a directory");
     let journal = dir.path().join("journal");
     let token = journalled(&journal).await;
@@ -64,18 +64,18 @@ async fn what_could_not_be_released_is_shown_alerted_and_settled_by_an_operator(
     alert(&place, "its end", |a| a["type"] == "journal_not_empty" && a["resolved_ms"].is_u64()).await;
 
     let audit = place.get("/api/v1/audit?limit=10").await.ok();
-    let told: Vec<(&Value, &Value, &Value)> =
+    let lines: Vec<(&Value, &Value, &Value)> =
         audit["lines"].as_array().expect("lines").iter().map(|l| (&l["outcome"], &l["action"], &l["who"])).collect();
     let line = |outcome: &str| (json!(outcome), json!("settle"), json!("ops"));
     let (done, asked) = (line("settled"), line("asked"));
-    assert_eq!(told, [(&done.0, &done.1, &done.2), (&asked.0, &asked.1, &asked.2)], "newest first");
+    assert_eq!(lines, [(&done.0, &done.1, &done.2), (&asked.0, &asked.1, &asked.2)], "newest first");
     assert_eq!(audit["lines"][0]["reason"], "seen to by hand");
     assert_eq!(place.get("/api/v1/audit?limit=0").await.code(), (400, "invalid_limit".into()));
     place.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_audited_is_not_settled() {
+async fn an_entry_is_not_settled_without_an_audit_line() {
     let dir = tempfile::tempdir().expect("a directory");
     let journal = dir.path().join("journal");
     journalled(&journal).await;

@@ -57,7 +57,7 @@ fn served_with(files: &TlsFiles) -> Settings {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn https_is_served_and_a_new_certificate_counts_at_once() {
+async fn https_is_served_and_a_replaced_certificate_is_used_at_once() {
     let (authority, other) = (Authority::new(), Authority::new());
     let files = issue(&authority);
     let place = Place::memory_with(served_with(&files)).await;
@@ -65,9 +65,9 @@ async fn https_is_served_and_a_new_certificate_counts_at_once() {
     assert!(get(&other, &place, "/healthz").await.is_err(), "of another authority");
 
     // A plain HTTP client learns that this server speaks TLS.
-    let told = ask(place.at, "GET /healthz", &format!("Host: {}\r\n", place.at), "").await;
-    assert_eq!(told.code(), (400, "needs_tls".into()));
-    assert!(told.head.contains(&format!("content-length: {}", told.body.len())), "{told:?}");
+    let response = ask(place.at, "GET /healthz", &format!("Host: {}\r\n", place.at), "").await;
+    assert_eq!(response.code(), (400, "needs_tls".into()));
+    assert!(response.head.contains(&format!("content-length: {}", response.body.len())), "{response:?}");
 
     // A certificate that cannot be used leaves the old one in use.
     std::fs::write(&files.cert, "nonsense").expect("written");
@@ -94,7 +94,7 @@ async fn tls_to_a_plain_server_fails_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_that_make_no_certificate_are_refused_with_their_name() {
+async fn invalid_certificate_files_are_rejected_by_name() {
     let (authority, another) = (Authority::new(), Authority::new());
     let (files, other) = (issue(&authority), issue(&another));
     let missing = authority.file().with_file_name("missing.pem");
@@ -103,7 +103,7 @@ async fn files_that_make_no_certificate_are_refused_with_their_name() {
         (TlsFiles { key: missing, ..files.clone() }, "missing.pem cannot be read"),
         (TlsFiles { cert: files.key.clone(), ..files.clone() }, "localhost.key has no certificate"),
         (TlsFiles { key: files.cert.clone(), ..files.clone() }, "localhost.pem has no private key"),
-        (TlsFiles { key: other.key, ..files.clone() }, "the key is not the certificate's"),
+        (TlsFiles { key: other.key, ..files.clone() }, "they do not match"),
     ];
     for (files, text) in table {
         let locks = LockManager::connect("memory:").await.expect("a store");
@@ -118,7 +118,7 @@ async fn files_that_make_no_certificate_are_refused_with_their_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_https_webhook_is_trusted_by_its_authority_alone() {
+async fn https_webhooks_are_verified_against_the_configured_ca() {
     let (authority, another) = (Authority::new(), Authority::new());
     let files = issue(&authority);
     let certs = CertificateDer::pem_file_iter(&files.cert).expect("read");

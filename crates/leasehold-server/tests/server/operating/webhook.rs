@@ -110,8 +110,8 @@ pub(crate) async fn counted(place: &Place, line: &str) {
     };
     if tokio::time::timeout(Duration::from_secs(30), waiting).await.is_err() {
         let metrics = place.get("/metrics").await.body;
-        let told: Vec<&str> = metrics.lines().filter(|line| line.contains("_notifications_total")).collect();
-        panic!("never came: {line} {told:#?}");
+        let lines: Vec<&str> = metrics.lines().filter(|line| line.contains("_notifications_total")).collect();
+        panic!("missing: {line} {lines:#?}");
     }
 }
 
@@ -156,7 +156,7 @@ async fn an_alert_is_sent_signed_retried_once_and_resolved() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_redirect_is_not_followed_and_a_refusal_not_repeated() {
+async fn redirects_are_not_followed_and_rejections_not_retried() {
     let dir = tempfile::tempdir().expect("a directory");
     let elsewhere = Receiver::start(&["204 No Content"]).await;
     let location = format!("302 Found\r\nLocation: http://{}/", elsewhere.at).leak();
@@ -168,8 +168,7 @@ async fn a_redirect_is_not_followed_and_a_refusal_not_repeated() {
     assert_eq!((receiver.got().len(), elsewhere.got().len()), (1, 0));
 }
 
-/// Spellings of addresses that no outsider may make this server connect to. `PORT` is that of a listener that waits
-/// for them.
+/// Spellings of private addresses, which the server must not connect to. `PORT` is the port of a listener of the test.
 const FORBIDDEN: [&str; 66] = [
     "http://127.0.0.1:PORT/",
     "http://127.0.0.1:PORT",
@@ -240,7 +239,7 @@ const FORBIDDEN: [&str; 66] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_spelling_of_a_private_address_is_reached() {
+async fn private_addresses_are_blocked_in_every_spelling() {
     // On all addresses of this machine, so that every attempt arrives.
     let listener = TcpListener::bind("[::]:0").await.expect("a port");
     let port = listener.local_addr().expect("bound").port().to_string();
@@ -269,8 +268,8 @@ async fn no_spelling_of_a_private_address_is_reached() {
         alert(&place, "something to tell", |a| a["type"] == "journal_not_empty").await;
         let outcome = loop {
             let metrics = place.get("/metrics").await.body;
-            let told = |line: &&str| line.contains("_notifications_total{sink=\"webhook\"") && !line.ends_with(" 0");
-            if let Some(line) = metrics.lines().find(told) {
+            let counted = |line: &&str| line.contains("_notifications_total{sink=\"webhook\"") && !line.ends_with(" 0");
+            if let Some(line) = metrics.lines().find(counted) {
                 break line.to_owned();
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -281,7 +280,7 @@ async fn no_spelling_of_a_private_address_is_reached() {
     // On the heap: this many servers do not fit on a stack.
     let tried = FORBIDDEN.iter().map(|url| Box::pin(try_to_send(url)));
     let tried = futures_util::future::join_all(tried).await.len();
-    assert_eq!(*knocked.lock().expect("no panic"), [], "somebody was reached");
+    assert_eq!(*knocked.lock().expect("no panic"), [], "a private address was reached");
     println!("{tried} of {} webhook targets blocked when an alert was sent", FORBIDDEN.len());
 
     // The listener is reachable: the same path with permission arrives.
@@ -304,7 +303,7 @@ async fn no_spelling_of_a_private_address_is_reached() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_command_gets_the_alert_and_none_of_our_secrets() {
+async fn an_alert_command_receives_the_alert_but_no_secrets() {
     let dir = tempfile::tempdir().expect("a directory");
     let out = dir.path().join("out");
     let script = dir.path().join("page");
@@ -334,7 +333,7 @@ async fn a_command_gets_the_alert_and_none_of_our_secrets() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_command_that_hangs_is_killed_with_what_it_started() {
+async fn a_hung_alert_command_is_killed_with_its_children() {
     let dir = tempfile::tempdir().expect("a directory");
     let pids = dir.path().join("pids");
     let line = format!("sleep 1000 & echo $! > {0}.new; mv {0}.new {0}; wait", pids.display());

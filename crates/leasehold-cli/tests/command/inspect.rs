@@ -25,7 +25,7 @@ const FIELDS: [&str; 14] = [
 ];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn why_names_the_holder_and_who_waits_in_order() {
+async fn why_shows_the_holder_and_the_queue() {
     for place in Place::each().await {
         let free = place.json(&["why", "gpu_lock:0"]);
         assert_eq!((&free["held"], &free["owner"], &free["waiters"]), (&json!(false), &json!(null), &json!([])));
@@ -40,7 +40,7 @@ async fn why_names_the_holder_and_who_waits_in_order() {
                 tokio::task::yield_now().await;
             }
         }
-        // On Redis a fence is written once the lease has lasted a moment.
+        // On Redis the fence is written half a second after the grant.
         let fence = async || holder.holder("gpu_lock:0").await.expect("answered").expect("held").fence;
         while fence().await.is_none() {
             tokio::task::yield_now().await;
@@ -106,7 +106,7 @@ async fn a_dead_holder_on_redis_is_shown_as_not_connected() {
     let place = Place::redis().await;
     let server = place.server.as_ref().expect("a server");
     let token = "T".repeat(32);
-    // As a process that was killed leaves it: an inbox at which nobody listens.
+    // The lock of a killed process: its inbox has no subscriber.
     let value = format!("lh1 0 {token} 1700000000000000 lh1:inbox:gone 1700000000000 30000 dead@host:7");
     server.command(&["SET", "leasehold:lock:a", &value, "PX", "20000"]).await;
     let view = place.json(&["why", "a"]);
@@ -119,7 +119,7 @@ async fn a_dead_holder_on_redis_is_shown_as_not_connected() {
 }
 
 #[tokio::test]
-async fn a_foreign_holder_is_shown_as_such_and_drives_no_terminal() {
+async fn foreign_holders_are_marked_and_escaped() {
     let place = Place::redis().await;
     let server = place.server.as_ref().expect("a server");
     server.command(&["SET", "gpu_lock:1", "evil\u{202e}\u{1b}[2J"]).await;
@@ -136,7 +136,7 @@ async fn a_foreign_holder_is_shown_as_such_and_drives_no_terminal() {
 }
 
 #[tokio::test]
-async fn watch_prints_each_time_and_ends_when_nobody_reads() {
+async fn watch_repeats_until_its_reader_closes_the_pipe() {
     let place = Place::sqlite();
     place.ok(&["acquire", "a", "--ttl", "1m"]);
     let mut watch = place.command(&["ls", "--watch", "--json"]);
@@ -150,9 +150,9 @@ async fn watch_prints_each_time_and_ends_when_nobody_reads() {
     assert_eq!(watch.wait().expect("it ends").code(), Some(0), "a closed pipe is no error");
 }
 
-/// Ages are by the store's clock: an observer whose own is wrong sees the same ones.
+/// Ages come from the store's clock, so an observer with a wrong clock sees the right ones.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_clock_of_the_observer_changes_no_age() {
+async fn an_observer_with_a_wrong_clock_sees_the_right_ages() {
     if Command::new("faketime").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
         println!("skipped: faketime is not installed");
         return;

@@ -1,4 +1,4 @@
-// How it looks: nothing that keeps anybody out, and the pictures in docs/.
+// Accessibility, and the screenshots in docs/.
 import assert from "node:assert/strict";
 import { readFileSync, statSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -22,19 +22,19 @@ const LOOKS = [
 /** Checks of axe-core that passed. */
 let checks = 0;
 
-/** What axe-core has to say. The policy lets no script in but ours, so it comes in by the back door of the debugger. */
+/** Runs axe-core. The content security policy blocks other scripts, so it is injected through the debugger. */
 async function axe(page, where) {
   await page.evaluate(readFileSync(axePath, "utf8"));
   const found = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
-  const said = found.violations.map(({ id, help, nodes }) => `${id}: ${help}: ${nodes.slice(0, 3).map((node) => `${node.target} ${node.any[0]?.message ?? ""}`).join(" | ")}`);
-  assert.deepEqual(said, [], where);
+  const violations = found.violations.map(({ id, help, nodes }) => `${id}: ${help}: ${nodes.slice(0, 3).map((node) => `${node.target} ${node.any[0]?.message ?? ""}`).join(" | ")}`);
+  assert.deepEqual(violations, [], where);
   checks += found.passes.length;
 }
 
 test("axe-core finds nothing, in light, dark and narrow", async (t) => {
   const place = await still(t);
   const look = async ({ name, options }) => {
-    // Colours that are on their way are nobody's to judge.
+    // Animated colours would fail the contrast check.
     const page = await openPage(chrome, place.url, { ...options, reducedMotion: "reduce" });
     await row(page, "db-backup").waitFor();
     await row(page, "gpu_lock:7").waitFor();
@@ -60,7 +60,7 @@ test("axe-core finds nothing, in light, dark and narrow", async (t) => {
     await page.getByRole("cell", { name: "its host is gone" }).first().waitFor();
     await axe(page, `${name}, audit`);
     if (name !== "narrow") {
-      await page.getByRole("button", { name: "As a table" }).click();
+      await page.getByRole("button", { name: "Show table" }).click();
       await page.getByRole("cell", { name: "expired" }).first().waitFor();
       await axe(page, `${name}, timeline as a table`);
     }
@@ -81,7 +81,7 @@ test("axe-core finds nothing, in light, dark and narrow", async (t) => {
 
 const unwanted = process.env.LEASEHOLD_PICTURES ? false : "LEASEHOLD_PICTURES is not set: pictures differ by a machine's fonts";
 
-test("the pictures in docs/", { skip: unwanted }, async (t) => {
+test("the screenshots in docs/", { skip: unwanted }, async (t) => {
   const redis = await Redis.start(t);
   const place = await Place.start(t, { store: redis.url });
   lively(place);
@@ -91,7 +91,7 @@ test("the pictures in docs/", { skip: unwanted }, async (t) => {
     await row(page, "db-backup").waitFor();
     await page.getByText("live", { exact: true }).waitFor();
     if (name !== "narrow") {
-      // As much of it as the scene is long.
+      // Show only the duration of the scene.
       for (let n = 0; n < 3; n += 1) await page.getByRole("button", { name: "Zoom in" }).click();
       await page.mouse.move(5, 500);
     }

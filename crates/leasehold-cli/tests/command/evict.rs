@@ -1,4 +1,4 @@
-//! `evict`: from the holder that was looked at, and from nobody else.
+//! `evict` takes a lock from the expected holder only.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use crate::common::{Place, in_terminal};
 use leasehold::LossReason;
 
 #[tokio::test]
-async fn a_revoked_holder_is_told_and_may_not_renew() {
+async fn a_revoked_holder_is_notified() {
     for place in Place::each().await {
         let locks = place.manager().await;
         let guard = locks.lock("a").await.expect("ours");
@@ -17,23 +17,23 @@ async fn a_revoked_holder_is_told_and_may_not_renew() {
         let done = place.json(&["evict", "a", "--expect", &id, "--reason", "a test", "--yes"]);
         assert_eq!((&done["outcome"], &done["holder_id"]), (&"revoked".into(), &id.as_str().into()));
         let why = tokio::time::timeout(Duration::from_secs(5), guard.lost()).await;
-        assert_eq!(why.expect("told at once"), LossReason::Revoked);
+        assert_eq!(why.expect("notified at once"), LossReason::Revoked);
         assert!(guard.release().await.expect("answered"));
         let free = place.run(&["evict", "a", "--yes"]);
-        assert!(free.code == 0 && free.err.contains("a is free already"), "{free:?}");
+        assert!(free.code == 0 && free.err.contains("a is already free"), "{free:?}");
         assert_eq!(place.json(&["evict", "a", "--yes"])["outcome"], "free");
     }
 }
 
 #[tokio::test]
-async fn a_lease_of_a_script_that_was_revoked_cannot_be_renewed() {
+async fn a_revoked_lease_can_be_released_but_not_renewed() {
     for place in Place::each().await {
         let token = place.ok(&["acquire", "a", "--ttl", "1m"]).lines().next().expect("a token").to_owned();
         assert_eq!(place.run(&["evict", "a", "--yes"]).code, 0);
         assert_eq!(place.json(&["why", "a"])["revoked"], true);
         let refused = place.with_token(&token, &["renew", "a"]);
         assert!(refused.code == 76 && refused.err.contains("taken away"), "{refused:?}");
-        assert_eq!(place.with_token(&token, &["release", "a"]).code, 0, "giving it back is still its holder's");
+        assert_eq!(place.with_token(&token, &["release", "a"]).code, 0, "its holder can still release it");
         assert_eq!(place.run(&["acquire", "a", "--ttl", "1m"]).code, 0);
         assert_eq!(place.run(&["evict", "a", "--force", "--yes"]).code, 0);
         assert_eq!(place.json(&["why", "a"])["held"], false, "force frees at once");
@@ -52,7 +52,7 @@ async fn a_foreign_holder_is_left_alone_without_force() {
 }
 
 #[test]
-fn a_person_is_asked_first() {
+fn evict_asks_for_confirmation() {
     let place = Place::sqlite();
     place.ok(&["acquire", "a", "--ttl", "1m", "--owner", "tts"]);
     let no = in_terminal(&place, &["evict", "a", "--force"], "n\n");

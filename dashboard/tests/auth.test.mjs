@@ -1,4 +1,4 @@
-// Keys and roles; and strings that want to be scripts.
+// Keys and roles; and strings that try to inject scripts.
 import assert from "node:assert/strict";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
@@ -8,7 +8,7 @@ let chrome;
 before(async () => (chrome = await browser()));
 after(() => chrome.close());
 
-test("a key is asked for, kept for the tab, and says what one may do", async (t) => {
+test("login: the key is required, kept for the tab, and limits what the user can do", async (t) => {
   const bare = new Place();
   t.after(() => bare.end());
   bare.store = `sqlite:${join(bare.dir, "none.db")}`;
@@ -34,7 +34,7 @@ test("a key is asked for, kept for the tab, and says what one may do", async (t)
   await page.getByText("live", { exact: true }).waitFor();
   await page.reload();
   await row(page, "deploy").waitFor();
-  for (const request of asked) assert.ok(!request.url().includes(operator), "no key stands in an address");
+  for (const request of asked) assert.ok(!request.url().includes(operator), "no URL contains the key");
   assert.deepEqual(await page.evaluate(() => Object.keys(localStorage)), [], "nothing outlives the tab");
   assert.equal((await page.context().cookies()).length, 0);
   await page.getByRole("button", { name: "Log out" }).click();
@@ -49,11 +49,11 @@ test("a key is asked for, kept for the tab, and says what one may do", async (t)
   const evict = page.getByRole("button", { name: "Evict…" });
   await evict.waitFor();
   assert.ok(await evict.isDisabled());
-  await page.locator(".drawer").getByText(/evicting needs an operator's/).waitFor();
+  await page.locator(".drawer").getByText(/evicting needs an operator key/).waitFor();
   await page.keyboard.press("Escape");
   await page.getByRole("grid").focus();
   await page.keyboard.press("e");
-  await page.getByRole("status").getByText(/evicting needs an operator's/).waitFor();
+  await page.getByRole("status").getByText(/evicting needs an operator key/).waitFor();
   assert.equal(await page.locator("dialog").count(), 0);
   clean(page);
 });
@@ -99,21 +99,21 @@ const VECTORS = [
   "<img src=x:x onerror=boom() //",
   "<div style=background:url(//evil.example/x)>",
   "__proto__",
-  // What is not seen and turns what is: written out, as the command does.
+  // Invisible characters and direction overrides are escaped, as by the command.
   "deploy\u202egnp.exe",
   "\u2066admin\u2069\u200b",
   "\ufeff<b onclick=boom()>\u2028",
   "tag\u{e0041}ged\u00ad",
 ];
 
-/** As it may be shown. */
+/** Escapes a text like the page. */
 const written = (text) => text.replace(/[\u00ad\u200b\u2028\u202e\u2066\u2069\ufeff\u{e0041}]/gu, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
 
-test("two hundred strings that want to be scripts stay strings", async (t) => {
+test("two hundred injection strings are shown as text", async (t) => {
   const place = await Place.start(t);
   for (const text of ["esc\u001b[2J", "nul\u0000", "two\nlines", "c1\u009b31m"]) {
     const refused = await place.post(`/api/v1/locks/${encodeURIComponent(text)}/acquire`, { ttl_ms: 600_000, owner: "x" });
-    assert.equal(refused.body.code, "invalid_name", "no terminal is driven by a name");
+    assert.equal(refused.body.code, "invalid_name", "control characters are rejected");
   }
   const strings = Array.from({ length: 200 }, (_, n) => `${VECTORS[n % VECTORS.length]}${n < VECTORS.length ? "" : ` ${n}`}`);
   for (const [n, text] of strings.entries()) {
@@ -133,7 +133,7 @@ test("two hundred strings that want to be scripts stay strings", async (t) => {
   });
   const count = page.locator(".shown");
   await until("all are there", async () => (await count.innerText()) === "200 locks");
-  // What is told while the page is open goes into the feed and into notices.
+  // Events that arrive while the page is open appear in the feed and in notifications.
   for (const text of strings.slice(0, 60)) {
     const held = await place.lock(text);
     await place.post(`/api/v1/locks/${encodeURIComponent(text)}/evict`, { holder_id: held.holder_id, mode: "force", reason: text });
@@ -152,7 +152,7 @@ test("two hundred strings that want to be scripts stay strings", async (t) => {
     unescaped += found.strange;
     for (const text of found.texts) shown.add(text);
   };
-  // Those that were taken anew stand at the end now; until they do, rows move while one looks at them.
+  // Locks that were taken again move to the end; wait for that.
   const top = page.locator(".grid .row[aria-rowindex='2'] .name .text");
   await until("the rows stand still", async () => (await top.textContent()) === written(strings[60]));
   for (let end = false; !end; ) {
@@ -166,7 +166,7 @@ test("two hundred strings that want to be scripts stay strings", async (t) => {
   }
   await page.getByRole("button", { name: /^Show \d+ more lock/ }).click();
   await look();
-  await page.getByRole("button", { name: "As a table" }).click();
+  await page.getByRole("button", { name: "Show table" }).click();
   await look();
   for (const text of strings.slice(0, VECTORS.length)) {
     await page.evaluate((name) => (location.hash = `#${encodeURIComponent(name)}`), text);
@@ -182,11 +182,11 @@ test("two hundred strings that want to be scripts stay strings", async (t) => {
   await page.getByRole("region", { name: "Audit, newest first" }).getByRole("row").nth(100).waitFor();
   await look();
   const turned = await page.evaluate(() => /[\u00ad\u200b\u2028\u202e\u2066\u2069\ufeff]/.test(document.getElementById("page").innerText));
-  assert.ok(!turned, "nothing turns the text around it");
+  assert.ok(!turned, "no direction override is in the text");
   const missing = strings.filter((text) => !shown.has(written(text)));
   const executed = await page.evaluate(() => window.executed);
   console.log(`board S10: ${strings.length} strings as names, owners and reasons: ${executed} executed, ${unescaped} unescaped, ${page.seen.violations.length} violations of the policy, ${page.seen.foreign.length} requests elsewhere`);
-  assert.deepEqual(missing, [], "each was shown, as it is");
+  assert.deepEqual(missing, [], "each was shown");
   assert.deepEqual([executed, unescaped], [0, 0]);
   clean(page);
 });

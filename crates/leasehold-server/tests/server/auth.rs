@@ -77,7 +77,7 @@ async fn every_route_needs_a_key_and_changing_ones_an_operators() {
     }
     let mut routes = operations(&keyed).await;
     let open: Vec<&str> = routes.iter().filter(|(.., keyed)| !keyed).map(|(_, path, _)| path.as_str()).collect();
-    assert_eq!(open, ["/", "/assets/page.js", "/healthz", "/readyz"], "those want no key, and nothing else");
+    assert_eq!(open, ["/", "/assets/page.js", "/healthz", "/readyz"], "the only routes without a key");
     let (described, methods) = (routes.len(), ["GET", "POST", "PUT", "DELETE", "PATCH"]);
     // Undescribed requests need a key as well: other methods of each path, and unknown paths.
     let paths: std::collections::BTreeSet<String> =
@@ -130,8 +130,8 @@ async fn every_route_needs_a_key_and_changing_ones_an_operators() {
         for (headers, query) in &bad {
             let (status, code) = keyed.ask(method, &format!("{path}{query}"), headers).await;
             // After the thirtieth wrong key from one address.
-            let told = matches!((status, code.as_str()), (401, "no_key" | "wrong_key") | (429, "too_many_failures"));
-            assert!(told, "{method} {path}{query} {headers:?}: {status} {code}");
+            let rejected = matches!((status, code.as_str()), (401, "no_key" | "wrong_key") | (429, "too_many_failures"));
+            assert!(rejected, "{method} {path}{query} {headers:?}: {status} {code}");
             refused += 1;
         }
     }
@@ -144,7 +144,7 @@ async fn every_route_needs_a_key_and_changing_ones_an_operators() {
                 let allowed = operator || method == "GET";
                 assert_eq!(status != 403, allowed, "{method} {path}{query} {headers:?}: {status} {code}");
                 assert!(allowed || code == "needs_operator", "{code}");
-                assert!(![401, 429].contains(&status), "a right key is let in at any time: {method} {path}: {status}");
+                assert!(![401, 429].contains(&status), "a valid key is always accepted: {method} {path}: {status}");
                 let_in += 1;
             }
         }
@@ -163,7 +163,7 @@ async fn every_route_needs_a_key_and_changing_ones_an_operators() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_revoked_key_is_out_within_moments() {
+async fn a_revoked_key_is_rejected_within_a_second() {
     let keyed = Keyed::start().await;
     let header = format!("X-API-Key: {}\r\n", keyed.operator);
     assert_eq!(keyed.ask("GET", "/api/v1/locks", &header).await.0, 200);
@@ -176,9 +176,9 @@ async fn a_revoked_key_is_out_within_moments() {
     while keyed.ask("GET", "/api/v1/locks", &header).await.0 == 200 {
         assert!(began.elapsed() < Duration::from_secs(5));
     }
-    let mut told = String::new();
-    let ended = tokio::time::timeout(Duration::from_secs(20), reads.read_to_string(&mut told)).await;
-    assert!(ended.is_ok() && told.contains("200 OK"), "a stream that was open ends as well: {told}");
+    let mut text = String::new();
+    let ended = tokio::time::timeout(Duration::from_secs(20), reads.read_to_string(&mut text)).await;
+    assert!(ended.is_ok() && text.contains("200 OK"), "a stream that was open ends as well: {text}");
     // A subscriber with another key receives later events.
     keyed.place.locks.lock("gpu_lock:0").await.expect("free").release().await.expect("ours");
     let mut text = String::new();
@@ -192,7 +192,7 @@ async fn a_revoked_key_is_out_within_moments() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn forged_requests_of_foreign_pages_are_refused() {
+async fn cross_site_requests_are_rejected() {
     let keyed = Keyed::start().await;
     let place = &keyed.place;
     let own = place.at;
@@ -229,7 +229,7 @@ async fn forged_requests_of_foreign_pages_are_refused() {
     let changing: Vec<_> = operations(&keyed).await.into_iter().filter(|(method, ..)| method != "GET").collect();
     assert!(changing.len() >= 6, "{changing:?}");
     for (method, path, _) in &changing {
-        // What each of them would do if it were accepted.
+        // A valid body for each of them.
         let holder = guard.holder_id().to_string();
         let body = match path.rsplit('/').next() {
             Some("acquire") => json!({ "ttl_ms": 60_000 }),
@@ -278,7 +278,7 @@ async fn forged_requests_of_foreign_pages_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_taken_away_is_written_down_first() {
+async fn evictions_are_audited_first() {
     let keyed = Keyed::start().await;
     let guard = keyed.place.locks.lock("gpu_lock:0").owner("tts").await.expect("free");
     let evict = async |holder: &str| {
@@ -321,7 +321,7 @@ async fn the_same_request_id_of_another_key_is_another_request() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slow_clients_keep_nobody_waiting() {
+async fn slow_clients_do_not_delay_others() {
     let place = Place::memory().await;
     let mut slow = Vec::new();
     for n in 0..500 {

@@ -1,4 +1,4 @@
-// What the page tells: each of its texts from the thing that makes it true.
+// The texts of the page, each caused by a real event.
 import assert from "node:assert/strict";
 import { writeFileSync } from "node:fs";
 import { mkdtemp, rm } from "node:fs/promises";
@@ -22,9 +22,9 @@ const event = (page, kind, name) => page.getByRole("list", { name: "Events, newe
 const tile = (page, label) => page.locator(".tile", { has: page.locator(".label", { hasText: new RegExp(`^${label}`) }) });
 const chip = (page, title) => page.getByRole("group", { name: "Which locks" }).getByRole("button", { name: title });
 
-// Each has a store and a server of its own, and mostly waits.
+// Each test has its own store and server.
 describe("what the page tells", { concurrency: 3 }, () => {
-  test("a holder that is over its time is asked to finish: events, alerts, locks and audit say so", async (t) => {
+  test("a holder over its time limit is asked to finish: events, alerts, locks and audit show it", async (t) => {
     const config = join(dir, "monitor.yaml");
     writeFileSync(config, "gpu_lock_monitor:\n  monitor_interval: 1\n  timeout_levels: {warning: 1, soft_timeout: 2, hard_timeout: 900}\n");
     const place = await Place.start(t, { args: ["--config", config] });
@@ -35,7 +35,7 @@ describe("what the page tells", { concurrency: 3 }, () => {
     assert.match(await asked.innerText(), /tts-worker-1/);
     const { owner, reason } = (await place.get("/api/v1/monitor")).actions.find(({ action }) => action === "ask");
     assert.match(owner, /^tts-worker-1@/);
-    assert.ok(reason && (await asked.innerText()).includes(reason), `why stands there: ${reason}`);
+    assert.ok(reason && (await asked.innerText()).includes(reason), `the reason is shown: ${reason}`);
     const over = page.locator(".alert", { has: page.locator(".type", { hasText: /^lock over soft$/ }) });
     await over.locator(".level", { hasText: "warning" }).waitFor();
     await over.getByRole("button", { name: "gpu_lock:0" }).waitFor();
@@ -47,7 +47,7 @@ describe("what the page tells", { concurrency: 3 }, () => {
     await page.getByRole("tab", { name: "Audit" }).click();
     const lines = page.getByRole("region", { name: "Audit, newest first" }).getByRole("row").filter({ hasText: "gpu_lock:0" });
     await lines.filter({ hasText: "told" }).filter({ hasText: "ask" }).first().waitFor();
-    // It kept the lock, and nobody calls it badly ended.
+    // It kept the lock, which is not a bad end.
     assert.equal((await place.lock("gpu_lock:0")).owner, owner);
     assert.equal(await tile(page, "Bad ends").locator(".value").innerText(), "0");
     await place.stop(holder, "SIGINT");
@@ -90,7 +90,7 @@ describe("what the page tells", { concurrency: 3 }, () => {
     clean(page);
   });
 
-  test("of one lock: revoked, foreign, and how to ask for it at a terminal", async (t) => {
+  test("the drawer shows revoked and foreign locks and the command for a terminal", async (t) => {
     const redis = await Redis.start(t);
     const place = await Place.start(t, { store: redis.url });
     const name = "two words, and a 'quote'";
@@ -106,14 +106,14 @@ describe("what the page tells", { concurrency: 3 }, () => {
     assert.equal(await drawer.locator(".foot code").innerText(), String.raw`leasehold why 'two words, and a '\''quote'\'''`);
     await page.keyboard.press("Escape");
     await row(page, "gpu_lock:7").click();
-    await drawer.getByText("nobody knows: another kind of client").waitFor();
+    await drawer.getByText("unknown: another kind of client").waitFor();
     assert.equal(await drawer.locator(".foot code").innerText(), "leasehold why gpu_lock:7");
     await drawer.getByText("Nobody.").waitFor();
     await event(page, "revoked", name).getByText("make room").waitFor();
     clean(page);
   });
 
-  test("whoever points at a bar reads whose it is, and a click opens its lock", async (t) => {
+  test("hovering over a bar shows its holder, and a click opens its lock", async (t) => {
     const place = await Place.start(t);
     place.hold("deploy", "alice");
     await until("alice holds it", async () => (await place.lock("deploy")).held_ms > 1_000);
@@ -121,7 +121,7 @@ describe("what the page tells", { concurrency: 3 }, () => {
     await page.locator(".lane", { hasText: "deploy" }).waitFor();
     for (let n = 0; n < 6; n += 1) await page.getByRole("button", { name: "Zoom in" }).click();
     const card = page.locator(".plot .card");
-    // Just before now, somewhere in the lane.
+    // Just before the current time, in the lane.
     await until("the card of the bar", async () => {
       const [plot, lane] = [await page.locator(".plot").boundingBox(), await page.locator(".lane", { hasText: "deploy" }).boundingBox()];
       for (let y = lane.y + 2; y < lane.y + lane.height; y += 3) {
@@ -131,19 +131,19 @@ describe("what the page tells", { concurrency: 3 }, () => {
       return false;
     });
     const { fence } = (await place.get("/api/v1/timeline")).tenures[0];
-    const told = await card.innerText();
-    for (const part of ["alice@", "deploy", "still", String(fence)]) assert.ok(told.includes(part), `${part} in ${told}`);
+    const text = await card.innerText();
+    for (const part of ["alice@", "deploy", "so far", String(fence)]) assert.ok(text.includes(part), `${part} in ${text}`);
     await page.mouse.down();
     await page.mouse.up();
     await page.locator(".drawer").getByRole("heading", { name: "deploy" }).waitFor();
     clean(page);
   });
 
-  test("on a phone nothing is cut off: not the empty page, not the eviction of whoever has the longest name", async (t) => {
+  test("on a phone neither the empty page nor the eviction of a very long name is cut off", async (t) => {
     const redis = await Redis.start(t);
     const place = await Place.start(t, { store: redis.url });
     const page = await openPage(chrome, place.url, { viewport: { width: 360, height: 740 }, deviceScaleFactor: 2, hasTouch: true, isMobile: true });
-    /** How far anything sticks out of the screen. */
+    /** The elements that extend beyond the screen. */
     const beyond = (inside) => page.locator(inside).evaluate((top) => {
       const room = document.documentElement.clientWidth;
       const out = [...top.querySelectorAll("*")].filter((element) => element.getBoundingClientRect().right > room + 1 && getComputedStyle(element).visibility !== "hidden");
@@ -151,7 +151,7 @@ describe("what the page tells", { concurrency: 3 }, () => {
     });
     await page.getByText("leasehold demo").waitFor();
     assert.deepEqual(await beyond(".empty"), []);
-    // The store goes away: the reason is longer than the room for it.
+    // During a store outage the reason is longer than its space.
     await redis.stop();
     const pill = page.locator(".pill.unhealthy");
     await pill.waitFor();
@@ -177,13 +177,13 @@ describe("what the page tells", { concurrency: 3 }, () => {
     clean(page);
   });
 
-  test("an empty page: the command is copied, nothing is wrong, and the theme is kept", async (t) => {
+  test("the empty page: copying the command, no alerts, and the stored theme", async (t) => {
     const place = await Place.start(t);
     const page = await openPage(chrome, place.url, { permissions: ["clipboard-read", "clipboard-write"] });
     await page.getByRole("button", { name: /^Copy leasehold run/ }).click();
     await page.getByText("Copied.").waitFor();
     assert.equal(await page.evaluate(() => navigator.clipboard.readText()), "leasehold run my-first-lock -- sleep 60");
-    await page.getByText("What happens from now on is listed here.").waitFor();
+    await page.getByText("New events appear here.").waitFor();
     const ground = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
     const light = await ground();
     await page.getByRole("button", { name: "Dark theme" }).click();

@@ -12,18 +12,18 @@ async fn evict(place: &Place, name: &str, holder: &Value, mode: &str) -> Answer 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_holder_is_told_or_its_lock_is_freed() {
+async fn revoke_notifies_the_holder_and_force_frees_the_lock() {
     for place in Place::each().await {
         let guard = place.locks.lock("gpu_lock:0").owner("tts").await.expect("free");
         let seen = place.get("/api/v1/locks/gpu_lock:0").await.ok();
-        let told = evict(&place, "gpu_lock:0", &seen["holder_id"], "revoke").await.ok();
+        let response = evict(&place, "gpu_lock:0", &seen["holder_id"], "revoke").await.ok();
         assert_eq!(
-            (&told["outcome"], &told["released"]),
+            (&response["outcome"], &response["released"]),
             (&json!("revoked"), &json!(false)),
             "it waits for its holder"
         );
         for same in ["owner", "holder_id", "since_ms"] {
-            assert_eq!(told[same], seen[same], "{same} on {}", place.kind);
+            assert_eq!(response[same], seen[same], "{same} on {}", place.kind);
         }
         let lost = tokio::time::timeout(Duration::from_secs(10), guard.lost()).await;
         assert_eq!(lost.ok(), Some(leasehold::LossReason::Revoked), "{}", place.kind);
@@ -47,7 +47,7 @@ async fn a_holder_is_told_or_its_lock_is_freed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stale_look_takes_nothing_away() {
+async fn an_eviction_with_a_stale_holder_id_changes_nothing() {
     for place in Place::each().await {
         let mut refused = 0;
         for n in 0..100 {
@@ -67,7 +67,7 @@ async fn a_stale_look_takes_nothing_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_kind_of_client_can_only_be_forced() {
+async fn a_foreign_holder_can_only_be_forced() {
     let place = Place::redis().await;
     let redis = place.redis.as_ref().expect("a server");
     redis.command(&["SET", "gpu_lock:1", "locked_by_tts", "PX", "60000"]).await;

@@ -26,7 +26,7 @@ async fn release(place: &Place, token: &Value) -> Answer {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_of_any_language_takes_keeps_and_gives_back() {
+async fn a_lease_is_acquired_renewed_and_released_over_http() {
     for place in Place::each().await {
         let taken = acquire(&place, json!({ "ttl_ms": 60_000, "owner": "ruby worker" })).await.ok();
         assert_eq!(
@@ -66,7 +66,7 @@ async fn a_client_of_any_language_takes_keeps_and_gives_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_has_to_be_said_to_take_a_lock() {
+async fn an_acquire_without_a_body_uses_the_defaults() {
     let place = Place::memory().await;
     let nothing = json!({ "ttl_ms": null, "wait_ms": null, "owner": null, "request_id": null });
     for body in [json!({}), nothing] {
@@ -87,7 +87,7 @@ async fn nothing_has_to_be_said_to_take_a_lock() {
 
 /// Sends the same request through two servers before the first is answered.
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_asks_twice_is_answered_twice_at_once() {
+async fn concurrent_requests_with_one_id_are_answered_at_once() {
     let place = Place::redis().await;
     let url = place.redis.as_ref().expect("a server").url();
     let open = || async { LockManager::connect_with(&url, quiet()).await.expect("a store") };
@@ -125,7 +125,7 @@ async fn whoever_asks_twice_is_answered_twice_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn waiting_ends_with_the_lock_or_with_the_time() {
+async fn a_wait_ends_with_the_lock_or_at_its_limit() {
     for place in Place::each().await {
         let guard = place.locks.lock("deploy").await.expect("free");
         for request_id in [Value::Null, json!(id(1))] {
@@ -148,7 +148,7 @@ async fn waiting_ends_with_the_lock_or_with_the_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_same_request_never_blocks_itself() {
+async fn a_repeated_request_gets_the_same_lease() {
     for place in Place::each().await {
         let body = json!({ "ttl_ms": 60_000, "request_id": id(1) });
         let first = acquire(&place, body.clone()).await.ok();
@@ -191,7 +191,7 @@ async fn the_same_request_never_blocks_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_is_gone_keeps_no_lock() {
+async fn a_disconnected_client_keeps_no_lock() {
     for place in Place::each().await {
         let guard = place.locks.lock("deploy").await.expect("free");
         let body = json!({ "ttl_ms": 86_400_000, "wait_ms": 60_000 });
@@ -206,7 +206,7 @@ async fn a_client_that_is_gone_keeps_no_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_the_ttl_ends_a_lease_and_no_server_does() {
+async fn a_lease_outlives_the_server_and_ends_with_its_ttl() {
     for mut place in [Place::sqlite().await, Place::redis().await] {
         acquire(&place, json!({ "ttl_ms": 2_000 })).await.ok();
         place.stop();
@@ -218,7 +218,7 @@ async fn only_the_ttl_ends_a_lease_and_no_server_does() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_waits_is_told_when_the_server_stops() {
+async fn waiting_requests_are_answered_when_the_server_stops() {
     let mut place = Place::redis().await;
     let guard = place.locks.lock("deploy").await.expect("free");
     let before = tries(&place).await;
@@ -229,8 +229,8 @@ async fn whoever_waits_is_told_when_the_server_stops() {
     }
     place.stop();
     // Before the server gives up on late clients.
-    let told = tokio::time::timeout(Duration::from_secs(8), receive(waiting)).await.expect("at once");
-    assert_eq!(told.expect("an answer").code(), (503, "shutting_down".into()));
+    let response = tokio::time::timeout(Duration::from_secs(8), receive(waiting)).await.expect("at once");
+    assert_eq!(response.expect("an answer").code(), (503, "shutting_down".into()));
     place.ended().await;
     guard.release().await.expect("answered");
 }
@@ -242,7 +242,7 @@ async fn tries(place: &Place) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lease_that_was_revoked_is_told_so() {
+async fn renewing_a_revoked_lease_reports_the_revocation() {
     for place in Place::each().await {
         let body = json!({ "ttl_ms": 60_000, "request_id": id(1) });
         let taken = acquire(&place, body.clone()).await.ok();
@@ -258,7 +258,7 @@ async fn a_lease_that_was_revoked_is_told_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_wrong_field_is_named() {
+async fn every_invalid_field_is_named() {
     let place = Place::memory().await;
     let wrong = [json!(true), json!(-1), json!(1.5), json!({}), json!([1]), json!("x")];
     let bodies = [
@@ -298,7 +298,7 @@ async fn every_wrong_field_is_named() {
 
 /// A client that writes everything before it reads anything.
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_sends_too_much_is_told_so_and_not_cut_off() {
+async fn a_body_that_is_too_large_is_answered_and_not_cut_off() {
     let place = Place::memory().await;
     let long = "x".repeat(16 * 1024 * 1024);
     let chunked = "Transfer-Encoding: chunked\r\n";
@@ -319,7 +319,7 @@ async fn whoever_sends_too_much_is_told_so_and_not_cut_off() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_bodies_are_told_what_is_wrong() {
+async fn invalid_bodies_get_a_specific_error() {
     let place = Place::memory().await;
     let token = leasehold::lease::Token::random().reveal().to_owned();
     let long = "x".repeat(70_000);

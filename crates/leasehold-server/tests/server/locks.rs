@@ -23,7 +23,7 @@ fn still(mut view: Value) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_is_shown_as_the_library_sees_it() {
+async fn the_api_shows_a_lock_like_the_library() {
     for place in Place::each().await {
         let guard = place.locks.lock("order:42").owner("checkout").ttl(TTL).await.expect("free");
         let waiting = tokio::spawn(place.locks.lock("order:42").owner("next").ttl(TTL).into_future());
@@ -67,7 +67,7 @@ async fn a_name_may_have_any_character() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pages_lead_to_every_lock() {
+async fn paging_returns_every_lock() {
     for place in Place::each().await {
         let mut guards = Vec::new();
         for n in 0..60 {
@@ -94,7 +94,7 @@ async fn pages_lead_to_every_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_requests_are_told_what_is_wrong() {
+async fn invalid_requests_get_a_specific_error() {
     let place = Place::redis().await;
     let long = format!("/api/v1/locks/{}", "x".repeat(513));
     let table = [
@@ -122,7 +122,7 @@ async fn bad_requests_are_told_what_is_wrong() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn foreign_names_are_refused_and_every_answer_is_closed_up() {
+async fn foreign_host_names_are_rejected_and_every_response_has_security_headers() {
     let mut settings = Settings::default();
     settings.hosts = vec!["locks.example".into()];
     let place = Place::memory_with(settings).await;
@@ -146,7 +146,7 @@ async fn foreign_names_are_refused_and_every_answer_is_closed_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_is_down_is_told_and_comes_back() {
+async fn a_store_outage_is_reported_and_ends() {
     let place = Place::redis().await;
     let redis = place.redis.as_ref().expect("a server");
     assert_eq!(place.get("/readyz").await.ok(), json!({ "status": "up" }));
@@ -169,7 +169,7 @@ async fn a_store_that_is_down_is_told_and_comes_back() {
 }
 
 #[tokio::test]
-async fn an_address_that_others_can_reach_is_refused() {
+async fn a_public_address_without_keys_is_rejected() {
     let locks = leasehold::LockManager::connect("memory:").await.expect("memory");
     let listener = tokio::net::TcpListener::bind("0.0.0.0:0").await.expect("a port");
     let ended = Server::new(locks, Settings::default()).run(listener, std::future::pending()).await;

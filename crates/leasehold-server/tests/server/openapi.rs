@@ -15,7 +15,7 @@ fn operations(document: &Value) -> Vec<(String, String)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_document_says_what_is_served() {
+async fn the_openapi_document_matches_the_routes() {
     let place = Place::memory().await;
     let document = place.get("/openapi.json").await.ok();
     assert_eq!(document["openapi"], "3.1.0");
@@ -74,7 +74,7 @@ async fn the_document_says_what_is_served() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_page_is_for_people_and_runs_nothing() {
+async fn the_api_reference_is_html_without_scripts() {
     let place = Place::memory().await;
     let document = place.get("/openapi.json").await.ok();
     let page = place.get("/docs").await;
@@ -92,7 +92,7 @@ async fn the_page_is_for_people_and_runs_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn figures_are_bounded_and_name_no_lock() {
+async fn metrics_are_bounded_and_contain_no_lock_names() {
     for place in Place::each().await {
         for n in 0..300 {
             let path = format!("/api/v1/locks/canary-{n}");
