@@ -12,7 +12,8 @@ pub(crate) fn is_interactive() -> bool {
 
 /// Asks on the terminal, and returns whether the answer is yes.
 pub(crate) fn confirm(question: &str) -> Result<bool, Failure> {
-    let failed = |error: io::Error| Failure::new(Exit::Usage, format!("cannot ask for confirmation: {error}; use --yes"));
+    let failed =
+        |error: io::Error| Failure::new(Exit::Usage, format!("cannot ask for confirmation: {error}; use --yes"));
     let mut err = io::stderr().lock();
     write!(err, "{} [y/N] ", output::escaped(question)).and_then(|()| err.flush()).map_err(failed)?;
     let mut answer = String::new();

@@ -63,8 +63,7 @@ async fn evict_from(args: &EvictArgs, locks: &LockManager, json: bool) -> Result
             if args.force {
                 output::message(&format!("{name} was taken from {owner} (id {id}) by force"));
             } else {
-                let notified =
-                    if old.listens { "is told to stop" } else { "has no process that can be told to stop" };
+                let notified = if old.listens { "is told to stop" } else { "has no process that can be told to stop" };
                 let end = latest_end(&info);
                 output::message(&format!(
                     "{name} was revoked: {owner} (id {id}) {notified}; it passes on when it is released{end}"

@@ -55,8 +55,7 @@ impl GpuSelection {
         let pool = GpuPool::new(locks, &config, devices).map_err(|error| usage(&error))?;
         match self {
             Self::Any(count) if *count > here => {
-                let text =
-                    format!("{count} GPUs were requested, but this machine has {here}");
+                let text = format!("{count} GPUs were requested, but this machine has {here}");
                 Err(Failure::new(Exit::Usage, text))
             }
             Self::Any(count) => Ok(pool.any(*count)),

@@ -105,6 +105,7 @@ async fn run_with_store(command: Command, store: &Choice, json: bool) -> Result<
 /// Runs a command on the current thread, which is enough for a few requests.
 fn block_on(work: impl Future<Output = Result<Exit, Failure>>) -> Result<Exit, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::new(Exit::Unreachable, format!("cannot start the runtime: {error}")))?;
+    let runtime =
+        runtime.map_err(|error| Failure::new(Exit::Unreachable, format!("cannot start the runtime: {error}")))?;
     runtime.block_on(work)
 }

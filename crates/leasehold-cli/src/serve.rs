@@ -57,12 +57,16 @@ pub(crate) fn serve(args: ServeArgs, global: &Global) -> Result<Exit, Failure> {
     raise_descriptor_limit();
     // Several threads: a request for a long list does not delay other requests.
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::new(Exit::Unreachable, format!("cannot start the runtime: {error}")))?;
+    let runtime =
+        runtime.map_err(|error| Failure::new(Exit::Unreachable, format!("cannot start the runtime: {error}")))?;
     runtime.block_on(async {
         let address = tokio::net::lookup_host(&listen).await.ok().and_then(|mut found| found.next());
         let Some(address) = address else {
             let exit = if by_flag { Exit::Usage } else { Exit::Config };
-            return Err(Failure::new(exit, format!("{listen} is not a valid address; write HOST:PORT, such as 127.0.0.1:8847")));
+            return Err(Failure::new(
+                exit,
+                format!("{listen} is not a valid address; write HOST:PORT, such as 127.0.0.1:8847"),
+            ));
         };
         let locks = store.connect().await?;
         let server = Server::new(locks.clone(), settings);
@@ -90,7 +94,8 @@ fn key_file(named: Option<PathBuf>) -> Result<Option<KeyFile>, Failure> {
         None if !named => Ok(None),
         // A server without keys needs no authentication. Revoking the last key must not have that effect.
         _ => {
-            let line = format!("there are no keys in {}: create one with `leasehold keys create`", file.path().display());
+            let line =
+                format!("there are no keys in {}: create one with `leasehold keys create`", file.path().display());
             Err(Failure::new(Exit::Config, line))
         }
     }
@@ -110,9 +115,8 @@ fn raise_descriptor_limit() {
 
 /// Returns a future that completes at the first SIGTERM or SIGINT.
 pub(crate) fn shutdown_signal() -> Result<impl Future<Output = ()>, Failure> {
-    let on = |kind| {
-        signal(kind).map_err(|error| Failure::new(Exit::Unreachable, format!("cannot catch signals: {error}")))
-    };
+    let on =
+        |kind| signal(kind).map_err(|error| Failure::new(Exit::Unreachable, format!("cannot catch signals: {error}")));
     let (mut terminate, mut interrupt) = (on(SignalKind::terminate())?, on(SignalKind::interrupt())?);
     Ok(async move {
         tokio::select! {
@@ -135,10 +139,9 @@ fn bind_failure(listen: &str, error: &io::Error) -> Failure {
             Exit::Unreachable,
             format!("{listen} is in use by another server: stop it, or choose another address with --listen"),
         ),
-        ErrorKind::PermissionDenied => Failure::new(
-            Exit::Config,
-            format!("not permitted to listen on {listen}: choose a port above 1023"),
-        ),
+        ErrorKind::PermissionDenied => {
+            Failure::new(Exit::Config, format!("not permitted to listen on {listen}: choose a port above 1023"))
+        }
         _ => Failure::new(Exit::Config, format!("cannot listen on {listen}: {error}")),
     }
 }

@@ -57,7 +57,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Runs the demo for the given time, or until SIGTERM or SIGINT.
 pub(crate) fn demo(args: &DemoArgs, json: bool) -> Result<Exit, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::new(Exit::Unreachable, format!("cannot start the runtime: {error}")))?;
+    let runtime =
+        runtime.map_err(|error| Failure::new(Exit::Unreachable, format!("cannot start the runtime: {error}")))?;
     runtime.block_on(async {
         // First: a signal must not leave files behind.
         let interrupted = shutdown_signal()?;
@@ -286,7 +287,8 @@ impl Workers {
                 .stderr(Stdio::null())
                 .spawn()
         });
-        let child = child.map_err(|error| Failure::new(Exit::Unreachable, format!("cannot start a worker: {error}")))?;
+        let child =
+            child.map_err(|error| Failure::new(Exit::Unreachable, format!("cannot start a worker: {error}")))?;
         self.workers.push((name, workload, child));
         Ok(())
     }

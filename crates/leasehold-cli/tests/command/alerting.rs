@@ -152,7 +152,11 @@ async fn only_the_leader_sends_alerts_and_the_next_leader_continues() {
             passes.extend(other.get("/api/v1/monitor").1["last_pass_ms"].as_u64());
             passes.len() >= 3
         });
-        assert!(fired(&hook.received_about_locks()).iter().eq(before.keys()), "nothing is sent again: {:?}", hook.received());
+        assert!(
+            fired(&hook.received_about_locks()).iter().eq(before.keys()),
+            "nothing is sent again: {:?}",
+            hook.received()
+        );
         for (id, alert) in shown(&other) {
             assert_eq!(alert["since_ms"], before[&id]["since_ms"], "since when is not forgotten");
         }
@@ -202,7 +206,8 @@ async fn every_sink_receives_a_store_outage_and_its_end() {
         assert!(signature.is_some_and(|text| text.len() >= 64), "{head}");
     }
     until("the command is run", || {
-        std::fs::read_to_string(&command_output).is_ok_and(|received| received == "store_down firing\nstore_down resolved\n")
+        std::fs::read_to_string(&command_output)
+            .is_ok_and(|received| received == "store_down firing\nstore_down resolved\n")
     });
     until("it leads again", || leads(&serving));
     drop(serving);

@@ -229,7 +229,10 @@ fn without_a_driver_gpus_lists_the_held_gpu_locks() {
     let counted = gpus(&["--gpus", "2"]);
     assert!(counted.err.is_empty() && counted.out.lines().count() == 3, "{counted:?}");
     let json: serde_json::Value = serde_json::from_str(&gpus(&["--json"]).out).expect("JSON");
-    assert!(json["source"].is_null() && json["problem"].as_str().expect("a reason").contains("no NVIDIA driver"), "{json}");
+    assert!(
+        json["source"].is_null() && json["problem"].as_str().expect("a reason").contains("no NVIDIA driver"),
+        "{json}"
+    );
     end(&mut job);
 }
 

@@ -179,7 +179,12 @@ pub(crate) fn judge(name: &LockName, holder: &Holder, past: &Past, now_ms: u64, 
             }
             // If one of our leases lost its expiry, the next renewal restores it.
             _ if holder.ttl_left.is_none() && (holder.foreign || dead) => {
-                add("stale_lock", Level::Warning, observed.held, format!("held by {}, and never expires", holder.owner));
+                add(
+                    "stale_lock",
+                    Level::Warning,
+                    observed.held,
+                    format!("held by {}, and never expires", holder.owner),
+                );
             }
             _ => {}
         }

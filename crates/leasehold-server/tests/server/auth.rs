@@ -130,7 +130,8 @@ async fn every_route_needs_a_key_and_changing_ones_an_operators() {
         for (headers, query) in &bad {
             let (status, code) = keyed.ask(method, &format!("{path}{query}"), headers).await;
             // After the thirtieth wrong key from one address.
-            let rejected = matches!((status, code.as_str()), (401, "no_key" | "wrong_key") | (429, "too_many_failures"));
+            let rejected =
+                matches!((status, code.as_str()), (401, "no_key" | "wrong_key") | (429, "too_many_failures"));
             assert!(rejected, "{method} {path}{query} {headers:?}: {status} {code}");
             refused += 1;
         }
