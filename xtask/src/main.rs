@@ -121,7 +121,7 @@ fn main() -> ExitCode {
         eprint!("there is no command `{name}`\n\n{}", list());
         return ExitCode::from(2);
     };
-    stop_ignoring_interrupts();
+    stop_ignoring_signals();
     match Workspace::from_env().and_then(|workspace| (entry.run)(&workspace, rest)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Usage(reason)) => {
@@ -135,23 +135,23 @@ fn main() -> ExitCode {
     }
 }
 
-/// Starts this program again if SIGINT or SIGQUIT is ignored. A shell script does that to what it runs with `&`, children
-/// inherit it, and the tests of Ctrl-C would fail.
-fn stop_ignoring_interrupts() {
+/// Starts this program again if SIGHUP, SIGINT or SIGQUIT is ignored. `nohup` ignores the first, a shell script the others for
+/// what it runs with `&`. Children inherit it, and the tests of signals would fail.
+fn stop_ignoring_signals() {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    if ignores_interrupts(&status)
+    if ignores_signals(&status)
         && let Ok(this) = std::env::current_exe()
     {
         let mut again = Command::new("env");
         // Returns only if it fails. Then the tests say what is wrong.
-        let _error = again.arg("--default-signal=INT,QUIT").arg(this).args(std::env::args_os().skip(1)).exec();
+        let _error = again.arg("--default-signal=HUP,INT,QUIT").arg(this).args(std::env::args_os().skip(1)).exec();
     }
 }
 
 /// Reads the line `SigIgn` of `/proc/self/status`: a mask in which signal 1 is the lowest bit.
-fn ignores_interrupts(status: &str) -> bool {
+fn ignores_signals(status: &str) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap_or_default();
-    u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & 0b110 != 0)
+    u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & 0b111 != 0)
 }
 
 /// The list of commands, one line each.
@@ -384,10 +384,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ignored_interrupts_are_found_in_the_mask() {
-        let ignores = |mask| ignores_interrupts(&format!("Name:\tx\nSigIgn:\t{mask}\nSigCgt:\t0000000000000002\n"));
-        assert!(ignores("0000000000000006") && ignores("0000000000001002"));
-        assert!(!ignores("0000000000001000") && !ignores_interrupts(""));
+    fn ignored_signals_are_found_in_the_mask() {
+        let ignores = |mask| ignores_signals(&format!("Name:\tx\nSigIgn:\t{mask}\nSigCgt:\t0000000000000002\n"));
+        assert!(ignores("0000000000000001") && ignores("0000000000000006") && ignores("0000000000001002"));
+        assert!(!ignores("0000000000001000") && !ignores_signals(""));
     }
 
     #[test]

@@ -42,8 +42,8 @@ impl ServerConfig {
         let (cert, key): (Option<PathBuf>, Option<PathBuf>) =
             (layers.get("server.tls.cert", None), layers.get("server.tls.key", None));
         match (&cert, &key) {
-            (Some(_), None) => layers.refuse("server.tls.cert", "needs server.tls.key, too"),
-            (None, Some(_)) => layers.refuse("server.tls.key", "needs server.tls.cert, too"),
+            (Some(_), None) => layers.refuse("server.tls.cert", "is set without server.tls.key: set both"),
+            (None, Some(_)) => layers.refuse("server.tls.key", "is set without server.tls.cert: set both"),
             _ => {}
         }
         let per_address: Option<u32> = layers.get("server.connections_per_address", None);
@@ -159,9 +159,12 @@ mod tests {
             ),
             (
                 "server:\n  tls:\n    cert: c.pem",
-                "server.yaml:3:11: server.tls.cert: needs server.tls.key beside it".into(),
+                "server.yaml:3:11: server.tls.cert: is set without server.tls.key: set both".into(),
             ),
-            ("server: {tls: {key: k.pem}}", "server.yaml:1:21: server.tls.key: needs server.tls.cert beside it".into()),
+            (
+                "server: {tls: {key: k.pem}}",
+                "server.yaml:1:21: server.tls.key: is set without server.tls.cert: set both".into(),
+            ),
             (
                 "server: {connections_per_address: 0}",
                 "server.yaml:1:35: server.connections_per_address: must be at least 1".into(),

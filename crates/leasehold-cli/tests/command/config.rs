@@ -42,7 +42,7 @@ fn config_check_reports_every_mistake_with_its_position() {
             "1:6: ttl: `soon` is not a duration: write seconds (2, 0.5) or a text such as 500ms, 30s, 5m or 1h30m",
             "9:10: gpu_lock_monitor.names: name \"a*b\" must be a text, with `*` at its end or not at all",
             "8:29: gpu_lock_monitor.timeout_levels.soft_timeout: must not come before `warning`",
-            "6:15: server.tls.cert: needs server.tls.key beside it",
+            "6:15: server.tls.cert: is set without server.tls.key: set both",
             "5:11: server.listen: `nowhere` is not a valid address: write HOST:PORT, such as 127.0.0.1:8847",
             "2:1: sever is not known; did you mean server?",
         ]

@@ -40,7 +40,7 @@ fn usage_errors_exit_with_64() {
         (&["once", "--forget", "x", "--", "true"], "cannot be used with"),
         (&["once", "--keep", "999ms", "x", "--", "true"], "shorter than 1 s"),
         (&["once", "--keep", "401d", "x", "--", "true"], "longer than 400 days"),
-        (&["once", "--keep", "7", "x", "--", "true"], "7 what?"),
+        (&["once", "--keep", "7", "x", "--", "true"], "7 has no unit; write 7s"),
         (&["once", &long[..508], "--", "true"], "longer than 507 bytes"),
         (&["once", "", "--", "true"], "is empty"),
         (&["once", "--grace", "20s", "x", "--", "true"], "--grace 20s is too long"),
@@ -134,7 +134,7 @@ fn without_a_home_directory_there_is_no_default_store() {
     let mut relative = bare(&["ls"]);
     relative.env("HOME", "somewhere");
     refused("a relative HOME", &ran(relative), 78, "set HOME or XDG_STATE_HOME");
-    refused("no journal", &ran(bare(&["journal", "list"])), 78, "name one with --dir");
+    refused("no journal", &ran(bare(&["journal", "list"])), 78, "use --dir DIR");
 }
 
 #[test]
