@@ -22,6 +22,10 @@ const PER_POSITION: Duration = Duration::from_millis(20);
 /// Behind a holder that sends no message when it is done, the head of the queue asks this often.
 const BEHIND_FOREIGN: Duration = Duration::from_millis(100);
 
+/// Finds the shortest pause between polls that a task of the room asked for. A function, because it looks at every seat
+/// and only a room that polls needs it.
+type RetryEvery<'a> = &'a dyn Fn() -> Option<Duration>;
+
 /// What a room does next about its attempt.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
@@ -151,9 +155,9 @@ impl Attempt {
     }
 
     /// Tasks joined or left the room: a poll may be due sooner.
-    pub(crate) fn seats_changed(&mut self, cx: &mut Context<'_>, deaf: bool, retry_every: Option<Duration>) {
+    pub(crate) fn seats_changed(&mut self, cx: &mut Context<'_>, deaf: bool, retry_every: RetryEvery<'_>) {
         if self.polls_now(deaf) {
-            self.ask_at = self.ask_at.min(cx.now + self.poll_pause(cx, retry_every));
+            self.ask_at = self.ask_at.min(cx.now + self.poll_pause(cx, retry_every()));
         }
     }
 
@@ -173,7 +177,7 @@ impl Attempt {
         cx: &mut Context<'_>,
         answer: Result<Acquire, StoreError>,
         deaf: bool,
-        retry_every: Option<Duration>,
+        retry_every: RetryEvery<'_>,
         seen: &mut Seen,
     ) -> Option<End> {
         let now = cx.now;
@@ -223,7 +227,7 @@ impl Attempt {
                     self.carried = Carried { ticket: self.ticket, failing_since: self.failing_since };
                     return Some(End::TokenUsedUp);
                 }
-                self.ask_at = now + self.poll_pause(cx, retry_every);
+                self.ask_at = now + self.poll_pause(cx, retry_every());
             }
         }
         None
@@ -281,10 +285,10 @@ impl Attempt {
     }
 
     /// How long until the next request.
-    fn pause(&mut self, cx: &mut Context<'_>, place: &Place, deaf: bool, retry_every: Option<Duration>) -> Duration {
+    fn pause(&mut self, cx: &mut Context<'_>, place: &Place, deaf: bool, retry_every: RetryEvery<'_>) -> Duration {
         if self.polls_now(deaf) {
             // At the head of the queue the lock can be free any moment.
-            return self.poll_pause(cx, retry_every);
+            return self.poll_pause(cx, retry_every());
         }
         self.polls = 0;
         // However short an interval was configured: never a busy loop.

@@ -156,16 +156,18 @@ impl<T> Rooms<T> {
         id
     }
 
-    /// A task leaves its room. `false`: it had left before, or was answered.
-    pub(crate) fn get_up(&mut self, cx: &mut Context<'_>, name: &LockName, id: SeatId) -> bool {
-        let Some(room) = self.rooms.get_mut(name) else { return false };
-        let Some(place) = room.seats.iter().position(|(seat, _)| *seat == id) else { return false };
-        room.seats.remove(place);
+    /// A task leaves its room. `None`: it had left before, or was answered.
+    ///
+    /// The task is returned, because dropping it may run code that uses the rooms: they have to be unlocked first.
+    pub(crate) fn get_up(&mut self, cx: &mut Context<'_>, name: &LockName, id: SeatId) -> Option<T> {
+        let room = self.rooms.get_mut(name)?;
+        let place = room.seats.iter().position(|(seat, _)| *seat == id)?;
+        let (_, seat) = room.seats.remove(place)?;
         self.with_room(cx, name, |room, cx, out| {
             room.seats_changed(cx, out);
             None
         });
-        true
+        Some(seat.task)
     }
 
     /// A message of the store arrived. Those about leases are not for the rooms, and are ignored.
@@ -213,8 +215,8 @@ impl<T> Rooms<T> {
     pub(crate) fn answered(&mut self, cx: &mut Context<'_>, token: &Token, answer: Result<Acquire, StoreError>) {
         let Some(Queued::Waits(name)) = self.out.tokens.get(token).cloned() else { return };
         self.with_attempt(cx, &name, token, |room, cx, out| {
-            let retry_every = room.retry_every();
-            room.attempt.as_mut()?.answered(cx, answer, out.deaf, retry_every, &mut room.seen)
+            let retry_every = || shortest_retry(&room.seats);
+            room.attempt.as_mut()?.answered(cx, answer, out.deaf, &retry_every, &mut room.seen)
         });
     }
 
@@ -428,9 +430,8 @@ impl<T> Room<T> {
     }
 
     fn seats_changed(&mut self, cx: &mut Context<'_>, out: &mut Out<T>) {
-        let retry_every = self.retry_every();
         if let Some(attempt) = &mut self.attempt {
-            attempt.seats_changed(cx, out.deaf, retry_every);
+            attempt.seats_changed(cx, out.deaf, &|| shortest_retry(&self.seats));
         }
     }
 
@@ -520,11 +521,11 @@ impl<T> Room<T> {
         out.effects.push(Effect::Give { task: seat.task, token: claim.token.clone(), grant, record });
         true
     }
+}
 
-    /// The shortest pause between polls that a task here asked for.
-    fn retry_every(&self) -> Option<Duration> {
-        self.seats.iter().filter_map(|(_, seat)| seat.retry_every).min()
-    }
+/// The shortest pause between polls that a task asked for.
+fn shortest_retry<T>(seats: &VecDeque<(SeatId, Seat<T>)>) -> Option<Duration> {
+    seats.iter().filter_map(|(_, seat)| seat.retry_every).min()
 }
 
 impl<T> Out<T> {
@@ -654,7 +655,7 @@ mod tests {
         }
 
         fn get_up(&mut self, id: SeatId) -> (bool, Vec<String>) {
-            self.after(|rooms, cx, name| rooms.get_up(cx, name, id))
+            self.after(|rooms, cx, name| rooms.get_up(cx, name, id).is_some())
         }
     }
 
@@ -697,6 +698,26 @@ mod tests {
             assert_eq!(process.answered(1, queued_behind(7, 9)), [""; 0]);
             assert_eq!(process.get_up(seat), (true, vec!["leave 1".to_owned()]), "the queue forgets the token");
         }
+    }
+
+    #[test]
+    fn a_task_that_gets_up_is_dropped_outside_the_rooms() {
+        let mut rooms = Rooms::default();
+        let (policy, name) = (Process::new().policy, LockName::new("a").expect("a name"));
+        let mut cx = Context {
+            now: Moment::from_boot(Duration::ZERO),
+            policy: &policy,
+            may_resend: true,
+            source: &mut Counter(0),
+        };
+        let ttl = Ttl::new(Duration::from_secs(30)).expect("a ttl");
+        let task = std::rc::Rc::new(());
+        let seat = Seat { ttl, owner: Owner::default(), retry_every: None, ticket: None, task: task.clone() };
+        let id = rooms.sit(&mut cx, &name, seat);
+        let returned = rooms.get_up(&mut cx, &name, id);
+        assert_eq!(std::rc::Rc::strong_count(&task), 2, "the caller drops it");
+        drop(returned);
+        assert_eq!(std::rc::Rc::strong_count(&task), 1, "the rooms have kept nothing");
     }
 
     #[test]

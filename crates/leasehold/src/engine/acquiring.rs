@@ -229,13 +229,20 @@ pub(super) async fn wait(
 /// A guard at the moment its task gets it, which may be long after it was granted: the process may have
 /// been stopped in between. `None`: that lease is over, and given back.
 pub(super) fn received(guard: Guard) -> Result<Option<Guard>, Ended> {
-    Ok(match guard.loss() {
-        Some(LossReason::Shutdown) => return Err(Ended::shut_down(guard.name())),
-        // What its holder asked for; asking again would not make it longer.
-        Some(LossReason::MaxHold) => Some(guard),
-        Some(_) => None,
-        None => Some(guard).filter(Guard::is_valid),
-    })
+    if guard.loss() == Some(LossReason::Shutdown) {
+        return Err(Ended::shut_down(guard.name()));
+    }
+    Ok(Some(guard).filter(is_usable))
+}
+
+/// Whether a task may be given this guard.
+pub(super) fn is_usable(guard: &Guard) -> bool {
+    match guard.loss() {
+        // The end that the caller asked for. Another request would not make it longer.
+        Some(LossReason::MaxHold) => true,
+        Some(_) => false,
+        None => guard.is_valid(),
+    }
 }
 
 /// The store is unreachable and the policy is to go on: never silently.

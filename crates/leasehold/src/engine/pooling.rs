@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::{join_all, select_all, try_join_all};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
-use super::acquiring::{Wish, received, try_once, wait};
+use super::acquiring::{Wish, is_usable, received, try_once, wait};
 use super::call::{CallScope, Ended, Wait};
 use super::waiting::{Arrival, Reply, Seated};
 use super::{Core, EngineHandle, lock};
@@ -272,6 +272,8 @@ impl<'a> Hunt<'a> {
                     self.remember(seats, taken);
                     let got_up = seats.leave().await;
                     self.take_last(&mut arrivals, seats.waiting - got_up, taken).await;
+                    // Getting up takes a moment, in which a member may be lost.
+                    taken.retain(|(_, guard)| is_usable(guard));
                     if taken.len() < self.count {
                         self.remember(&Seats::default(), taken);
                         return Err(Ended::Late);

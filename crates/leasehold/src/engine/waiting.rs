@@ -98,7 +98,8 @@ impl Seated {
 
     fn get_up(&mut self) -> Option<(bool, Option<oneshot::Receiver<()>>)> {
         let id = self.id.take()?;
-        Some(self.core.waiting.change(&self.core, |rooms, cx| rooms.get_up(cx, &self.name, id)))
+        let (task, left) = self.core.waiting.change(&self.core, |rooms, cx| rooms.get_up(cx, &self.name, id));
+        Some((task.is_some(), left))
     }
 }
 
@@ -172,6 +173,8 @@ impl WaitingRooms {
         }
         let wakes_at = inner.rooms.wakes_at();
         let sooner = wakes_at.is_some_and(|at| inner.sleeps_until.is_none_or(|until| at < until));
+        // The manager does not shut down between the decision and its guard.
+        let _call = (!answers.is_empty()).then(|| core.call());
         drop(inner);
         if sooner {
             self.timer_set.notify_one();
@@ -238,20 +241,23 @@ fn carry_out(core: &Core, answer: Effect<WaitingTask>) {
 }
 
 /// Fires the timers of all rooms until the manager ends.
-pub(crate) async fn run_timers(core: Arc<Core>, ended: CancellationToken) {
-    // Should the runtime end before the manager, nobody is left to answer those who wait.
-    let _closes = Closes(core.clone());
-    loop {
-        let at = {
-            let mut inner = lock(&core.waiting.inner);
-            inner.sleeps_until = inner.rooms.wakes_at();
-            inner.sleeps_until
-        };
-        tokio::select! {
-            biased;
-            () = ended.cancelled() => return,
-            () = core.waiting.timer_set.notified() => {}
-            () = sleep_until(at) => drop(core.waiting.change(&core, Rooms::tick)),
+pub(crate) fn run_timers(core: Arc<Core>, ended: CancellationToken) -> impl Future<Output = ()> {
+    // If the runtime ends before the manager, even before the first poll, no task is left that answers the waiters.
+    let closes = Closes(core.clone());
+    async move {
+        let _closes = closes;
+        loop {
+            let at = {
+                let mut inner = lock(&core.waiting.inner);
+                inner.sleeps_until = inner.rooms.wakes_at();
+                inner.sleeps_until
+            };
+            tokio::select! {
+                biased;
+                () = ended.cancelled() => return,
+                () = core.waiting.timer_set.notified() => {}
+                () = sleep_until(at) => drop(core.waiting.change(&core, Rooms::tick)),
+            }
         }
     }
 }

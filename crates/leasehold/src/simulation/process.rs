@@ -403,7 +403,8 @@ impl Seated {
 
     fn get_up(&mut self) -> Option<(bool, Option<oneshot::Receiver<()>>)> {
         let id = self.id.take()?;
-        Some(self.process.change(|rooms, cx| rooms.get_up(cx, &self.name, id)))
+        let (task, left) = self.process.change(|rooms, cx| rooms.get_up(cx, &self.name, id));
+        Some((task.is_some(), left))
     }
 }
 
