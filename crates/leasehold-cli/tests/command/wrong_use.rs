@@ -54,7 +54,7 @@ fn usage_errors_exit_with_64() {
         (&["acquire", "x"], "--ttl <D>; see leasehold acquire --help"),
         (&["acquire", "x", "--ttl", "0s"], "shorter than 50 ms"),
         (&["acquire", "x", "--ttl", "25h"], "longer than 24 h"),
-        (&["acquire", "x", "--ttl", "10"], "10 what?"),
+        (&["acquire", "x", "--ttl", "10"], "10 has no unit; write 10s"),
         (&["acquire", "", "--ttl", "10s"], "is empty"),
         (&["acquire", &long, "--ttl", "10s"], "longer than 512 bytes"),
         (&["acquire", "x", "--ttl", "10s", "--owner", "\u{1b}[2J"], "control characters"),
