@@ -199,9 +199,10 @@ fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
         lint.args(["--", "-D", "warnings"]);
         lint
     };
-    let mut tests = workspace.cargo(&["test", "--workspace", "--all-features"]);
+    // One run shows all failures.
+    let mut tests = workspace.cargo(&["test", "--workspace", "--all-features", "--no-fail-fast"]);
     // The same programs as above: a package by itself would be built anew, with fewer features.
-    let mut tests_on_valkey = workspace.cargo(&["test", "--workspace", "--all-features"]);
+    let mut tests_on_valkey = workspace.cargo(&["test", "--workspace", "--all-features", "--no-fail-fast"]);
     for name in workspace.tests_of("leasehold-testkit")? {
         tests_on_valkey.args(["--test", &name]);
     }
