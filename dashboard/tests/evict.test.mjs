@@ -33,14 +33,14 @@ describe("taking a lock away", { concurrency: 3 }, () => {
     await drawer.getByRole("button", { name: "Evict…" }).click();
     const dialog = page.getByRole("dialog", { name: "Take gpu_lock:0 away from tts-worker-3" });
     const revoke = await dialog.locator(".choice").first().innerText();
-    assert.match(revoke, /^Revoke:? tts-worker-3 is entries to stop; ocr-worker-1 enters when it has, at the latest in \d+s\.$/);
+    assert.match(revoke, /^Revoke:? tts-worker-3 is told to stop; ocr-worker-1 enters when it has, at the latest in \d+s\.$/);
     const force = await dialog.locator(".choice").last().innerText();
     assert.match(force, /^Force:? ocr-worker-1 enters now\. tts-worker-3 may still be running \(last sign of life \d+s ago\): only fences protect what it writes\.$/);
     const agree = dialog.getByRole("button", { name: "Revoke tts-worker-3" });
     assert.ok(await agree.isDisabled(), "without a reason nothing is done");
     await dialog.getByLabel(/^Reason/).fill("it hangs");
     await agree.click();
-    await page.getByText(/tts-worker-3@.* has been entries to stop\./).waitFor();
+    await page.getByText(/tts-worker-3@.* has been told to stop\./).waitFor();
     await holds(place, "gpu_lock:0", "ocr-worker-1");
 
     // Now force out the new holder.
