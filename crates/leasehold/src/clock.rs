@@ -15,6 +15,9 @@ use rustix::time::{
 };
 use tokio::io::unix::AsyncFd;
 
+#[cfg(test)]
+pub(crate) mod simulated;
+
 /// A moment on this machine's boot clock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Moment(Duration);
@@ -22,6 +25,10 @@ pub struct Moment(Duration);
 impl Moment {
     /// Now.
     pub fn now() -> Self {
+        #[cfg(test)]
+        if let Some(now) = simulated::now() {
+            return now;
+        }
         let t = clock_gettime(ClockId::Boottime);
         // Neither part is ever negative: the clock counts from boot.
         Self(Duration::new(t.tv_sec.unsigned_abs(), u32::try_from(t.tv_nsec).unwrap_or(0)))
@@ -113,6 +120,10 @@ impl Sleeper {
     /// To be called inside a runtime with I/O.
     #[expect(deprecated, reason = "its successor is `unsafe`; an alarm owns its descriptor, so this is sound")]
     pub(crate) fn with_alarm() -> Self {
+        #[cfg(test)]
+        if simulated::now().is_some() {
+            return Self::without_alarm();
+        }
         Self { alarm: Alarm::new().and_then(AsyncFd::new).ok(), set_to: None }
     }
 
@@ -141,6 +152,10 @@ impl Sleeper {
 
 /// Wall-clock time in milliseconds since 1970, for people and for `since_ms`; no lease depends on it.
 pub(crate) fn wall_ms() -> u64 {
+    #[cfg(test)]
+    if let Some(now) = simulated::now() {
+        return u64::try_from(now.since_boot().as_millis()).unwrap_or(u64::MAX);
+    }
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
@@ -156,6 +171,10 @@ pub(crate) fn wall_us() -> u64 {
 /// The runtime's timer stops in suspend, so a long sleep looks at the clock every second.
 pub(crate) async fn sleep_until(moment: Option<Moment>) {
     let Some(moment) = moment else { return std::future::pending().await };
+    #[cfg(test)]
+    if simulated::now().is_some() {
+        return simulated::VirtualSleep::until(moment).await;
+    }
     loop {
         let left = Moment::now().until(moment);
         if left.is_zero() {
@@ -163,6 +182,28 @@ pub(crate) async fn sleep_until(moment: Option<Moment>) {
         }
         tokio::time::sleep(left.min(Duration::from_secs(1))).await;
     }
+}
+
+/// Sleeps for a short while, by the runtime's timer.
+pub(crate) async fn sleep(pause: Duration) {
+    #[cfg(test)]
+    if let Some(now) = simulated::now() {
+        return simulated::VirtualSleep::until(now + pause).await;
+    }
+    tokio::time::sleep(pause).await;
+}
+
+/// Waits for a result for at most `limit`, by the runtime's timer.
+pub(crate) async fn timeout<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
+    #[cfg(test)]
+    if simulated::now().is_some() {
+        return tokio::select! {
+            biased;
+            done = work => Some(done),
+            () = sleep(limit) => None,
+        };
+    }
+    tokio::time::timeout(limit, work).await.ok()
 }
 
 #[cfg(test)]

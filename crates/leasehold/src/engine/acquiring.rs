@@ -12,7 +12,7 @@ use super::{Core, EngineHandle, lock};
 use crate::client::Seen;
 use crate::client::renewal::Record;
 use crate::client::trying::{AfterTry, Trying};
-use crate::clock::{Moment, sleep_until, wall_ms};
+use crate::clock::{Moment, sleep, sleep_until, wall_ms};
 use crate::engine::guard::Guard;
 use crate::error::Error;
 use crate::events::Transition;
@@ -136,7 +136,7 @@ pub(super) async fn try_once(
     seen: &Mutex<Seen>,
 ) -> Result<Option<Guard>, Ended> {
     let core = &engine.core;
-    let mut undo = Undo::arm(core, claim(wish));
+    let mut undo = Undo::arm(core, claim(core, wish));
     let mut trying = Trying::new();
     loop {
         let asked_at = Moment::now();
@@ -157,7 +157,7 @@ pub(super) async fn try_once(
             if let Some(guard) = received(Guard::begin(engine.clone(), lease, &grant, record))? {
                 return Ok(Some(guard));
             }
-            undo = Undo::arm(core, claim(wish));
+            undo = Undo::arm(core, claim(core, wish));
             next = core.decide(|cx| trying.lapsed(cx, asked_at));
         }
         let (after, new_token, error) = match next {
@@ -179,11 +179,12 @@ pub(super) async fn try_once(
         lock(seen).failed = Some(error);
         if new_token {
             // The old token is undone when its `Undo` is dropped.
-            undo = Undo::arm(core, claim(wish));
+            undo = Undo::arm(core, claim(core, wish));
         }
         tokio::select! {
-            () = tokio::time::sleep(after) => {}
+            biased;
             () = core.closing.cancelled() => return Err(Ended::shut_down(&wish.name)),
+            () = sleep(after) => {}
         }
     }
 }
@@ -252,15 +253,15 @@ async fn go_on_unprotected(engine: &Arc<EngineHandle>, wish: Wish, why: StoreErr
     tracing::warn!(name = %wish.name, store = core.store.describe(), error = %why,
         "going on WITHOUT the lock: the store is unreachable and the policy is fail_open");
     core.observe(&Transition::Unprotected { name: wish.name.as_str() });
-    let cell = Arc::new(LeaseCell::unprotected(wish.lease(Token::random())));
+    let cell = Arc::new(LeaseCell::unprotected(wish.lease(core.environment.token())));
     core.write_journal(JournalKind::Unprotected, &cell, &why).await;
     Guard::unprotected(engine.clone(), cell)
 }
 
-fn claim(wish: &Wish) -> Claim {
+fn claim(core: &Core, wish: &Wish) -> Claim {
     Claim {
         name: wish.name.clone(),
-        token: Token::random(),
+        token: core.environment.token(),
         ttl: wish.ttl,
         owner: wish.owner.clone(),
         fenced: wish.fenced,

@@ -15,7 +15,7 @@ use super::{Core, EngineHandle, lock};
 use crate::client::Seen;
 use crate::client::by_token::{AfterLook, Confirmed, TokenAnswer, TokenCall, confirmed};
 use crate::client::retry::Retry;
-use crate::clock::{Moment, wall_ms};
+use crate::clock::{Moment, sleep, wall_ms};
 use crate::error::Error;
 use crate::events::{EventKind, LockEvent};
 use crate::facts::{Fence, LockName, Owner, Token, Ttl};
@@ -113,7 +113,7 @@ async fn obtain(
                     Err(error) => return Err(Ended::Error(error)),
                 }
             }
-            () = tokio::time::sleep(look_after) => {}
+            () = sleep(look_after) => {}
         }
     }
 }
@@ -169,7 +169,7 @@ pub(crate) async fn hand_on(core: &Arc<Core>, cell: &LeaseCell, to: &Token) -> R
             Confirmed::Unknown(error) => error,
         };
         match core.decide(|cx| retry.failed(cx, began, &error)) {
-            Some(pause) => tokio::time::sleep(pause).await,
+            Some(pause) => sleep(pause).await,
             None => return Err(core.store_error(Operation::Renew, &cell.name, error)),
         }
     }

@@ -8,6 +8,7 @@ use tokio::sync::{Notify, oneshot};
 use super::Core;
 use super::releasing::is_script_error;
 use crate::client::leaving::{AfterLeave, LeaveReply, PendingLeave};
+use crate::clock::sleep;
 use crate::store::{Claim, Release, StoreErrorKind};
 
 /// A shutdown waits at most this long for tokens that are given up. Its subscription ends with it, so the queues pass
@@ -35,9 +36,10 @@ impl Core {
     pub(super) async fn leave(self: &Arc<Self>, given_up: &GivenUp, wake: &Notify, answered: oneshot::Sender<()>) {
         let closed = async {
             self.closing.cancelled().await;
-            tokio::time::sleep(CLOSES_WITHIN).await;
+            sleep(CLOSES_WITHIN).await;
         };
         let is_certain = tokio::select! {
+            biased;
             is_certain = self.leave_until_certain(given_up, wake, answered) => is_certain,
             () = closed => false,
         };
@@ -74,10 +76,11 @@ impl Core {
                 AfterLeave::Again(pause) => pause,
             };
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                biased;
                 () = wake.notified() => {}
                 // Once: the pauses after that are short.
                 () = self.closing.cancelled(), if leaving.may_hurry() => leaving.hurry(),
+                () = sleep(pause) => {}
             }
         }
     }

@@ -6,14 +6,12 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
-use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::client::Policy;
-use crate::clock::Moment;
+use crate::clock::{Moment, timeout};
 use crate::error::Error;
 use crate::events::Transition;
 use crate::facts::LockName;
@@ -26,6 +24,7 @@ use crate::store::{Note, Operation, Push, PushReceiver, SharedStore, StoreError}
 pub(crate) mod acquiring;
 pub(crate) mod by_token;
 pub(crate) mod call;
+pub(crate) mod environment;
 pub(crate) mod guard;
 pub(crate) mod lease_cell;
 mod leaving;
@@ -34,6 +33,7 @@ pub(crate) mod releasing;
 pub(crate) mod renewal;
 pub(crate) mod waiting;
 
+use environment::Environment;
 use renewal::Leases;
 use waiting::WaitingRooms;
 
@@ -55,7 +55,7 @@ pub(crate) struct Core {
     pub(crate) metrics: Metrics,
     pub(crate) journal: Option<Journal>,
     replaying: AtomicBool,
-    runtime: Handle,
+    environment: Environment,
     tasks: TaskTracker,
     /// Acquires and releases that callers are awaiting.
     under_way: TaskTracker,
@@ -79,6 +79,11 @@ impl Drop for EngineHandle {
 impl Core {
     /// Starts the background tasks on the current runtime.
     pub(crate) fn start(store: SharedStore, options: Options) -> Arc<EngineHandle> {
+        Self::start_in(Environment::current(), store, options)
+    }
+
+    /// Starts the background tasks in an environment.
+    pub(crate) fn start_in(environment: Environment, store: SharedStore, options: Options) -> Arc<EngineHandle> {
         let journal = options.journal.clone().map(Journal::new);
         let core = Arc::new(Self {
             store,
@@ -90,15 +95,15 @@ impl Core {
             metrics: Metrics::default(),
             journal,
             replaying: AtomicBool::new(false),
-            runtime: Handle::current(),
+            environment,
             tasks: TaskTracker::new(),
             under_way: TaskTracker::new(),
             closing: CancellationToken::new(),
             ended: CancellationToken::new(),
         });
         // Not tracked: these end with the core, whereas `drain` waits for work that ends by itself.
-        drop(core.runtime.spawn(renewal::run(core.clone(), core.ended.clone())));
-        drop(core.runtime.spawn(waiting::run_timers(core.clone(), core.ended.clone())));
+        core.environment.spawn(renewal::run(core.clone(), core.ended.clone()));
+        core.environment.spawn(waiting::run_timers(core.clone(), core.ended.clone()));
         core.store.deliver_to(Arc::new(Listener { core: Arc::downgrade(&core), ended: core.ended.clone() }));
         core.replay_journal_in_background(BEFORE_THE_JOURNAL);
         Arc::new(EngineHandle { core })
@@ -106,8 +111,8 @@ impl Core {
 
     /// Runs work in the background. After the runtime is gone this does nothing, quietly: there is
     /// nobody left to do it, and the lease's end takes care of the lock.
-    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
-        self.tasks.spawn_on(work, &self.runtime)
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.environment.spawn(self.tasks.track_future(work));
     }
 
     /// To be held by a call for as long as it is under way: the store is not closed before.
@@ -129,7 +134,7 @@ impl Core {
                 self.leases.wait_until_empty().await;
                 // Not for ever: a future that nobody polls any more never ends.
                 let ended = self.under_way.wait();
-                let in_time = tokio::time::timeout(self.options.request_timeout, ended).await.is_ok();
+                let in_time = timeout(self.options.request_timeout, ended).await.is_some();
                 self.tasks.wait().await;
                 if self.leases.is_empty() && (self.under_way.is_empty() || !in_time) {
                     return;
@@ -137,7 +142,7 @@ impl Core {
             }
         };
         // Whoever is late is taken care of by the end of its lease.
-        let _ = tokio::time::timeout(at_most, all_done).await;
+        let _ = timeout(at_most, all_done).await;
         self.flush(true).await;
         self.end();
         self.store.close().await;
@@ -155,10 +160,10 @@ impl Core {
         // Releases are still on their way: the tasks that carry them out end the rest.
         self.tasks.close();
         let (tasks, ended) = (self.tasks.clone(), self.ended.clone());
-        drop(self.runtime.spawn(async move {
+        self.environment.spawn(async move {
             tasks.wait().await;
             ended.cancel();
-        }));
+        });
     }
 
     /// Writes what was counted and noted. `figures`: also how long things took, which is many fields and waits for the

@@ -14,7 +14,7 @@ use super::{Core, EngineHandle, lock};
 use crate::client::pool::{Do, Event, PoolCall};
 use crate::client::retry::Retry;
 use crate::client::{Seen, worth_asking_again};
-use crate::clock::{Moment, sleep_until};
+use crate::clock::{Moment, sleep, sleep_until};
 use crate::engine::guard::Guard;
 use crate::error::Error;
 use crate::facts::{LockName, Ttl};
@@ -230,8 +230,9 @@ impl<'a> Hunt<'a> {
                 return Err(Ended::Error(core.store_error(Operation::Acquire, &self.pool.name, error)));
             };
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                biased;
                 () = core.closing.cancelled() => return Err(Ended::shut_down(&self.pool.name)),
+                () = sleep(pause) => {}
             }
         }
     }

@@ -10,8 +10,8 @@ use futures_util::future::BoxFuture;
 use super::Core;
 use super::lease_cell::LeaseCell;
 use super::renewal::lock_event;
-use super::waiting::jittered;
-use crate::clock::Moment;
+use crate::client::jittered;
+use crate::clock::{Moment, sleep, timeout};
 use crate::error::Error;
 use crate::events::lock_event::alert_kind;
 use crate::events::{EventKind, ReleaseLayer, Transition};
@@ -110,7 +110,7 @@ impl Core {
         self.release_failed(cell, &error);
         let mut pause = FIRST_PAUSE;
         for _ in 0..self.options.max_release_retries {
-            tokio::time::sleep(jittered(pause)).await;
+            sleep(jittered(pause, self.environment.byte())).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
             match self.try_release(cell).await {
                 Ok(answer) => {
@@ -121,7 +121,7 @@ impl Core {
             }
         }
         if self.options.emergency_release {
-            tokio::time::sleep(self.options.emergency_release_delay).await;
+            sleep(self.options.emergency_release_delay).await;
             match self.within(self.store.release_emergency(&cell.name, &cell.token)).await {
                 Ok(answer) => {
                     if answer == Release::Released {
@@ -206,8 +206,8 @@ impl Core {
         entry.fence = cell.fence.map(crate::facts::Fence::get);
         entry.ttl_ms = cell.state().ttl.as_millis();
         entry.why = error.to_string();
-        let written = self.runtime.spawn_blocking(move || journal.write(&entry).map_err(|e| (journal, e))).await;
-        if let Ok(Err((journal, error))) = written {
+        let written = self.environment.run_blocking(move || journal.write(&entry).map_err(|e| (journal, e))).await;
+        if let Some(Err((journal, error))) = written {
             tracing::error!(dir = %journal.dir().display(), %error, "the journal cannot be written");
         }
     }
@@ -218,7 +218,7 @@ impl Core {
         if self.journal.is_some() && !self.replaying.swap(true, Ordering::AcqRel) {
             let core = self.clone();
             self.spawn(async move {
-                if core.closing.run_until_cancelled(tokio::time::sleep(pause)).await.is_some() {
+                if core.closing.run_until_cancelled(sleep(pause)).await.is_some() {
                     core.replay_journal().await;
                 }
                 core.replaying.store(false, Ordering::Release);
@@ -230,7 +230,7 @@ impl Core {
     pub(crate) async fn replay_journal(&self) -> usize {
         let Some(journal) = self.journal.clone() else { return 0 };
         let reader = journal.clone();
-        let Ok(Ok(entries)) = self.runtime.spawn_blocking(move || reader.entries()).await else { return 0 };
+        let Some(Ok(entries)) = self.environment.run_blocking(move || reader.entries()).await else { return 0 };
         let (store, namespace) = (self.store.describe(), self.options.keys.namespace().as_str());
         let mut settled = 0;
         for entry in entries {
@@ -253,10 +253,7 @@ impl Core {
 
     /// No question to the store goes unanswered for longer than the options allow.
     pub(crate) async fn within<T>(&self, ask: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
-        match tokio::time::timeout(self.options.request_timeout, ask).await {
-            Ok(answer) => answer,
-            Err(_) => Err(StoreErrorKind::NoAnswer.into()),
-        }
+        timeout(self.options.request_timeout, ask).await.unwrap_or_else(|| Err(StoreErrorKind::NoAnswer.into()))
     }
 }
 

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::lease_cell::{Due, LeaseCell};
 use super::{Core, lock};
 use crate::client::renewal::{PASS, Sent, Then, Verdict};
-use crate::clock::{Moment, Sleeper, wall_ms};
+use crate::clock::{Moment, Sleeper, timeout, wall_ms};
 use crate::events::{EventKind, LockEvent, Transition};
 use crate::facts::Token;
 use crate::loss::LossReason;
@@ -191,7 +191,7 @@ impl Leases {
         Err(())
     }
 
-    fn all(&self) -> Vec<Arc<LeaseCell>> {
+    pub(crate) fn all(&self) -> Vec<Arc<LeaseCell>> {
         self.lock().due.values().cloned().collect()
     }
 
@@ -264,6 +264,11 @@ pub(crate) async fn run(core: Arc<Core>, ended: CancellationToken) {
             next
         };
         tokio::select! {
+            biased;
+            () = ended.cancelled() => {
+                core.flush(true).await;
+                return;
+            }
             Some((asked_at, pass, answers)) = passes.next(), if !passes.is_empty() => {
                 for (in_flight, answer) in pass.iter().zip(answers) {
                     take_answer(&core, in_flight, asked_at, &answer);
@@ -272,10 +277,6 @@ pub(crate) async fn run(core: Arc<Core>, ended: CancellationToken) {
             Some(()) = writing_notes.next(), if !writing_notes.is_empty() => {}
             () = sleeper.until(next) => {}
             () = core.leases.woken.notified() => {}
-            () = ended.cancelled() => {
-                core.flush(true).await;
-                return;
-            }
         }
     }
 }
@@ -318,12 +319,12 @@ fn look(core: &Core, now: Moment) -> Vec<RenewalInFlight> {
 async fn renew(core: &Core, pass: Vec<RenewalInFlight>) -> (Moment, Vec<RenewalInFlight>, Vec<Renewed>) {
     let renewals: Vec<Renewal> = pass.iter().map(|RenewalInFlight { cell, sent }| cell.renewal(sent)).collect();
     let asked_at = Moment::now();
-    let answered = tokio::time::timeout(core.options.request_timeout, core.store.renew(&renewals)).await;
-    if answered.is_ok() {
+    let answered = timeout(core.options.request_timeout, core.store.renew(&renewals)).await;
+    if answered.is_some() {
         core.answered(crate::store::Operation::Renew, asked_at);
     }
     let answers =
-        answered.unwrap_or_else(|_| vec![Renewed::Unknown(StoreError::from(StoreErrorKind::NoAnswer)); renewals.len()]);
+        answered.unwrap_or_else(|| vec![Renewed::Unknown(StoreError::from(StoreErrorKind::NoAnswer)); renewals.len()]);
     (asked_at, pass, answers)
 }
 

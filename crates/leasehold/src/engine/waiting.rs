@@ -7,17 +7,18 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::future::{AbortHandle, abortable};
 use tokio::sync::{Notify, mpsc, oneshot};
-use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::acquiring::Wish;
+use super::environment::Environment;
 use super::lease_cell::NewLease;
 use super::leaving::GivenUp;
 use super::{Core, EngineHandle, lock};
 use crate::client::rooms::{Effect, Rooms, Seat, SeatId};
 use crate::client::{Context, RandomSource, Seen};
-use crate::clock::{Moment, sleep_until, wall_ms};
+use crate::clock::{Moment, sleep_until, timeout, wall_ms};
 use crate::engine::guard::Guard;
 use crate::error::Error;
 use crate::facts::{LockName, Token};
@@ -39,11 +40,18 @@ pub(crate) struct WaitingRooms {
 struct Inner {
     rooms: Rooms<WaitingTask>,
     /// The acquires in flight.
-    asks: HashMap<Token, JoinHandle<()>>,
+    asks: HashMap<Token, AcquireInFlight>,
     /// Wakes the leaves in progress.
     leaves: HashMap<Token, Arc<Notify>>,
     /// What the timer task sleeps for.
     sleeps_until: Option<Moment>,
+}
+
+/// An acquire that was sent, or waits for a connection.
+struct AcquireInFlight {
+    abort: AbortHandle,
+    /// Ends when the request is dropped.
+    ended: oneshot::Receiver<()>,
 }
 
 /// A task that waits.
@@ -86,7 +94,7 @@ impl Seated {
     pub(crate) async fn leave(&mut self) -> bool {
         let Some((was_waiting, left)) = self.get_up() else { return false };
         if let Some(left) = left {
-            let _ = tokio::time::timeout(LEAVES_WITHIN, left).await;
+            let _ = timeout(LEAVES_WITHIN, left).await;
         }
         was_waiting
     }
@@ -112,7 +120,7 @@ impl Drop for Seated {
 impl WaitingRooms {
     /// Sits down in the room of the name that is wished for.
     pub(crate) fn sit(&self, engine: &Arc<EngineHandle>, wish: &Wish, ticket: Option<Ticket>, reply: Reply) -> Seated {
-        let waiter = WaitingTask { engine: engine.clone(), lease: wish.lease(Token::random()), reply };
+        let waiter = WaitingTask { engine: engine.clone(), lease: wish.lease(engine.core.environment.token()), reply };
         let seat =
             Seat { ttl: wish.ttl, owner: wish.owner.clone(), retry_every: wish.retry_every, ticket, task: waiter };
         let core = engine.core.clone();
@@ -189,8 +197,14 @@ impl WaitingRooms {
 impl Inner {
     fn ask(&mut self, core: &Arc<Core>, claim: Claim, ticket: Option<Ticket>) {
         let token = claim.token.clone();
-        let ask = core.spawn(ask(core.clone(), claim, ticket));
-        self.asks.insert(token, ask);
+        let (ask, abort) = abortable(ask(core.clone(), claim, ticket));
+        let (ending, ended) = oneshot::channel();
+        core.spawn(async move {
+            // Dropped after the request.
+            let _ending = ending;
+            let _ = ask.await;
+        });
+        self.asks.insert(token, AcquireInFlight { abort, ended });
     }
 
     fn leave(&mut self, core: &Arc<Core>, claim: Claim, unanswered: bool) -> oneshot::Receiver<()> {
@@ -202,8 +216,8 @@ impl Inner {
         core.spawn(async move {
             // An acquire that is still waiting for a connection must not reach the store after the leave.
             if let Some(ask) = in_flight {
-                ask.abort();
-                let _ = ask.await;
+                ask.abort.abort();
+                let _ = ask.ended.await;
             }
             leaving.leave(&GivenUp { claim: claim.clone(), queued: true, unanswered }, &wake, answered).await;
             let mut inner = lock(&leaving.waiting.inner);
@@ -277,30 +291,22 @@ impl Core {
             now: Moment::now(),
             policy: &self.policy,
             may_resend: self.store.may_resend_try(),
-            source: &mut Random,
+            source: &mut &self.environment,
         };
         decide(&mut cx)
     }
 }
 
-/// The real source of tokens and jitter.
-struct Random;
-
-impl RandomSource for Random {
+impl RandomSource for &Environment {
     fn token(&mut self) -> Token {
-        Token::random()
+        Environment::token(self)
     }
 
     fn byte(&mut self) -> u32 {
-        getrandom::u32().unwrap_or(0) % 256
+        Environment::byte(self)
     }
 
     fn wall_ms(&mut self) -> u64 {
         wall_ms()
     }
-}
-
-/// Shortens a pause by a random part of up to a quarter, so that many clients do not ask in step.
-pub(crate) fn jittered(pause: Duration) -> Duration {
-    crate::client::jittered(pause, Random.byte())
 }
