@@ -46,7 +46,7 @@ pub(crate) trait PushHandler: Send + Sync + 'static {
     /// Handles a push. `Err` closes the connection.
     fn push(&self, push: &[Value]) -> Result<(), StoreError>;
 
-    /// Called after everything read so far was handled, when the connection can be used again: the time to wake tasks.
+    /// Called before the reply that follows a push, and after everything that was read. The connection can be used.
     fn delivered(&self) {}
 }
 
@@ -282,6 +282,33 @@ impl Drop for PendingReply<'_> {
 impl ConnectionInner {
     fn in_flight(&self) -> MutexGuard<'_, InFlight> {
         self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Delivers replies and pushes in stream order. A reply completes after the pushes before it have been received:
+    /// otherwise a waiter could take such a push for newer than the reply.
+    fn deliver(&self, values: Vec<Value>, handler: &dyn PushHandler, woken: &mut Vec<Waker>) -> Result<(), StoreError> {
+        let mut values = values.into_iter().peekable();
+        while values.peek().is_some() {
+            let mut in_flight = self.in_flight();
+            let mut pushed = false;
+            let mut handled = Ok(());
+            while handled.is_ok()
+                && let Some(value) = values.next_if(|value| !pushed || matches!(value, Value::Push(_)))
+            {
+                handled = match value {
+                    Value::Push(push) => {
+                        pushed = true;
+                        in_flight.push(push, handler, woken)
+                    }
+                    value => in_flight.reply(value, handler, woken),
+                };
+            }
+            in_flight.last_woken = woken.len();
+            drop(in_flight);
+            handler.delivered();
+            handled?;
+        }
+        Ok(())
     }
 
     /// Closes the connection and fails every request on it with `error`. Later calls change nothing.
@@ -538,15 +565,7 @@ impl IoTask {
         self.input.copy_within(used..self.filled, 0);
         self.filled -= used;
         let mut woken = Vec::new();
-        let mut in_flight = self.shared.in_flight();
-        let handler = &*self.handler;
-        let delivered = values.into_iter().try_for_each(|value| match value {
-            Value::Push(push) => in_flight.push(push, handler, &mut woken),
-            value => in_flight.reply(value, handler, &mut woken),
-        });
-        in_flight.last_woken = woken.len();
-        drop(in_flight);
-        handler.delivered();
+        let delivered = self.shared.deliver(values, &*self.handler, &mut woken);
         woken.into_iter().for_each(Waker::wake);
         delivered.and(unreadable)
     }
@@ -619,6 +638,8 @@ fn unsolicited_reply() -> StoreError {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::OnceLock;
+
     use super::*;
 
     /// Records the pushes that confirmed no request.
@@ -643,6 +664,53 @@ mod tests {
         let at = in_flight.put(RequestSlot::new(Moment::now(), 1, confirmed_by));
         in_flight.order.push_back(at);
         at
+    }
+
+    /// Records how many requests were unanswered each time the pushes were received.
+    #[derive(Default)]
+    struct Unanswered {
+        connection: OnceLock<Arc<ConnectionInner>>,
+        pushed: AtomicBool,
+        seen: Mutex<Vec<usize>>,
+    }
+
+    impl PushHandler for Unanswered {
+        fn answered(&self, _: Moment) {}
+
+        fn push(&self, _: &[Value]) -> Result<(), StoreError> {
+            self.pushed.store(true, Ordering::Release);
+            Ok(())
+        }
+
+        fn delivered(&self) {
+            if self.pushed.swap(false, Ordering::AcqRel) {
+                let unanswered = self.connection.get().expect("connected").in_flight().order.len();
+                self.seen.lock().expect("no panic meanwhile").push(unanswered);
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_push_is_received_before_the_reply_that_follows_it_completes() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = format!("redis://{}", listener.local_addr().expect("a port"));
+        let address = Address::parse(&address).expect("an address");
+        let handler = Arc::new(Unanswered::default());
+        let options = RedisOptions::default();
+        let connection = Connection::open(&address, &options, handler.clone()).await.expect("connected");
+        assert!(handler.connection.set(connection.shared.clone()).is_ok());
+        let (server, _) = listener.accept().await.expect("a client");
+        let mut ping = resp::cmd("PING");
+        ping.arg("x");
+        let requests = [connection.send(&ping), connection.send(&ping), connection.send(&ping)];
+        let push = ">3\r\n$8\r\nsmessage\r\n$1\r\ni\r\n$1\r\nm\r\n";
+        let stream = format!(":1\r\n{push}{push}:2\r\n{push}:3\r\n");
+        server.writable().await.expect("a client");
+        assert_eq!(server.try_write(stream.as_bytes()).expect("written"), stream.len());
+        for request in requests {
+            request.reply().await.expect("answered");
+        }
+        assert_eq!(*handler.seen.lock().expect("no panic meanwhile"), [2, 1]);
     }
 
     #[test]
