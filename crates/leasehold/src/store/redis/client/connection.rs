@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::super::RedisOptions;
 use super::address::Address;
 use super::resp::{self, Cmd, OversizedText, Pipeline, Read, Value};
-use super::socket::{self, SocketReader, SocketWriter};
+use super::socket::{self, SocketStream, SocketWriter};
 use crate::clock::Moment;
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -130,7 +130,7 @@ impl Connection {
             Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "no connection in time")),
         };
         let stream = stream.map_err(|error| unreachable(&error))?;
-        let (reader, writer) = socket::split(stream, address, options.connect_timeout).await?;
+        let (stream, writer) = socket::split(stream, address, options.connect_timeout).await?;
         let shared = Arc::new(ConnectionInner {
             writer,
             in_flight: Mutex::default(),
@@ -139,7 +139,7 @@ impl Connection {
         });
         // Closes the connection also when the runtime drops the task: no request waits for an I/O task that is gone.
         let inner = CloseOnDrop(shared.clone());
-        tokio::spawn(run_io(inner, reader, handler, options.response_timeout));
+        tokio::spawn(run_io(inner, stream, handler, options.response_timeout));
         Ok(Self { shared })
     }
 
@@ -390,7 +390,7 @@ impl RequestSlot {
 /// The task that reads from and writes to the socket.
 struct IoTask {
     shared: Arc<ConnectionInner>,
-    reader: SocketReader,
+    stream: SocketStream,
     handler: Arc<dyn PushHandler>,
     response_timeout: Duration,
     timer: Pin<Box<Sleep>>,
@@ -408,10 +408,10 @@ struct IoTask {
     skip: usize,
 }
 
-async fn run_io(inner: CloseOnDrop, reader: SocketReader, handler: Arc<dyn PushHandler>, response_timeout: Duration) {
+async fn run_io(inner: CloseOnDrop, stream: SocketStream, handler: Arc<dyn PushHandler>, response_timeout: Duration) {
     let mut task = IoTask {
         shared: inner.0.clone(),
-        reader,
+        stream,
         handler,
         response_timeout,
         timer: Box::pin(sleep(response_timeout)),
@@ -460,7 +460,11 @@ impl IoTask {
                 }
                 in_flight.writing = false;
                 if in_flight.out.is_empty() {
-                    return Ok(());
+                    drop(in_flight);
+                    return match self.stream.poll_flush(cx) {
+                        Poll::Ready(Err(error)) => Err(unreachable(&error)),
+                        _ => Ok(()),
+                    };
                 }
                 if std::mem::replace(&mut self.yield_first, false) {
                     // Tasks that the last replies woke are about to send requests. Run after them, so that one write
@@ -473,16 +477,10 @@ impl IoTask {
                 std::mem::swap(&mut self.out, &mut in_flight.out);
                 in_flight.writing = true;
             }
-            let writer = &self.shared.writer;
-            match writer.poll_write_ready(cx) {
+            match self.stream.poll_write(cx, &self.out[self.written..]) {
                 Poll::Pending => return Ok(()),
                 Poll::Ready(Err(error)) => return Err(unreachable(&error)),
-                Poll::Ready(Ok(())) => {}
-            }
-            match writer.try_write(&self.out[self.written..]) {
-                Ok(bytes) => self.written += bytes,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(unreachable(&error)),
+                Poll::Ready(Ok(bytes)) => self.written += bytes,
             }
             if self.written == self.out.len() {
                 self.out.clear();
@@ -497,7 +495,7 @@ impl IoTask {
                 self.input.resize(self.input.len() * 2, 0);
             }
             let mut room = ReadBuf::new(&mut self.input[self.filled..]);
-            match self.reader.poll_read(cx, &mut room) {
+            match self.stream.poll_read(cx, &mut room) {
                 Poll::Pending => return Ok(()),
                 Poll::Ready(Err(error)) => return Err(unreachable(&error)),
                 Poll::Ready(Ok(())) => {}
@@ -604,7 +602,7 @@ fn configure(stream: &TcpStream, options: &RedisOptions) -> io::Result<()> {
 }
 
 /// The text of an I/O error comes from the operating system and contains no secret.
-fn unreachable(error: &io::Error) -> StoreError {
+pub(super) fn unreachable(error: &io::Error) -> StoreError {
     StoreError::new(StoreErrorKind::Unreachable, error.to_string())
 }
 
