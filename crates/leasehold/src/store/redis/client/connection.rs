@@ -18,7 +18,7 @@ use std::time::Duration;
 use rustix::net::sockopt;
 use tokio::io::ReadBuf;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, Sleep, sleep, timeout};
+use tokio::time::{Sleep, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::super::RedisOptions;
@@ -571,7 +571,7 @@ impl IoTask {
                 let Some(asked_at) = oldest else { return Ok(()) };
                 in_flight.timer_set = true;
                 let left = Moment::now().until(asked_at + self.response_timeout);
-                self.timer.as_mut().reset(deadline_in(left));
+                self.timer.set(sleep(left));
             }
             if self.timer.as_mut().poll(cx).is_pending() {
                 return Ok(());
@@ -583,11 +583,6 @@ impl IoTask {
             }
         }
     }
-}
-
-/// Caps the deadline at one year so that adding it to `Instant` cannot overflow.
-fn deadline_in(left: Duration) -> Instant {
-    Instant::now() + left.min(Duration::from_secs(365 * 24 * 3_600))
 }
 
 fn configure(stream: &TcpStream, options: &RedisOptions) -> io::Result<()> {
