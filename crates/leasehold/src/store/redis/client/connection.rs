@@ -18,13 +18,13 @@ use std::time::Duration;
 use rustix::net::sockopt;
 use tokio::io::ReadBuf;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, Sleep, sleep, timeout};
+use tokio::time::{Sleep, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::super::RedisOptions;
 use super::address::Address;
 use super::resp::{self, Cmd, OversizedText, Pipeline, Read, Value};
-use super::socket::{self, SocketReader, SocketWriter};
+use super::socket::{self, SocketStream, SocketWriter};
 use crate::clock::Moment;
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -130,7 +130,7 @@ impl Connection {
             Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "no connection in time")),
         };
         let stream = stream.map_err(|error| unreachable(&error))?;
-        let (reader, writer) = socket::split(stream, address, options.connect_timeout).await?;
+        let (stream, writer) = socket::split(stream, address, options.connect_timeout).await?;
         let shared = Arc::new(ConnectionInner {
             writer,
             in_flight: Mutex::default(),
@@ -139,7 +139,7 @@ impl Connection {
         });
         // Closes the connection also when the runtime drops the task: no request waits for an I/O task that is gone.
         let inner = CloseOnDrop(shared.clone());
-        tokio::spawn(run_io(inner, reader, handler, options.response_timeout));
+        tokio::spawn(run_io(inner, stream, handler, options.response_timeout));
         Ok(Self { shared })
     }
 
@@ -417,7 +417,7 @@ impl RequestSlot {
 /// The task that reads from and writes to the socket.
 struct IoTask {
     shared: Arc<ConnectionInner>,
-    reader: SocketReader,
+    stream: SocketStream,
     handler: Arc<dyn PushHandler>,
     response_timeout: Duration,
     timer: Pin<Box<Sleep>>,
@@ -435,10 +435,10 @@ struct IoTask {
     skip: usize,
 }
 
-async fn run_io(inner: CloseOnDrop, reader: SocketReader, handler: Arc<dyn PushHandler>, response_timeout: Duration) {
+async fn run_io(inner: CloseOnDrop, stream: SocketStream, handler: Arc<dyn PushHandler>, response_timeout: Duration) {
     let mut task = IoTask {
         shared: inner.0.clone(),
-        reader,
+        stream,
         handler,
         response_timeout,
         timer: Box::pin(sleep(response_timeout)),
@@ -487,7 +487,11 @@ impl IoTask {
                 }
                 in_flight.writing = false;
                 if in_flight.out.is_empty() {
-                    return Ok(());
+                    drop(in_flight);
+                    return match self.stream.poll_flush(cx) {
+                        Poll::Ready(Err(error)) => Err(unreachable(&error)),
+                        _ => Ok(()),
+                    };
                 }
                 if std::mem::replace(&mut self.yield_first, false) {
                     // Tasks that the last replies woke are about to send requests. Run after them, so that one write
@@ -500,16 +504,10 @@ impl IoTask {
                 std::mem::swap(&mut self.out, &mut in_flight.out);
                 in_flight.writing = true;
             }
-            let writer = &self.shared.writer;
-            match writer.poll_write_ready(cx) {
+            match self.stream.poll_write(cx, &self.out[self.written..]) {
                 Poll::Pending => return Ok(()),
                 Poll::Ready(Err(error)) => return Err(unreachable(&error)),
-                Poll::Ready(Ok(())) => {}
-            }
-            match writer.try_write(&self.out[self.written..]) {
-                Ok(bytes) => self.written += bytes,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(unreachable(&error)),
+                Poll::Ready(Ok(bytes)) => self.written += bytes,
             }
             if self.written == self.out.len() {
                 self.out.clear();
@@ -524,7 +522,7 @@ impl IoTask {
                 self.input.resize(self.input.len() * 2, 0);
             }
             let mut room = ReadBuf::new(&mut self.input[self.filled..]);
-            match self.reader.poll_read(cx, &mut room) {
+            match self.stream.poll_read(cx, &mut room) {
                 Poll::Pending => return Ok(()),
                 Poll::Ready(Err(error)) => return Err(unreachable(&error)),
                 Poll::Ready(Ok(())) => {}
@@ -592,7 +590,7 @@ impl IoTask {
                 let Some(asked_at) = oldest else { return Ok(()) };
                 in_flight.timer_set = true;
                 let left = Moment::now().until(asked_at + self.response_timeout);
-                self.timer.as_mut().reset(deadline_in(left));
+                self.timer.set(sleep(left));
             }
             if self.timer.as_mut().poll(cx).is_pending() {
                 return Ok(());
@@ -604,11 +602,6 @@ impl IoTask {
             }
         }
     }
-}
-
-/// Caps the deadline at one year so that adding it to `Instant` cannot overflow.
-fn deadline_in(left: Duration) -> Instant {
-    Instant::now() + left.min(Duration::from_secs(365 * 24 * 3_600))
 }
 
 fn configure(stream: &TcpStream, options: &RedisOptions) -> io::Result<()> {
@@ -623,7 +616,7 @@ fn configure(stream: &TcpStream, options: &RedisOptions) -> io::Result<()> {
 }
 
 /// The text of an I/O error comes from the operating system and contains no secret.
-fn unreachable(error: &io::Error) -> StoreError {
+pub(super) fn unreachable(error: &io::Error) -> StoreError {
     StoreError::new(StoreErrorKind::Unreachable, error.to_string())
 }
 
