@@ -1,4 +1,4 @@
-//! What `#[lock]` expands to. Not for anybody else: it changes with the attribute.
+//! What `#[lock]` expands to. It is not public API: it changes with the attribute.
 #![allow(missing_docs, reason = "hidden, and documented where the attribute is")]
 
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub struct Call {
     pub open: Option<bool>,
 }
 
-/// What a function under `#[lock]` gives back.
+/// The return type of a function under `#[lock]`.
 #[diagnostic::on_unimplemented(
     message = "a function under `#[lock]` returns `Result<T, E>` with `E: From<leasehold::Error>`, not `{Self}`",
     label = "not such a `Result`",
@@ -51,8 +51,8 @@ pub fn installed(key: String) -> Result<LockRequest, Error> {
     }
 }
 
-/// `refused` is [`LockResult::refused`], named where the function says what it returns: so that a type
-/// that cannot be is told there, and once.
+/// Runs a function under a lock. `refused` is [`LockResult::refused`], named where the return type is written, so that the
+/// compiler reports an unsuitable type there, and once.
 pub async fn run<R, F>(request: Result<LockRequest, Error>, call: Call, refused: fn(Error) -> R, body: F) -> R
 where
     F: Future<Output = R>,

@@ -23,7 +23,7 @@ pub(crate) mod simulated;
 pub struct Moment(Duration);
 
 impl Moment {
-    /// Now.
+    /// Returns the present moment.
     pub fn now() -> Self {
         #[cfg(test)]
         if let Some(now) = simulated::now() {
@@ -34,17 +34,17 @@ impl Moment {
         Self(Duration::new(t.tv_sec.unsigned_abs(), u32::try_from(t.tv_nsec).unwrap_or(0)))
     }
 
-    /// A moment given by its distance from boot, for arithmetic without a clock.
+    /// Returns the moment at a distance from boot, for arithmetic without a clock.
     pub const fn from_boot(since_boot: Duration) -> Self {
         Self(since_boot)
     }
 
-    /// The distance from boot.
+    /// Returns the distance from boot.
     pub const fn since_boot(self) -> Duration {
         self.0
     }
 
-    /// How long until `later`; zero when it is past.
+    /// Returns the time until `later`, or zero when that has passed.
     pub fn until(self, later: Self) -> Duration {
         later.0.saturating_sub(self.0)
     }
@@ -75,7 +75,7 @@ impl fmt::Debug for Moment {
 pub struct Alarm(OwnedFd);
 
 impl Alarm {
-    /// An alarm that is not set.
+    /// Creates an alarm that is not set.
     ///
     /// # Errors
     ///
@@ -84,7 +84,7 @@ impl Alarm {
         Ok(Self(timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?))
     }
 
-    /// Sets it anew, and takes back that it went off; `None` switches it off.
+    /// Sets the alarm and clears an earlier signal; `None` switches it off.
     pub fn set(&self, at: Option<Moment>) {
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
         let at = at.map_or(zero, |Moment(at)| Timespec {
@@ -92,7 +92,7 @@ impl Alarm {
             // Zero would switch it off.
             tv_nsec: at.subsec_nanos().max(1).into(),
         });
-        // It refuses only a time that is none.
+        // It fails only for an invalid time.
         let _ = timerfd_settime(&self.0, TimerfdTimerFlags::ABSTIME, &Itimerspec { it_interval: zero, it_value: at });
     }
 }

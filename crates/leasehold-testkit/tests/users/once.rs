@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use leasehold::bindings::{ClaimId, Retention};
 use leasehold::inspect::EvictMode;
-use leasehold::lease::Invalid;
+use leasehold::lease::{Invalid, Terms};
 use leasehold::once::{Outcome, Started};
 use leasehold::store::{BindingId, BindingKind, Change, Changed, Create, Expected, NewBinding};
 use leasehold::{Error, Guard, LockManager, LockName};
@@ -34,7 +34,16 @@ on_every_store!(
     records_of_earlier_builds_are_taken_over_and_kept,
     an_earlier_build_that_is_late_costs_no_result,
     a_late_runner_takes_nothing_back,
+    the_lock_is_renewed_whatever_the_terms_say,
 );
+
+async fn the_lock_is_renewed_whatever_the_terms_say(arena: Arena) {
+    let locks = arena.manager().await;
+    let terms = Terms::new().ttl(SHORT).renew(false).unfenced();
+    let work = async |_: &Guard| tokio::time::sleep(2 * SHORT).await;
+    let outcome = locks.once("long").terms(&terms).run(work).await.expect("not lost");
+    assert!(outcome.fresh && outcome.stored);
+}
 
 async fn runs(locks: &LockManager, id: &str, value: u32) -> Outcome<u32> {
     locks.once(id).run(async |_| value).await.expect("done")

@@ -58,13 +58,12 @@ impl Environment {
 
 #[cfg(test)]
 pub(crate) mod simulated {
-    use std::sync::{Arc, Mutex, MutexGuard};
+    use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
     use futures_util::future::BoxFuture;
     use tokio::sync::mpsc::UnboundedSender;
 
     use crate::client::RandomSource;
-    use crate::engine::lock;
 
     type Source = dyn RandomSource + Send;
 
@@ -89,7 +88,7 @@ pub(crate) mod simulated {
         }
 
         pub(super) fn source(&self) -> MutexGuard<'_, Source> {
-            lock(&self.source)
+            self.source.lock().unwrap_or_else(PoisonError::into_inner)
         }
     }
 }

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use crate::facts::{HolderId, LockName};
+use crate::clock::wall_ms;
+use crate::facts::{Fence, HolderId, LockName};
 
 /// Something that happened to a lock anywhere in the fleet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,6 +63,26 @@ const REASON_CHARS: usize = 2_048;
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
 impl LockEvent {
+    /// An event of this moment.
+    pub(crate) fn new(
+        kind: EventKind,
+        name: &LockName,
+        holder: HolderId,
+        owner: &str,
+        fence: Option<Fence>,
+        reason: &str,
+    ) -> Self {
+        Self {
+            kind,
+            name: name.to_string(),
+            owner: owner.to_owned(),
+            holder_id: holder.to_string(),
+            fence: fence.map(Fence::get),
+            at_ms: wall_ms(),
+            reason: reason.to_owned(),
+        }
+    }
+
     /// How many published events this process dropped: too long, unreadable, or about something that is no lock. Anybody
     /// who may publish can send such.
     pub fn dropped() -> u64 {

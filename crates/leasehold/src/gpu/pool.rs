@@ -6,13 +6,13 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{join_all, select_all};
+use futures_util::future::join_all;
 
 use super::{CleanUp, Defaults, Device, Devices, Leaving, visible};
 use crate::clock::Moment;
 use crate::config::Config;
 use crate::engine::Core;
-use crate::engine::guard::Guard;
+use crate::engine::guard::{Guard, first_lost};
 use crate::error::Error;
 use crate::facts::{Invalid, LockName, Ttl};
 use crate::lease::Terms;
@@ -177,11 +177,9 @@ impl GpuRequest {
     pub async fn run<T>(self, work: impl AsyncFnOnce(&Gpus) -> T) -> Result<T, Error> {
         let gpus = self.await?;
         let guards: Vec<&Guard> = gpus.guards().iter().collect();
-        let done = scope::run(&guards, gpus.lost(), work(&gpus)).await;
+        let done = scope::run(&guards, work(&gpus)).await;
         drop(guards);
-        if let Err(error) = gpus.release().await {
-            tracing::warn!(error = %format_args!("{error:#}"), "the work is done; its GPUs are given back in the background");
-        }
+        scope::log_release(gpus.release().await);
         done
     }
 }
@@ -258,9 +256,9 @@ impl Gpus {
     /// # Cancel safety
     /// Cancel safe: the loss stays told.
     pub async fn lost(&self) -> (LockName, LossReason) {
-        let lost =
-            self.guards().iter().map(|guard| Box::pin(async move { (guard.name().clone(), guard.lost().await) }));
-        select_all(lost).await.0
+        let guards: Vec<&Guard> = self.guards().iter().collect();
+        let (which, why) = first_lost(&guards).await;
+        (guards[which].name().clone(), why)
     }
 
     /// Cleans up and gives them back. `true`: all were ours until now.

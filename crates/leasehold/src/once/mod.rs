@@ -16,8 +16,8 @@ use serde::de::DeserializeOwned;
 use crate::bindings::{BindingUndo, json, request_id};
 use crate::clock::{Moment, sleep_until};
 use crate::engine::Core;
-use crate::engine::call::Wait;
 use crate::engine::guard::Guard;
+use crate::engine::wish::Wait;
 use crate::error::Error;
 use crate::facts::{BindingKind, Invalid, LockName, Retention};
 use crate::lease::Terms;
@@ -25,6 +25,7 @@ use crate::lease::terms::setters;
 use crate::loss::LossReason;
 use crate::manager::LockManager;
 use crate::request::LockRequest;
+use crate::scope;
 use crate::store::record::{self, State};
 use crate::store::{BindingId, Bound, Changed, Operation, StoreErrorKind};
 
@@ -235,8 +236,8 @@ impl Once {
         {
             return Ok(Started::Done(done));
         }
-        // Without the lock two runners would work at once. The fence sets their records apart.
-        let request = deadline.left(self.request).protected();
+        // Without the lock, or after its end, two runners would work at once. The fence sets their records apart.
+        let request = deadline.left(self.request).protected().renew(true);
         let guard = deadline.bound(&core, Operation::Acquire, &id.id, request.into_future()).await?;
         let slot = ResultSlot::new(self.manager, id, keep, payload, &guard);
         match begin(&core, &deadline, &guard, &slot).await {
@@ -370,11 +371,8 @@ fn fingerprint(payload: &[u8]) -> String {
     sha1_smol::Sha1::from(payload).digest().to_string()
 }
 
-/// Releases the lock. A release that fails goes on in the background and hides no result.
 async fn give_back(guard: Guard) {
-    if let Err(error) = guard.release().await {
-        tracing::warn!(error = %format_args!("{error:#}"), "the work is done; its lock is released in the background");
-    }
+    scope::log_release(guard.release().await);
 }
 
 impl fmt::Debug for Once {

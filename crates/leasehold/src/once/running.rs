@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 
 use super::{Outcome, give_back};
+use crate::backoff::Backoff;
 use crate::bindings::{fits, from_json};
 use crate::clock::Moment;
 use crate::engine::guard::Guard;
@@ -18,8 +19,7 @@ use crate::store::record::{Head, State};
 use crate::store::{BindingId, Changed, Step};
 
 /// Pauses between attempts to store a result while the store is away.
-const PAUSE_MIN: Duration = Duration::from_millis(20);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
 /// The longest reason that is kept for a result that cannot be stored.
 const PROBLEM_CHARS_MAX: usize = 1_000;
 
@@ -227,7 +227,7 @@ impl ResultSlot {
         let lost = |why| Error::Lost { name: guard.name().clone(), why };
         let core = self.manager.core();
         let give_up_at = Moment::now() + core.options.outage_timeout;
-        let mut pause = PAUSE_MIN;
+        let mut backoff = BACKOFF;
         let mut away = false;
         loop {
             if let Some(why) = guard.loss().or_else(|| (!guard.is_valid()).then_some(LossReason::Expired)) {
@@ -247,10 +247,9 @@ impl ResultSlot {
             }
             away = true;
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                () = tokio::time::sleep(backoff.pause()) => {}
                 _ = guard.lost() => {}
             }
-            pause = (pause * 2).min(PAUSE_MAX);
         }
     }
 }

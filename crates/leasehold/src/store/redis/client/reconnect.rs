@@ -12,6 +12,7 @@ use super::super::RedisOptions;
 use super::super::inbox::Inbox;
 use super::address::Address;
 use super::session::{Identity, Session};
+use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::facts::Fence;
 use crate::store::{Push, PushSender, StoreError, StoreErrorKind};
@@ -207,18 +208,17 @@ impl RedisClient {
 
     /// Retries until a session is open.
     async fn reopen(&self, previous: Option<&Identity>, pause_first: bool) -> Arc<Session> {
-        let mut pause = RETRY_MIN;
+        let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
         if pause_first {
-            sleep(pause).await;
+            sleep(RETRY_MIN).await;
         }
         loop {
             match self.open(previous).await {
                 Ok(session) => return session,
                 Err(error) => {
-                    let wait = retry_delay(error.kind(), pause);
+                    let wait = retry_delay(error.kind(), backoff.pause());
                     self.set(ConnectionState::Down(error));
                     sleep(wait + wait.mul_f64(jitter())).await;
-                    pause = (pause * 2).min(RETRY_MAX);
                 }
             }
         }
