@@ -47,7 +47,9 @@ pub enum EventKind {
     Alert,
 }
 
-/// The kinds of [`EventKind::Alert`]. Alert rules and dashboards name them, so they stay as they are, whatever the lock.
+/// The kinds of [`EventKind::Alert`]. An event's `reason` starts with its kind and is published and stored as text, and
+/// alert rules name it. So `gpu_lock_emergency_release` is the kind for every lock, and it is here: behind this place the
+/// text has left the process, and servers and followers of other versions read it.
 pub(crate) mod alert_kind {
     pub(crate) const EMERGENCY_RELEASE: &str = "gpu_lock_emergency_release";
     pub(crate) const SCRIPT_ERROR: &str = "lua_script_error";
