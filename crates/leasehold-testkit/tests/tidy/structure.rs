@@ -195,10 +195,11 @@ fn owner_of(path: &str, names: &BTreeSet<String>) -> Option<String> {
 #[test]
 fn no_type_name_is_defined_twice_in_a_crate() {
     let mut twice = Vec::new();
-    for entry in fs::read_dir(root().join("crates")).expect("crates").map(|entry| entry.expect("an entry")) {
-        let name = entry.file_name().to_string_lossy().into_owned();
+    let crates = fs::read_dir(root().join("crates")).expect("crates").map(|entry| entry.expect("an entry").path());
+    for dir in crates.chain([root().join("python")]) {
+        let name = dir.file_name().expect("a name").to_string_lossy().into_owned();
         let mut defined: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for source in sources(&entry.path().join("src")) {
+        for source in sources(&dir.join("src")) {
             for line in source.code.lines() {
                 if let Some(defined_here) = type_defined(line) {
                     defined.entry(defined_here.to_owned()).or_default().push(source.path.clone());
