@@ -163,7 +163,7 @@ fn no_files_of_the_engine_or_the_client_use_each_other_in_a_cycle() {
         // A file whose uses are all gone is in no cycle.
         while let Some(free) = uses.iter().find(|(_, theirs)| theirs.is_empty()).map(|(own, _)| own.clone()) {
             uses.remove(&free);
-            uses.values_mut().for_each(|theirs| drop(theirs.remove(&free)));
+            uses.values_mut().for_each(|theirs| _ = theirs.remove(&free));
         }
         assert!(uses.is_empty(), "these files of {dir}/ use each other in a cycle, or files that do: {uses:#?}");
     }
