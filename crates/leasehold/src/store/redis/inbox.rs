@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn an_echo_counts_from_its_own_sending_and_an_old_one_not_at_all() {
+    fn a_probe_counts_from_its_own_sending_and_an_old_one_not_at_all() {
         let (inbox, mut received) = inbox();
         inbox.answered(at(100));
         inbox.expect_probe(7, at(900));
