@@ -28,6 +28,9 @@ const TWINS: &[(&str, &str, &str)] = &[
     ("leasehold", "LockRequest", "`blocking` mirrors the async API"),
 ];
 
+/// Directories in which no file uses another that uses it in turn, directly or through others.
+const ACYCLIC: &[&str] = &["store/redis", "store/sqlite"];
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -83,41 +86,129 @@ fn layer(path: &str) -> Option<usize> {
     modules.filter(|(_, module)| is_prefix(module)).max_by_key(|(_, module)| module.len()).map(|(at, _)| at)
 }
 
-/// The paths that code names after `crate::`, with slashes. Of a path only modules are kept: the part in small letters.
+/// The modules that code names after `crate::`, with slashes: of each path the part in small letters.
 fn used(code: &str) -> BTreeSet<String> {
-    let mut paths = BTreeSet::new();
-    for rest in code.split("crate::").skip(1) {
-        read_path(rest, "", &mut paths);
+    let within = paths(code).into_iter().filter(|path| path[0] == "crate");
+    let is_module = |word: &&str| word.starts_with(|c: char| c.is_ascii_lowercase());
+    let modules = within.map(|path| path[1..].iter().copied().take_while(is_module).collect::<Vec<_>>().join("/"));
+    modules.filter(|path| !path.is_empty()).collect()
+}
+
+/// The paths that code names, word by word. A list in braces is a path for each entry.
+fn paths(code: &str) -> Vec<Vec<&str>> {
+    let (mut found, mut before, mut end) = (Vec::new(), ' ', 0);
+    for (at, c) in code.char_indices() {
+        let is_first = c.is_alphabetic() && !before.is_alphanumeric() && before != '_' && before != ':';
+        before = c;
+        if at >= end && is_first && code[at + word_end(&code[at..])..].starts_with("::") {
+            end = code.len() - read_path(&code[at..], &[], &mut found).len();
+        }
     }
-    paths
+    found
+}
+
+fn word_end(text: &str) -> usize {
+    text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len())
 }
 
 /// Reads one path, or a list of paths in braces. Returns what is left of the text.
-fn read_path<'a>(text: &'a str, before: &str, paths: &mut BTreeSet<String>) -> &'a str {
+fn read_path<'a>(text: &'a str, before: &[&'a str], found: &mut Vec<Vec<&'a str>>) -> &'a str {
     let text = text.trim_start();
     if let Some(mut list) = text.strip_prefix('{') {
         loop {
-            list = read_path(list, before, paths).trim_start();
+            list = read_path(list, before, found);
+            // Skips `as`.
+            list = &list[list.find([',', '}']).unwrap_or(list.len())..];
             match list.strip_prefix(',') {
                 Some(more) if !more.trim_start().starts_with('}') => list = more,
                 _ => return list.trim_start_matches([',', ' ', '\n']).strip_prefix('}').unwrap_or(list),
             }
         }
     }
-    let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
-    let (word, rest) = text.split_at(end);
-    let is_module = word.starts_with(|c: char| c.is_ascii_lowercase());
-    let path = match (is_module, before) {
-        (false, _) => before.to_owned(),
-        (true, "") => word.to_owned(),
-        (true, _) => format!("{before}/{word}"),
-    };
+    let (word, rest) = text.split_at(word_end(text));
+    let path = [before, &[word]].concat();
     match rest.strip_prefix("::") {
-        Some(rest) if is_module => read_path(rest, &path, paths),
-        _ => {
-            paths.extend(Some(path).filter(|path| !path.is_empty()));
+        Some(rest) => read_path(rest, &path, found),
+        None => {
+            found.push(path);
             rest
         }
+    }
+}
+
+/// What each file of a directory uses of the others. A file is its module path; the directory's own `mod.rs` is empty.
+fn uses_within(dir: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let module = |path: &str| {
+        let path = path.trim_end_matches(".rs");
+        path.strip_suffix("/mod").unwrap_or(if path == "mod" { "" } else { path }).to_owned()
+    };
+    let sources: BTreeMap<String, Source> =
+        sources(&library().join(dir)).into_iter().map(|source| (module(&source.path), source)).collect();
+    // Where a module finds the names that it takes from its children, and passes on.
+    let mut taken: BTreeMap<(&str, &str), String> = BTreeMap::new();
+    for (module, source) in &sources {
+        for path in paths(&source.code) {
+            let (child, name) = (if path[0] == "self" { path[1..].first() } else { path.first() }, path.last());
+            let child = child.map(|child| join(module, child)).filter(|child| sources.contains_key(child));
+            if let (Some(child), Some(name)) = (child, name) {
+                taken.insert((module, name), child);
+            }
+        }
+    }
+    let outside: Vec<&str> = ["crate"].into_iter().chain(dir.split('/')).collect();
+    let resolve = |module: &str, path: &[&str]| {
+        let (mut at, mut rest) = (Some(module.to_owned()), path);
+        if let Some(inside) = path.strip_prefix(&outside[..]) {
+            (at, rest) = (Some(String::new()), inside);
+        } else if path[0] != "self" && path[0] != "super" {
+            at = at.filter(|module| sources.contains_key(&join(module, path[0])));
+        }
+        while let ["self" | "super", more @ ..] = rest {
+            if rest[0] == "super" {
+                let module = at?;
+                at = (!module.is_empty()).then(|| module.rsplit_once('/').map_or("", |(parent, _)| parent).to_owned());
+            }
+            rest = more;
+        }
+        let mut at = at?;
+        for word in rest {
+            match (sources.contains_key(&join(&at, word)), taken.get(&(at.as_str(), word))) {
+                (true, _) => at = join(&at, word),
+                (false, Some(child)) => return Some(child.clone()),
+                (false, None) => break,
+            }
+        }
+        Some(at)
+    };
+    let uses = |module: &str, code: &str| {
+        let used = paths(code).into_iter().filter_map(|path| resolve(module, &path));
+        used.filter(|used| used != module).collect()
+    };
+    sources.iter().map(|(module, source)| (module.clone(), uses(module, &source.code))).collect()
+}
+
+fn join(module: &str, child: &str) -> String {
+    if module.is_empty() { child.to_owned() } else { format!("{module}/{child}") }
+}
+
+/// The files that use each other in a circle, and what they use of each other.
+fn circles(mut uses: BTreeMap<String, BTreeSet<String>>) -> BTreeMap<String, BTreeSet<String>> {
+    loop {
+        let left: BTreeSet<String> = uses.keys().cloned().collect();
+        uses.values_mut().for_each(|used| used.retain(|file| left.contains(file)));
+        let used: BTreeSet<String> = uses.values().flatten().cloned().collect();
+        uses.retain(|file, uses| !uses.is_empty() && used.contains(file));
+        if uses.len() == left.len() {
+            return uses;
+        }
+    }
+}
+
+#[test]
+fn files_do_not_use_each_other_in_a_circle() {
+    for dir in ACYCLIC {
+        let circles = circles(uses_within(dir));
+        assert!(circles.is_empty(), "files of {dir} use each other in a circle: {circles:#?}");
     }
 }
 
@@ -289,6 +380,13 @@ fn the_checks_see_what_they_look_for() {
     let code =
         "use crate::facts::Ttl;\nuse crate::{store::{A, redis::C,}, engine};\nlet x = crate::clock::Moment::now();";
     assert_eq!(used(code), ["clock", "engine", "facts", "store", "store/redis"].map(str::to_owned).into());
+    let words = [vec!["crate", "a", "B"], vec!["crate", "c"], vec!["super", ""], vec!["d", "e"]];
+    assert_eq!(paths("use crate::{a::B as C, c};\nuse super::*;\nlet x: [u8; d::e()] = b\"\";"), words);
+    let uses = [("a", vec!["b"]), ("b", vec!["c"]), ("c", vec!["b", "d"]), ("d", vec![])];
+    let uses = uses.map(|(file, uses)| (file.to_owned(), uses.into_iter().map(str::to_owned).collect()));
+    assert_eq!(circles(uses.into()).into_keys().collect::<Vec<_>>(), ["b", "c"]);
+    let found = uses_within("store/redis");
+    assert!(found["client/session"].contains("inbox") && found["inbox"].contains("client/connection"), "{found:#?}");
     assert_eq!(layer("lease/belief"), layer("machine"));
     assert!(layer("lease/terms") > layer("engine") && layer("store/open") > layer("store/redis/keys"));
     assert_eq!(type_defined("pub(super) struct Seat<T> {"), Some("Seat"));

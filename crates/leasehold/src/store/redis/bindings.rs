@@ -7,17 +7,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::client::{Cmd, Pipeline, Value, cmd, from_server, items, unexpected_reply, word};
+use super::value::STORED_MAX;
 use super::{RedisStore, scripts};
 use crate::facts::{ClaimId, LockName};
 use crate::store::{
     Bind, BindingId, Bound, Change, Changed, Create, Expected, NewBinding, NodeSlot, Step, StoreError, StoreErrorKind,
-    VALUE_BYTES_MAX,
 };
-
-/// The longest stored binding, in bytes: the longest value, and more than the other fields can take. Another client
-/// wrote a longer text. It is never read as a whole, because the server closes a subscribed connection that leaves tens
-/// of megabytes unread.
-pub(super) const STORED_MAX: usize = VALUE_BYTES_MAX + 1024;
 
 /// How often a read and the command after it may disagree before the value counts as an empty text of another client.
 /// Both are in one write, so another client's command rarely comes between them.
@@ -234,6 +229,7 @@ fn too_long() -> StoreError {
 mod tests {
     use super::*;
     use crate::facts::{BindingKind, Retention};
+    use crate::store::VALUE_BYTES_MAX;
 
     fn new(node: Option<&str>, value: &[u8]) -> NewBinding {
         let name = |text: &str| LockName::new(text).expect("a name");

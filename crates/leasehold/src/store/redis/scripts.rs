@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use super::client::{Cmd, OVERSIZED, cmd};
-use super::{bindings, value};
+use super::value;
 use crate::facts::Fence;
 use crate::machine::Limits;
 
@@ -53,7 +53,7 @@ impl Script {
         let text = verb
             .replace("--#head\n", include_str!("lua/head.lua"))
             .replace("--#limits\n", &limits)
-            .replace("STORED_MAX", &bindings::STORED_MAX.to_string())
+            .replace("STORED_MAX", &value::STORED_MAX.to_string())
             .replace("TOO_LONG", &format!("'{OVERSIZED}'"));
         // The server keeps the text for ever, so comments are removed.
         let kept = text.lines().filter(|line| !line.trim_start().starts_with("--"));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::client::{Cmd, OVERSIZED, cmd};
 use crate::facts::{Fence, Owner, Token};
-use crate::store::{Claim, Holder};
+use crate::store::{Claim, Holder, VALUE_BYTES_MAX};
 
 /// The inbox of a holder that receives no messages, or of a waiter that polls.
 pub(super) const NO_INBOX: &str = "-";
@@ -12,6 +12,11 @@ pub(super) const NO_INBOX: &str = "-";
 /// Longest value that is parsed, in bytes; values of ours are far shorter. A server closes a subscribed connection that
 /// leaves tens of megabytes unread, so a longer value is never requested as a whole.
 pub(super) const SEEN_MAX: usize = 64 * 1024;
+
+/// The longest stored binding, in bytes: the longest value, and more than the other fields can take. Another client
+/// wrote a longer text. It is never read as a whole, because the server closes a subscribed connection that leaves tens
+/// of megabytes unread.
+pub(super) const STORED_MAX: usize = VALUE_BYTES_MAX + 1024;
 
 /// The command that reads a value, cut to one byte more than [`SEEN_MAX`].
 pub(super) fn read_command(key: &str) -> Cmd {

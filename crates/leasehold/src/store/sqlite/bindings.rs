@@ -5,20 +5,16 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use rusqlite::{OptionalExtension, Row, params};
 
-use super::SqliteStore;
 use super::boot::now_ms;
 use super::disk_reserve::Need;
-use super::driver::{Command, Fault, SqliteDriver};
+use super::driver::{Fault, SqliteDriver};
 use super::row::{sql, unsql};
 use crate::clock::wall_ms;
 use crate::facts::{ClaimId, LockName, Retention};
 use crate::store::record::{self, RecordVerdict};
-use crate::store::{
-    Bind, BindingId, Bound, Change, Changed, Create, Expected, NewBinding, Step, StoreError, StoreErrorKind,
-};
+use crate::store::{Bound, Change, Changed, Create, Expected, NewBinding, Step, StoreError, StoreErrorKind};
 
 /// Expired bindings that one garbage collection removes.
 const CLEAR_ROWS: u32 = 128;
@@ -28,18 +24,19 @@ const LIVES: &str = "CASE boot WHEN ?2 THEN ends > ?3 ELSE ends_wall > ?4 END";
 
 /// A creation of a binding, with the keys it needs.
 pub(super) struct Creating {
-    key: String,
-    slots: Option<(String, u32)>,
-    new: NewBinding,
+    pub(super) key: String,
+    pub(super) slots: Option<(String, u32)>,
+    pub(super) new: NewBinding,
 }
 
 /// A change or removal of a binding.
 pub(super) struct Changing {
-    key: String,
-    how: How,
+    pub(super) key: String,
+    pub(super) how: How,
 }
 
-enum How {
+/// The kinds of change.
+pub(super) enum How {
     Change(Expected, Change),
     Remove(ClaimId),
     Advance(Step),
@@ -48,56 +45,12 @@ enum How {
 
 impl How {
     /// The size of the value that is written, in bytes; 0 for a removal.
-    fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Change(_, change) => change.value.len(),
             Self::Advance(step) => step.value.len(),
             Self::Remove(_) | Self::Withdraw(_) => 0,
         }
-    }
-}
-
-/// The answer to a command in a batch.
-enum BindingReply {
-    Create(Create),
-    Change(Changed),
-}
-
-#[async_trait]
-impl Bind for SqliteStore {
-    async fn create(&self, new: &NewBinding) -> Result<Create, StoreError> {
-        let key = self.keys.binding_key(new.id.kind, &new.id.id);
-        let slots = new.slot.as_ref().map(|slot| (self.keys.slots_key(&slot.node), slot.of));
-        let creating = Creating { key, slots, new: new.clone() };
-        self.ask(|reply| Command::Create(Box::new(creating), reply)).await
-    }
-
-    async fn read(&self, id: &BindingId) -> Result<Option<(Bound, Duration)>, StoreError> {
-        let key = self.keys.binding_key(id.kind, &id.id);
-        self.call(move |driver| driver.read_binding(&key)).await
-    }
-
-    async fn change(&self, id: &BindingId, expected: &Expected, change: &Change) -> Result<Changed, StoreError> {
-        let key = self.keys.binding_key(id.kind, &id.id);
-        self.write(key, How::Change(expected.clone(), change.clone())).await
-    }
-
-    async fn remove(&self, id: &BindingId, claim: &ClaimId) -> Result<Changed, StoreError> {
-        self.write(self.keys.binding_key(id.kind, &id.id), How::Remove(claim.clone())).await
-    }
-
-    async fn advance(&self, step: &Step) -> Result<Changed, StoreError> {
-        self.write(self.keys.binding_key(step.id.kind, &step.id.id), How::Advance(step.clone())).await
-    }
-
-    async fn withdraw(&self, id: &BindingId, claim: &ClaimId) -> Result<Changed, StoreError> {
-        self.write(self.keys.binding_key(id.kind, &id.id), How::Withdraw(claim.clone())).await
-    }
-}
-
-impl SqliteStore {
-    async fn write(&self, key: String, how: How) -> Result<Changed, StoreError> {
-        self.ask(|reply| Command::Change(Box::new(Changing { key, how }), reply)).await
     }
 }
 
@@ -113,7 +66,7 @@ impl SqliteDriver {
         })
     }
 
-    fn create_inside(&mut self, Creating { key, slots, new }: &Creating) -> Result<Create, Fault> {
+    pub(super) fn create_inside(&mut self, Creating { key, slots, new }: &Creating) -> Result<Create, Fault> {
         if let Some((bound, _)) = self.binding_inside(key)? {
             return Ok(existing(bound, &new.claim));
         }
@@ -184,17 +137,17 @@ impl SqliteDriver {
         Ok(Ok((bound, Duration::from_millis(unsql(row.get(4)?)))))
     }
 
-    pub(super) fn change_binding(&mut self, Changing { key, how }: &Changing) -> Result<Changed, StoreError> {
-        let need = match how.bytes() {
+    pub(super) fn change_binding(&mut self, changing: &Changing) -> Result<Changed, StoreError> {
+        let need = match changing.how.bytes() {
             0 => Need::Less,
             bytes => Need::Bytes(bytes),
         };
         self.durably(|driver| {
-            driver.attempt(need, |driver| driver.in_transaction(|driver| driver.change_inside(key, how)))
+            driver.attempt(need, |driver| driver.in_transaction(|driver| driver.change_inside(changing)))
         })
     }
 
-    fn change_inside(&mut self, key: &str, how: &How) -> Result<Changed, Fault> {
+    pub(super) fn change_inside(&mut self, Changing { key, how }: &Changing) -> Result<Changed, Fault> {
         let found = self.binding_inside(key)?.map(|(found, _)| found);
         if let How::Advance(step) = how {
             return self.advance_inside(key, step, found);
@@ -250,51 +203,9 @@ impl SqliteDriver {
         Ok(())
     }
 
-    /// Carries out the changes of bindings in a batch in one transaction, so that they share one sync of the disk, and
-    /// returns the other commands. If one fails, returns all of them, to be carried out one by one.
-    pub(super) fn serve_bindings(&mut self, batch: Vec<Command>) -> Vec<Command> {
-        let changes = |c: &&Command| matches!(c, Command::Create(..) | Command::Change(..));
-        if batch.iter().filter(changes).count() < 2 {
-            return batch;
-        }
-        let bytes = batch.iter().map(|command| match command {
-            Command::Create(creating, _) => creating.new.value.len(),
-            Command::Change(changing, _) => changing.how.bytes(),
-            _ => 0,
-        });
-        let need = Need::Bytes(bytes.sum());
-        let done = self.durably(|driver| {
-            driver.attempt(need, |driver| {
-                driver.in_transaction(|driver| batch.iter().map(|c| driver.changed(c)).collect())
-            })
-        });
-        let done: Vec<Option<BindingReply>> = match done {
-            Ok(done) => done,
-            Err(_) => return batch,
-        };
-        let answered = batch.into_iter().zip(done).filter_map(|(command, done)| match (command, done) {
-            (Command::Create(_, reply), Some(BindingReply::Create(answer))) => (drop(reply.send(Ok(answer))), None).1,
-            (Command::Change(_, reply), Some(BindingReply::Change(answer))) => (drop(reply.send(Ok(answer))), None).1,
-            (command, _) => Some(command),
-        });
-        answered.collect()
-    }
-
-    fn changed(&mut self, command: &Command) -> Result<Option<BindingReply>, Fault> {
-        Ok(match command {
-            Command::Create(creating, reply) if !reply.is_closed() => {
-                Some(BindingReply::Create(self.create_inside(creating)?))
-            }
-            Command::Change(changing, _) => {
-                Some(BindingReply::Change(self.change_inside(&changing.key, &changing.how)?))
-            }
-            _ => None,
-        })
-    }
-
     /// Runs `run` with commits that are synced to the disk before they are acknowledged. Commits of locks are not
     /// synced, because a power failure ends every lease anyway.
-    fn durably<R>(&mut self, run: impl FnOnce(&mut Self) -> Result<R, StoreError>) -> Result<R, StoreError> {
+    pub(super) fn durably<R>(&mut self, run: impl FnOnce(&mut Self) -> Result<R, StoreError>) -> Result<R, StoreError> {
         let full = self.conn.execute_batch("PRAGMA synchronous = FULL");
         let outcome = full.map_err(|e| self.store_error(e.into())).and_then(|()| run(self));
         // If that fails, the next commits are only slower.
@@ -309,8 +220,10 @@ fn existing(bound: Bound, ours: &ClaimId) -> Create {
 
 #[cfg(test)]
 mod tests {
+    use super::super::SqliteStore;
     use super::*;
     use crate::facts::BindingKind;
+    use crate::store::{Bind, BindingId};
 
     fn new(id: &str, keep: Duration) -> NewBinding {
         NewBinding {

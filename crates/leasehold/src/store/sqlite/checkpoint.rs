@@ -14,7 +14,6 @@ use std::time::Duration;
 use rusqlite::{Connection, ffi};
 use rustix::fs::{FlockOperation, flock};
 
-use super::driver::SqliteDriver;
 use super::path::{beside, unusable};
 use super::permissions::Sharing;
 use super::schema::{BusyTimeout, failure};
@@ -80,19 +79,6 @@ pub(super) struct HeldMaintenance<'a>(&'a File);
 impl Drop for HeldMaintenance<'_> {
     fn drop(&mut self) {
         let _ = flock(self.0, FlockOperation::Unlock);
-    }
-}
-
-impl SqliteDriver {
-    /// Runs a checkpoint if the log has more frames than allowed and no other process does maintenance. Returns whether
-    /// it tried.
-    pub(super) fn shorten_log(&self, frames_allowed: i64) -> bool {
-        let is_long = frames(&self.conn).is_ok_and(|frames| frames > frames_allowed);
-        let held = if is_long { self.reserve.lock.try_hold() } else { None };
-        if held.is_some() {
-            let _ = checkpoint(&self.conn, &self.busy_timeout);
-        }
-        held.is_some()
     }
 }
 

@@ -15,7 +15,6 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, FileControl, ffi, params};
 
 use super::checkpoint::{MaintenanceLock, checkpoint, frames, restart_log};
-use super::driver::SqliteDriver;
 use super::path::beside;
 use super::permissions::Sharing;
 use super::schema::{BusyTimeout, failure, sqlite_error};
@@ -135,26 +134,34 @@ impl DiskReserve {
     pub(super) fn is_left(&self, conn: &Connection) -> rusqlite::Result<bool> {
         Ok(self.keep_free == 0 || free_pages(conn)? >= self.keep_free)
     }
-}
 
-impl SqliteDriver {
     /// Takes the next step that may make space, and counts it in `step`; `false` if no step is left.
-    pub(super) fn make_space(&self, need: Need, step: &mut u32) -> bool {
-        let (conn, busy_timeout) = (&self.conn, &self.busy_timeout);
+    pub(super) fn make_space(&self, conn: &Connection, busy_timeout: &BusyTimeout, need: Need, step: &mut u32) -> bool {
         while *step < need.steps() {
             *step += 1;
             let grows = *step % 2 == 1 && need != Need::Nothing;
             // A checkpoint keeps all other processes from writing, also releases: run it only if it can help.
             let make = || match grows {
                 true => grow(conn, busy_timeout, need),
-                false if self.reserve.fits_in_log(conn) && need.is_small() => Ok(()),
+                false if self.fits_in_log(conn) && need.is_small() => Ok(()),
                 false => restart_log(conn, busy_timeout),
             };
-            if self.reserve.lock.hold(make).is_ok() {
+            if self.lock.hold(make).is_ok() {
                 return true;
             }
         }
         false
+    }
+
+    /// Runs a checkpoint if the log has more frames than allowed and no other process does maintenance. Returns whether
+    /// it tried.
+    pub(super) fn shorten_log(&self, conn: &Connection, busy_timeout: &BusyTimeout, frames_allowed: i64) -> bool {
+        let is_long = frames(conn).is_ok_and(|frames| frames > frames_allowed);
+        let held = if is_long { self.lock.try_hold() } else { None };
+        if held.is_some() {
+            let _ = checkpoint(conn, busy_timeout);
+        }
+        held.is_some()
     }
 }
 

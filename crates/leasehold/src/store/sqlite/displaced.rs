@@ -12,11 +12,10 @@ use std::time::Duration;
 
 use rusqlite::{Connection, FileControl};
 
-use super::driver::{Command, SqliteDriver};
 use super::path::{beside, unusable};
 use super::schema::sqlite_error;
 use crate::clock::Moment;
-use crate::store::{Left, Push, Release, Renewed, StoreError, StoreErrorKind};
+use crate::store::StoreError;
 
 /// The interval between two checks, for commands other than renewals.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
@@ -50,11 +49,16 @@ impl OpenFiles {
         Ok(())
     }
 
+    /// Whether it is time to [look](Self::look) again, for commands other than renewals.
+    pub(super) fn is_due(&self, now: Moment) -> bool {
+        self.displaced.is_some() || self.looked.until(now) >= CHECK_INTERVAL
+    }
+
     /// Returns the path whose file was removed or replaced, if there is one. Once found, it is permanent.
     ///
     /// # Errors
     /// When that is unknown, for example because the path may not be looked up.
-    fn look(&mut self, now: Moment) -> Result<Option<&Path>, StoreError> {
+    pub(super) fn look(&mut self, now: Moment) -> Result<Option<&Path>, StoreError> {
         self.looked = now;
         if self.displaced.is_none()
             && let Some(path) = self.find_displaced()?
@@ -96,79 +100,6 @@ fn files_of(conn: &Connection, db: &Path) -> Result<[(PathBuf, Inode); 3], Store
 
 fn inode(path: &Path) -> Result<Inode, Error> {
     fs::metadata(path).map(|meta| (meta.dev(), meta.ino()))
-}
-
-impl SqliteDriver {
-    /// Returns the commands if the database is in place, and answers them all if it was displaced. If that is unknown,
-    /// rejects those that would take or renew a lease.
-    pub(super) fn unless_displaced(&mut self, batch: Vec<Command>) -> Vec<Command> {
-        let renews = batch.iter().any(|command| matches!(command, Command::Renew(..)));
-        let now = Moment::now();
-        if !renews && self.open_files.displaced.is_none() && self.open_files.looked.until(now) < CHECK_INTERVAL {
-            return batch;
-        }
-        let path = match self.open_files.look(now) {
-            Ok(None) => return batch,
-            Ok(Some(path)) => path,
-            Err(error) => {
-                let error = error.unsent();
-                return batch.into_iter().filter_map(|command| refuse_unknown(command, &error)).collect();
-            }
-        };
-        let text = format!(
-            "{} was removed or replaced while this process had it open; start this program again to use what is there now",
-            path.display()
-        );
-        let error = StoreError::new(StoreErrorKind::File, text).unsent();
-        batch.into_iter().filter_map(|command| self.refuse_displaced(command, &error)).collect()
-    }
-
-    /// Whether the database is certainly in place.
-    pub(super) fn is_in_place(&mut self) -> bool {
-        matches!(self.open_files.look(Moment::now()), Ok(None))
-    }
-
-    fn refuse_displaced(&mut self, command: Command, error: &StoreError) -> Option<Command> {
-        let error = || error.clone();
-        match command {
-            Command::Renew(renewals, reply) => drop(reply.send(vec![Renewed::Displaced; renewals.len()])),
-            // Every lease in the displaced database is lost.
-            Command::Release(_, _, reply) => drop(reply.send(Ok(Release::NotOwner))),
-            Command::Leave(name, token, reply) => {
-                self.waiters.remove(&name, &token);
-                let _ = reply.send(Ok(Left::WasWaiting));
-            }
-            Command::Try(_, reply) => drop(reply.send(Err(error()))),
-            Command::Acquire(_, _, reply) => drop(reply.send(Err(error()))),
-            Command::Create(_, reply) => drop(reply.send(Err(error()))),
-            Command::Change(_, reply) => drop(reply.send(Err(error()))),
-            Command::Call(call) => call(Err(error())),
-            // Waiters send their requests again at once, and get the error.
-            Command::Wake | Command::CheckHolders => self.wake_waiters(),
-            keep @ (Command::CloseForFork | Command::Close(_)) => return Some(keep),
-        }
-        None
-    }
-
-    fn wake_waiters(&mut self) {
-        for token in self.waiters.take_tokens() {
-            self.pushes.send(Push::LookAgain { token, after: Duration::ZERO });
-        }
-        self.watch.set_waiting(0, &self.liveness);
-    }
-}
-
-/// Rejects a command that would take or renew a lease, and returns any other.
-fn refuse_unknown(command: Command, error: &StoreError) -> Option<Command> {
-    match command {
-        Command::Renew(renewals, reply) => {
-            drop(reply.send(vec![Renewed::Unknown(error.clone()); renewals.len()]));
-        }
-        Command::Try(_, reply) => drop(reply.send(Err(error.clone()))),
-        Command::Acquire(_, _, reply) => drop(reply.send(Err(error.clone()))),
-        other => return Some(other),
-    }
-    None
 }
 
 #[cfg(test)]

@@ -4,11 +4,9 @@
 //! would write without a lock and lose commits, even if it opened the file again. If the files are closed before the
 //! fork and opened after it, both parent and child are safe.
 
-use std::sync::mpsc::Sender;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::driver::Command;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// Longest wait of a fork for files to be closed.
@@ -24,9 +22,12 @@ struct Files {
     open: usize,
     forking: bool,
     /// The stores that can be asked to close their file.
-    stores: Vec<(u64, Sender<Command>)>,
+    stores: Vec<(u64, AskToClose)>,
     last: u64,
 }
+
+/// Asks a store to close its file until the fork is over.
+type AskToClose = Box<dyn Fn() + Send>;
 
 fn files() -> MutexGuard<'static, Files> {
     FILES.lock().unwrap_or_else(PoisonError::into_inner)
@@ -65,15 +66,15 @@ impl Drop for OpenGuard {
 pub(super) struct Registration(u64);
 
 impl Registration {
-    pub(super) fn new(commands: Sender<Command>) -> Self {
+    pub(super) fn new(ask_to_close: impl Fn() + Send + 'static) -> Self {
         let mut files = files();
         if files.forking {
             // The store was being opened when the others were asked to close.
-            let _ = commands.send(Command::CloseForFork);
+            ask_to_close();
         }
         files.last += 1;
         let id = files.last;
-        files.stores.push((id, commands));
+        files.stores.push((id, Box::new(ask_to_close)));
         Self(id)
     }
 }
@@ -102,10 +103,7 @@ impl Forking {
     pub fn begin() -> Self {
         let mut files = files();
         files.forking = true;
-        for (_, commands) in &files.stores {
-            // An error means that the driver thread has stopped.
-            let _ = commands.send(Command::CloseForFork);
-        }
+        files.stores.iter().for_each(|(_, ask_to_close)| ask_to_close());
         let closed = CHANGED.wait_timeout_while(files, CLOSE_TIMEOUT, |files| files.open > 0);
         Self { files: Some(closed.unwrap_or_else(PoisonError::into_inner).0) }
     }

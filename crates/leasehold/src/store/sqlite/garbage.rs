@@ -25,15 +25,6 @@ const KEEP_FREE_US: u64 = 1_000_000;
 /// Writes one page, which SQLite does only if a value changes. A higher floor only skips a fence.
 const RESTART_LOG: &str = "UPDATE meta SET floor = floor + 1";
 
-/// When garbage was last collected, and where the next collection continues.
-#[derive(Default)]
-pub(super) struct GarbageProgress {
-    commits_since_check: u32,
-    commits_since_collection: u32,
-    /// The last name that was examined; empty to start from the first row.
-    examined_up_to: String,
-}
-
 impl SqliteDriver {
     /// Counts a commit of this process.
     pub(super) fn committed(&mut self) {
@@ -48,7 +39,7 @@ impl SqliteDriver {
             return;
         }
         self.garbage.commits_since_check = 0;
-        self.shorten_log(LOG_FRAMES);
+        self.reserve.shorten_log(&self.conn, &self.busy_timeout, LOG_FRAMES);
         if self.garbage.commits_since_collection >= COLLECT_EVERY {
             self.garbage.commits_since_collection = 0;
             self.collect();
@@ -58,7 +49,7 @@ impl SqliteDriver {
     /// Does maintenance before the store is closed. Of many short-lived processes that each write little, one in some
     /// dozens finds the log long and collects the garbage of all of them.
     pub(super) fn maintain_on_close(&mut self) {
-        if self.shorten_log(LOG_FRAMES_ON_CLOSE) {
+        if self.reserve.shorten_log(&self.conn, &self.busy_timeout, LOG_FRAMES_ON_CLOSE) {
             self.collect();
             // Only processes that have the file open know that the log was checkpointed. A write restarts it for all.
             let _ = self.conn.execute(RESTART_LOG, []);

@@ -1,90 +1,33 @@
 //! The inbox of this process: a thread that reads our FIFO for wake-ups and watches other FIFOs for deaths, and the
 //! messages that other processes left in the database.
 
-use std::collections::{HashMap, HashSet};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::boot::moment;
-use super::driver::{Command, SqliteDriver};
+use super::death_watch::DeathWatch;
+use super::driver::SqliteDriver;
 use super::liveness::Liveness;
 use super::row;
+use super::serve::Command;
 use crate::clock::Moment;
 use crate::machine::{InboxId, Message};
 
 /// While claims of this process wait, their holders are checked at this interval, whether or not a wake-up came.
 const BACKSTOP: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// The FIFOs of holders that are watched. The driver thread and the inbox thread share it.
-#[derive(Default)]
-pub(super) struct DeathWatch {
-    holders: Mutex<HashMap<InboxId, Arc<OwnedFd>>>,
-    waiting: AtomicUsize,
-    read_up_to: AtomicI64,
-    stopped: AtomicBool,
-}
-
-impl DeathWatch {
-    /// Sets how many claims of this process wait.
-    pub(super) fn set_waiting(&self, places: usize, liveness: &Liveness) {
-        // The first one starts the periodic check.
-        if self.waiting.swap(places, Ordering::Relaxed) == 0 && places > 0 {
-            liveness.wake(liveness.id());
-        }
-    }
-
-    /// Watches another holder. `false` if its FIFO cannot be opened; the holder may have died just now.
-    pub(super) fn add(&self, holder: InboxId, liveness: &Liveness) -> bool {
-        let mut holders = self.holders.lock().unwrap_or_else(PoisonError::into_inner);
-        if holders.contains_key(&holder) {
-            return true;
-        }
-        let Some(end) = liveness.watch(&holder) else { return false };
-        holders.insert(holder, Arc::new(end));
-        drop(holders);
-        liveness.wake(liveness.id());
-        true
-    }
-
-    /// Watches exactly these holders. `false` if the FIFO of one of them cannot be opened.
-    pub(super) fn keep(&self, wanted: &HashSet<InboxId>, liveness: &Liveness) -> bool {
-        self.holders.lock().unwrap_or_else(PoisonError::into_inner).retain(|id, _| wanted.contains(id));
-        wanted.iter().filter(|holder| !self.add((*holder).clone(), liveness)).count() == 0
-    }
-
-    /// The id of the last message that was delivered but could not be deleted; 0 if there is none.
-    pub(super) fn read_up_to(&self) -> i64 {
-        self.read_up_to.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn set_read_up_to(&self, id: i64) {
-        self.read_up_to.store(id, Ordering::Relaxed);
-    }
-
-    /// Stops the thread.
-    pub(super) fn stop(&self, liveness: &Liveness) {
-        self.stopped.store(true, Ordering::Release);
-        liveness.wake(liveness.id());
-    }
-}
-
 /// Runs the inbox thread until the store is closed.
 pub(super) fn listen(liveness: &Liveness, watch: &DeathWatch, driver: &Sender<Command>) {
     let Some(fifo) = liveness.fifo() else { return };
     let mut looked = Moment::now();
-    while !watch.stopped.load(Ordering::Acquire) {
-        let holders: Vec<(InboxId, Arc<OwnedFd>)> = {
-            let holders = watch.holders.lock().unwrap_or_else(PoisonError::into_inner);
-            holders.iter().map(|(id, end)| (id.clone(), end.clone())).collect()
-        };
+    while !watch.is_stopped() {
+        let holders = watch.watched();
         let mut ends = vec![PollFd::new(&*fifo, PollFlags::IN)];
         ends.extend(holders.iter().map(|(_, end)| PollFd::new(&**end, PollFlags::empty())));
-        let timeout = (watch.waiting.load(Ordering::Relaxed) > 0).then_some(&BACKSTOP);
+        let timeout = watch.is_waiting().then_some(&BACKSTOP);
         if poll(&mut ends, timeout).is_err() {
             continue;
         }
@@ -96,8 +39,7 @@ pub(super) fn listen(liveness: &Liveness, watch: &DeathWatch, driver: &Sender<Co
             drain(&fifo);
         }
         if !dead.is_empty() {
-            let mut watched = watch.holders.lock().unwrap_or_else(PoisonError::into_inner);
-            watched.retain(|id, _| !dead.contains(&id));
+            watch.remove(&dead);
         }
         // Checked by the clock as well: under constant wake-ups, `poll` never times out.
         let due = timeout.is_some() && looked.until(Moment::now()) >= Duration::from_secs(1);
@@ -126,7 +68,7 @@ impl SqliteDriver {
         let me = self.liveness.id().clone();
         let found = (|| {
             let mut statement = self.conn.prepare_cached(READ)?;
-            let rows = statement.query_map((&*me.0, self.watch.read_up_to()), row::message_row)?;
+            let rows = statement.query_map((&*me.0, self.read_up_to), row::message_row)?;
             rows.collect::<rusqlite::Result<Vec<_>>>()
         })();
         let Ok(found) = found else { return };
@@ -140,7 +82,7 @@ impl SqliteDriver {
         }
         let cleared = self.conn.prepare_cached(CLEAR).and_then(|mut s| s.execute((&*me.0, last)));
         // Ids start over once all messages are deleted. Until then, this keeps a message from being delivered twice.
-        self.watch.set_read_up_to(if cleared.is_ok() { 0 } else { last });
+        self.read_up_to = if cleared.is_ok() { 0 } else { last };
         self.committed();
     }
 

@@ -5,15 +5,15 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `driver` | the driver thread and its commands |
+//! | `serve`, `driver` | the driver thread: its commands and their loop, its state |
 //! | `verbs` | the operations on a lock: fast path first, then slow path |
 //! | `fast_path` | one statement per operation, for a lock without waiters |
 //! | `slow_path` | the state machine in a transaction, for a lock with waiters |
 //! | `transaction` | begin, commit, roll back, retry when the disk is full |
-//! | `bindings` | bindings and results of `once` |
+//! | `bind`, `bindings` | bindings and results of `once`: the commands, the rows |
 //! | `inspect`, `checkup` | what people see: holders, queues, lists, events, counters, findings |
-//! | `waiters` | the claims of this process that wait, and the holders they wait for |
-//! | `inbox` | the inbox thread, and messages from other processes |
+//! | `waiters`, `holders` | the claims of this process that wait, and the holders they wait for |
+//! | `inbox`, `death_watch` | the inbox thread, messages from other processes, and the holders whose death it detects |
 //! | `liveness` | the FIFO that shows that a process lives |
 //! | `sweep` | removes the FIFOs and messages of dead processes |
 //! | `garbage` | removes rows of free locks; decides when to do maintenance |
@@ -30,7 +30,6 @@
 //! nothing that belongs to the parent is touched. The child can open the file again if no file was open at the fork:
 //! [`Forking`].
 
-use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,30 +40,33 @@ use std::thread::{self, JoinHandle};
 use async_trait::async_trait;
 use tokio::sync::{mpsc, oneshot};
 
+use self::death_watch::DeathWatch;
 use self::disk_reserve::DiskReserve;
 use self::displaced::OpenFiles;
-use self::driver::{AcquireCall, Command, ReplySender, SqliteDriver};
+use self::driver::{GarbageProgress, SqliteDriver};
 use self::forking::{OpenGuard, Registration};
-use self::garbage::GarbageProgress;
-use self::inbox::DeathWatch;
 use self::liveness::Liveness;
 use self::permissions::Sharing;
 use self::row::Key;
-use self::waiters::LocalWaiters;
+use self::serve::{Command, ReplySender};
+use self::waiters::{AcquireCall, LocalWaiters};
 use super::*;
 use crate::facts::KeySpace;
 use crate::machine::{Claimant, Limits};
 
+mod bind;
 mod bindings;
 mod boot;
 mod checkpoint;
 mod checkup;
+mod death_watch;
 mod disk_reserve;
 mod displaced;
 mod driver;
 mod fast_path;
 mod forking;
 mod garbage;
+mod holders;
 mod inbox;
 mod inspect;
 mod liveness;
@@ -73,6 +75,7 @@ mod path;
 mod permissions;
 mod row;
 mod schema;
+mod serve;
 mod slow_path;
 mod sweep;
 mod transaction;
@@ -92,9 +95,14 @@ pub struct SqliteStore {
     liveness: Arc<Liveness>,
     /// The id of the process that opened the file.
     pid: AtomicU32,
-    /// Not dropped in a forked child, where the driver thread does not exist.
-    commands: ManuallyDrop<Sender<Command>>,
-    pushes: ManuallyDrop<PushSender>,
+    /// `None` once the store is dropped.
+    driver: Option<DriverHandle>,
+}
+
+/// The ways to the driver thread, and back from it.
+struct DriverHandle {
+    commands: Sender<Command>,
+    pushes: PushSender,
 }
 
 impl SqliteStore {
@@ -132,7 +140,11 @@ impl SqliteStore {
         let driver = SqliteDriver {
             conn,
             open: Some(open),
-            _registration: Registration::new(commands.clone()),
+            _registration: Registration::new({
+                let commands = commands.clone();
+                // An error means that the driver thread has stopped.
+                move || drop(commands.send(Command::CloseForFork))
+            }),
             path: path.clone(),
             keys: keys.clone(),
             busy_timeout,
@@ -148,11 +160,21 @@ impl SqliteStore {
             sharing,
             open_files,
             listener: Some(listener),
+            read_up_to: 0,
         };
         spawn("leasehold-sqlite", move || driver.run(&inbound))?;
         let pid = AtomicU32::new(std::process::id());
-        let pushes = ManuallyDrop::new(pushes);
-        Ok(Self { path, keys, liveness, pid, commands: ManuallyDrop::new(commands), pushes })
+        Ok(Self { path, keys, liveness, pid, driver: Some(DriverHandle { commands, pushes }) })
+    }
+
+    /// Pairs a database with the `.alive` directory beside it, after it was copied, moved or restored without its own.
+    /// Use it only when no process uses the database by another path.
+    ///
+    /// # Errors
+    /// [`StoreErrorKind::Busy`] while leases in it last: their holders may be alive without being visible from here.
+    /// Otherwise as [`SqliteStore::open`].
+    pub fn adopt(path: &Path) -> Result<(), StoreError> {
+        pairing::adopt(path)
     }
 
     /// The path of the file.
@@ -209,11 +231,16 @@ impl SqliteStore {
         self.pid.load(Ordering::Relaxed) != std::process::id()
     }
 
-    fn send(&self, command: Command) -> Result<(), StoreError> {
+    /// Returns the way to the driver thread, which does not exist in a forked child.
+    fn driver(&self) -> Result<&DriverHandle, StoreError> {
         if self.is_forked() {
             return Err(StoreErrorKind::Forked.into());
         }
-        self.commands.send(command).map_err(|_| StoreErrorKind::Closed.into())
+        self.driver.as_ref().ok_or_else(|| StoreErrorKind::Closed.into())
+    }
+
+    fn send(&self, command: Command) -> Result<(), StoreError> {
+        self.driver()?.commands.send(command).map_err(|_| StoreErrorKind::Closed.into())
     }
 
     async fn ask<R>(&self, command: impl FnOnce(ReplySender<R>) -> Command) -> Result<R, StoreError> {
@@ -260,12 +287,13 @@ impl SqliteStore {
 
 impl Drop for SqliteStore {
     fn drop(&mut self) {
+        let Some(driver) = self.driver.take() else { return };
         if self.is_forked() {
+            // A thread of the parent may have been using the channel at the fork.
+            std::mem::forget(driver);
             return;
         }
-        let _ = self.commands.send(Command::Close(oneshot::channel().0));
-        // The last use of the sender, in the process that it belongs to.
-        drop(std::mem::replace(&mut *self.commands, channel().0));
+        let _ = driver.commands.send(Command::Close(oneshot::channel().0));
     }
 }
 
@@ -322,8 +350,8 @@ impl Store for SqliteStore {
     }
 
     fn deliver_to(&self, receiver: Arc<dyn PushReceiver>) {
-        if !self.is_forked() {
-            self.pushes.attach(receiver);
+        if let Ok(driver) = self.driver() {
+            driver.pushes.attach(receiver);
         }
     }
 
@@ -393,7 +421,7 @@ impl Inspect for SqliteStore {
     async fn follow(&self) -> Result<mpsc::Receiver<LockEvent>, StoreError> {
         let (mut last, _) = self.call(|driver| driver.events(None)).await?;
         let (sender, events) = mpsc::channel(1_024);
-        let commands = Sender::clone(&self.commands);
+        let commands = self.driver()?.commands.clone();
         tokio::spawn(async move {
             while !sender.is_closed() {
                 tokio::time::sleep(FOLLOW_INTERVAL).await;

@@ -13,12 +13,12 @@ use std::time::Duration;
 use rusqlite::{Connection, TransactionBehavior, params};
 
 use super::boot::{self, now_ms};
+use super::forking;
 use super::liveness::{directory_of, is_gone_in, make_dir, random_id};
 use super::path::{self, directory, shell_word, unusable};
 use super::permissions::Sharing;
 use super::row::{sql, unsql};
 use super::schema::{self, sqlite_error};
-use super::{SqliteStore, forking};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// The file in the directory that contains the id.
@@ -119,43 +119,36 @@ fn write_id(dir: &Path, id: String, sharing: Sharing) -> Result<String, StoreErr
     Ok(id)
 }
 
-impl SqliteStore {
-    /// Pairs a database with the `.alive` directory beside it, after it was copied, moved or restored without its own.
-    /// Use it only when no process uses the database by another path.
-    ///
-    /// # Errors
-    /// [`StoreErrorKind::Busy`] while leases in it last: their holders may be alive without being visible from here.
-    /// Otherwise as [`SqliteStore::open`].
-    pub fn adopt(path: &Path) -> Result<(), StoreError> {
-        let db = path::prepare(path)?;
-        if !db.exists() {
-            return Err(unusable(&db, &"there is no such database"));
-        }
-        let boot = boot::read()?;
-        let sharing = Sharing::of(directory(&db)).map_err(|e| unusable(&db, &e))?;
-        let _open = forking::OpenGuard::begin()?;
-        let (mut conn, _, _) = schema::open(&db, sharing)?;
-        let dir = directory_of(&db);
-        make_dir(&dir, sharing).map_err(|e| unusable(&dir, &e))?;
-        let sql_error = |e: rusqlite::Error| sqlite_error(&db, &e);
-        let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(sql_error)?;
-        let (leases, longest) = lasting(&tx, boot, &dir).map_err(sql_error)?;
-        if leases > 0 {
-            let (which, seconds) = (if leases == 1 { "lease" } else { "leases" }, longest.as_millis().div_ceil(1_000));
-            let text = format!(
-                "{} cannot be adopted yet: {leases} {which} in it may have a living holder. Stop the programs that use it and \
-                 run the same command again; if nothing renews them, they end within {seconds} s",
-                db.display(),
-            );
-            return Err(StoreError::new(StoreErrorKind::Busy, text));
-        }
-        let id = match id_of(&dir)? {
-            Some(id) => id,
-            None => write_id(&dir, random_id(), sharing)?,
-        };
-        record_pairing(&tx, &id, &place_of(&db)?).map_err(sql_error)?;
-        tx.commit().map_err(sql_error)
+/// Pairs a database with the `.alive` directory beside it, if no lease in it may have a living holder.
+pub(super) fn adopt(path: &Path) -> Result<(), StoreError> {
+    let db = path::prepare(path)?;
+    if !db.exists() {
+        return Err(unusable(&db, &"there is no such database"));
     }
+    let boot = boot::read()?;
+    let sharing = Sharing::of(directory(&db)).map_err(|e| unusable(&db, &e))?;
+    let _open = forking::OpenGuard::begin()?;
+    let (mut conn, _, _) = schema::open(&db, sharing)?;
+    let dir = directory_of(&db);
+    make_dir(&dir, sharing).map_err(|e| unusable(&dir, &e))?;
+    let sql_error = |e: rusqlite::Error| sqlite_error(&db, &e);
+    let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate).map_err(sql_error)?;
+    let (leases, longest) = lasting(&tx, boot, &dir).map_err(sql_error)?;
+    if leases > 0 {
+        let (which, seconds) = (if leases == 1 { "lease" } else { "leases" }, longest.as_millis().div_ceil(1_000));
+        let text = format!(
+            "{} cannot be adopted yet: {leases} {which} in it may have a living holder. Stop the programs that use it and \
+             run the same command again; if nothing renews them, they end within {seconds} s",
+            db.display(),
+        );
+        return Err(StoreError::new(StoreErrorKind::Busy, text));
+    }
+    let id = match id_of(&dir)? {
+        Some(id) => id,
+        None => write_id(&dir, random_id(), sharing)?,
+    };
+    record_pairing(&tx, &id, &place_of(&db)?).map_err(sql_error)?;
+    tx.commit().map_err(sql_error)
 }
 
 /// Counts the leases that may have a living holder, and returns the time until the last one ends without renewals.

@@ -23,6 +23,10 @@ impl SqliteDriver {
         }
     }
 
+    fn make_space(&self, need: Need, step: &mut u32) -> bool {
+        self.reserve.make_space(&self.conn, &self.busy_timeout, need, step)
+    }
+
     fn attempt_once<R>(&mut self, need: Need, run: &mut impl FnMut(&mut Self) -> Result<R, Fault>) -> Result<R, Fault> {
         let begun = self.begin().and_then(|()| self.reserve.require(&self.conn, need));
         let outcome = begun.map_err(Fault::from).and_then(|()| run(self));

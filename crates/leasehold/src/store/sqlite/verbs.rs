@@ -2,9 +2,10 @@
 
 use super::boot::now_ms;
 use super::disk_reserve::Need;
-use super::driver::{AcquireCall, Fault, SqliteDriver};
+use super::driver::{Fault, SqliteDriver};
 use super::fast_path;
 use super::row::{self, Key};
+use super::waiters::AcquireCall;
 use crate::facts::{HolderId, Token};
 use crate::machine::{
     AcquireReply, CallContext, EvictReply, FenceUnusable, FinishReply, Lock, PassReply, RenewReply, Slot, TryReply,

@@ -21,7 +21,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::super::RedisOptions;
+use super::super::options::RedisOptions;
 use super::address::Address;
 use super::resp::{self, Cmd, OversizedText, Pipeline, Read, Value};
 use super::socket::{self, SocketStream, SocketWriter};

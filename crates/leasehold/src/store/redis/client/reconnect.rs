@@ -8,8 +8,8 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::super::RedisOptions;
 use super::super::inbox::Inbox;
+use super::super::options::RedisOptions;
 use super::address::Address;
 use super::session::{Identity, Session};
 use crate::backoff::Backoff;

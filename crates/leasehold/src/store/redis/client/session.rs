@@ -4,8 +4,9 @@
 use std::sync::Arc;
 
 use super::super::inbox::Inbox;
+use super::super::keys;
+use super::super::options::RedisOptions;
 use super::super::scripts::{self, Script};
-use super::super::{RedisOptions, keys};
 use super::address::Address;
 use super::connection::{Connection, PushHandler};
 use super::reply::{from_server, items, number, text, unexpected_reply, word};
