@@ -6,14 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use tokio::sync::mpsc;
 
-use super::seen::view;
+use super::on_machine::{self, Asking, MachineReply, RunMachine, view};
 use super::*;
 use crate::clock;
 use crate::facts::{KeySpace, Namespace};
-use crate::machine::{
-    self, AcquireReply, CallContext, Claimant, EvictReply, FinishReply, InboxId, Limits, Lock, PassReply, RenewReply,
-    TryReply,
-};
+use crate::machine::{self, CallContext, InboxId, Limits, Lock};
 
 mod bindings;
 
@@ -119,31 +116,33 @@ impl MemoryStore {
         MemoryWorld::new().open()
     }
 
-    fn asking(&self, claim: &Claim) -> Claimant {
-        Claimant {
-            token: claim.token.clone(),
-            inbox: claim.listens.then(|| self.inbox.clone()),
-            ttl_ms: claim.ttl.as_millis(),
-            since_ms: claim.since_ms,
-            owner: claim.owner.clone(),
-            fenced: claim.fenced,
-        }
+    /// The state machine of one lock.
+    fn machine(&self, name: &LockName) -> Result<MemoryMachine<'_>, StoreError> {
+        Ok(MemoryMachine { store: self, key: self.keys.key(name)? })
     }
+}
 
-    /// Runs one operation of the state machine on one lock, then delivers its messages.
-    fn call_machine<R>(
-        &self,
-        name: &LockName,
-        verb: impl FnOnce(&mut Lock, &mut CallContext<'_>) -> R,
-    ) -> Result<(R, Option<Holder>), StoreError> {
-        let key = self.keys.key(name)?;
-        let mut guard = self.world.lock();
+/// The state machine of one lock of a [`MemoryWorld`].
+struct MemoryMachine<'a> {
+    store: &'a MemoryStore,
+    key: String,
+}
+
+impl RunMachine for MemoryMachine<'_> {
+    type Error = StoreError;
+
+    fn run<R>(
+        &mut self,
+        _me: Option<&Token>,
+        verb: &mut dyn FnMut(&mut Lock, &mut CallContext<'_>) -> R,
+    ) -> Result<MachineReply<R>, StoreError> {
+        let mut guard = self.store.world.lock();
         let world = &mut *guard;
         let limits = Limits {
             provisional_ms: world.provisional_ms.unwrap_or(Limits::DEFAULT.provisional_ms),
             ..Limits::DEFAULT
         };
-        let lock = world.locks.entry(key.clone()).or_default();
+        let lock = world.locks.entry(self.key.clone()).or_default();
         let mut messages = Vec::new();
         let inboxes = &world.inboxes;
         let mut listening = |inbox: &InboxId| inboxes.get(inbox).is_some_and(PushSender::is_open);
@@ -159,7 +158,7 @@ impl MemoryStore {
         let reply = verb(lock, &mut cx);
         let holder = view(&lock.slot, now_ms);
         if lock.is_gone() {
-            world.locks.remove(&key);
+            world.locks.remove(&self.key);
         }
         let asked_at = Moment::now();
         for (inbox, message) in messages {
@@ -170,9 +169,9 @@ impl MemoryStore {
         let is_delivered = world.outbox.is_empty();
         drop(guard);
         if !is_delivered {
-            self.world.deliver();
+            self.store.world.deliver();
         }
-        Ok((reply, holder))
+        Ok(MachineReply { reply, holder })
     }
 }
 
@@ -191,31 +190,11 @@ impl Drop for MemoryStore {
 #[async_trait]
 impl Store for MemoryStore {
     async fn try_acquire(&self, claim: &Claim) -> Result<Try, StoreError> {
-        let asking = self.asking(claim);
-        let asked_at = Moment::now();
-        let (reply, holder) = self.call_machine(&claim.name, |lock, cx| lock.try_acquire(cx, &asking))?;
-        Ok(match reply? {
-            TryReply::Granted { fence } => Try::Granted(grant(claim, fence, asked_at)),
-            TryReply::Held => Try::Held(holder),
-            TryReply::Revoked => Try::Revoked,
-        })
+        on_machine::try_acquire(self.machine(&claim.name)?, &Asking::new(claim, &self.inbox, Moment::now()))
     }
 
     async fn acquire(&self, claim: &Claim, ticket: Option<Ticket>) -> Result<Acquire, StoreError> {
-        let asking = self.asking(claim);
-        let mut ticket = ticket.map(|t| t.0);
-        loop {
-            let asked_at = Moment::now();
-            let (reply, holder) = self.call_machine(&claim.name, |lock, cx| lock.acquire(cx, &asking, ticket))?;
-            match reply? {
-                AcquireReply::Granted { fence } => return Ok(Acquire::Granted(grant(claim, fence, asked_at))),
-                AcquireReply::Queued { ticket, position } => {
-                    return Ok(Acquire::Queued(Place { ticket: Ticket(ticket), position, holder }));
-                }
-                AcquireReply::Revoked => return Ok(Acquire::Revoked),
-                AcquireReply::Again { ticket: mine } => ticket = Some(mine),
-            }
-        }
+        on_machine::acquire(self.machine(&claim.name)?, &Asking::new(claim, &self.inbox, Moment::now()), ticket)
     }
 
     async fn ticket(&self) -> Result<Ticket, StoreError> {
@@ -223,61 +202,20 @@ impl Store for MemoryStore {
     }
 
     async fn release(&self, name: &LockName, token: &Token) -> Result<Release, StoreError> {
-        loop {
-            match self.call_machine(name, |lock, cx| lock.release(cx, token))?.0 {
-                PassReply::Done => return Ok(Release::Released),
-                PassReply::NotOurs => return Ok(Release::NotOwner),
-                PassReply::Again => {}
-            }
-        }
+        on_machine::release(self.machine(name)?, token)
     }
 
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Renewed> {
-        let renew = |r: &Renewal| {
-            let verb = |lock: &mut Lock, cx: &mut CallContext<'_>| {
-                if !r.prolong {
-                    return lock.check(cx.now_ms, &r.token, r.fence);
-                }
-                lock.renew(cx, &r.token, r.ttl.as_millis(), r.fence, r.rewrite.as_ref(), r.hand_to.as_ref())
-            };
-            match self.call_machine(&r.name, verb) {
-                Ok((RenewReply::Renewed, _)) => Renewed::Renewed,
-                Ok((RenewReply::Lost, _)) => Renewed::Lost,
-                Ok((RenewReply::Revoked, _)) => Renewed::Revoked,
-                Err(error) => Renewed::Unknown(error),
-            }
-        };
-        renewals.iter().map(renew).collect()
+        let renew = |r: &Renewal| self.machine(&r.name).and_then(|machine| on_machine::renew(machine, r));
+        renewals.iter().map(|r| renew(r).unwrap_or_else(Renewed::Unknown)).collect()
     }
 
     async fn leave(&self, claim: &Claim) -> Result<Left, StoreError> {
-        loop {
-            match self.call_machine(&claim.name, |lock, cx| lock.leave(cx, &claim.token))?.0 {
-                PassReply::Done => return Ok(Left::WasGranted),
-                PassReply::NotOurs => return Ok(Left::WasWaiting),
-                PassReply::Again => {}
-            }
-        }
+        on_machine::leave(self.machine(&claim.name)?, &claim.token)
     }
 
     async fn evict(&self, name: &LockName, holder: HolderId, mode: EvictMode) -> Result<Evicted, StoreError> {
-        let force = mode == EvictMode::Force;
-        loop {
-            let verb = |lock: &mut Lock, cx: &mut CallContext<'_>| {
-                lock.lapse(cx.now_ms);
-                let before = view(&lock.slot, cx.now_ms);
-                (lock.evict(cx, holder, force), before)
-            };
-            let (reply, before) = self.call_machine(name, verb)?.0;
-            let Some(found) = before else { return Ok(Evicted::Free) };
-            return Ok(match reply {
-                EvictReply::Again => continue,
-                EvictReply::Done => Evicted::Done(found),
-                EvictReply::ChangedHands => Evicted::ChangedHands(found),
-                EvictReply::Free => Evicted::Free,
-                EvictReply::Foreign => Evicted::Foreign(found),
-            });
-        }
+        on_machine::evict(self.machine(name)?, holder, mode == EvictMode::Force)
     }
 
     async fn ask_to_finish(
@@ -286,13 +224,7 @@ impl Store for MemoryStore {
         holder: HolderId,
         reason: &str,
     ) -> Result<FinishRequest, StoreError> {
-        let (reply, found) = self.call_machine(name, |lock, cx| lock.ask_to_finish(cx, holder, reason))?;
-        Ok(match (reply, found) {
-            (FinishReply::Free, _) | (_, None) => FinishRequest::Free,
-            (FinishReply::Sent, Some(found)) => FinishRequest::Delivered(found),
-            (FinishReply::NotListening, Some(found)) => FinishRequest::Undeliverable(found),
-            (FinishReply::ChangedHands, Some(found)) => FinishRequest::ChangedHands(found),
-        })
+        on_machine::ask_to_finish(self.machine(name)?, holder, reason)
     }
 
     fn deliver_to(&self, receiver: Arc<dyn PushReceiver>) {
@@ -329,12 +261,11 @@ impl Inspect for MemoryStore {
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, StoreError> {
-        let verb = |lock: &mut Lock, cx: &mut CallContext<'_>| {
+        let called = self.machine(name)?.run(None, &mut |lock, cx| {
             lock.lapse(cx.now_ms);
             lock.slot.inbox().map(|inbox| (cx.listening)(inbox))
-        };
-        let (connected, holder) = self.call_machine(name, verb)?;
-        Ok(holder.map(|holder| Holder { connected, ..holder }))
+        })?;
+        Ok(called.holder.map(|holder| Holder { connected: called.reply, ..holder }))
     }
 
     async fn list(&self, prefix: &str, after: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
@@ -392,11 +323,6 @@ impl Inspect for MemoryStore {
 /// The boot clock in milliseconds, which leases end by.
 fn now_ms() -> u64 {
     u64::try_from(Moment::now().since_boot().as_millis()).unwrap_or(u64::MAX)
-}
-
-fn grant(claim: &Claim, fence: u64, asked_at: Moment) -> Grant {
-    let fence = claim.fenced.then_some(Fence::new(fence));
-    Grant { fence, asked_at, lasts: claim.ttl.duration() }
 }
 
 #[cfg(test)]

@@ -20,13 +20,13 @@ mod error;
 pub(crate) mod finding;
 pub(crate) mod holder;
 pub mod memory;
+mod on_machine;
 pub(crate) mod open;
 mod operation;
 mod pushes;
 pub(crate) mod record;
 #[cfg(feature = "redis")]
 pub mod redis;
-mod seen;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
@@ -37,11 +37,11 @@ pub use bindings::{
 pub use error::{StoreError, StoreErrorKind};
 pub(crate) use finding::Finding;
 pub(crate) use holder::{Cursor, EvictMode, Evicted, FinishRequest, Holder, Page, Waiter};
+#[cfg(test)]
+pub(crate) use on_machine::view;
 pub use operation::Operation;
 pub use pushes::PushReceiver;
 pub(crate) use pushes::PushSender;
-#[cfg(test)]
-pub(crate) use seen::view;
 
 /// One attempt to acquire one lock. It is the same from the first request to the last, so that every operation can be
 /// repeated without harm.

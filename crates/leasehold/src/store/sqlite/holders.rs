@@ -8,7 +8,7 @@ use super::driver::{Fault, SqliteDriver};
 use super::row::{self, Key};
 use super::waiters::AcquireCall;
 use crate::machine::{InboxId, Slot};
-use crate::store::{Acquire, Push, StoreErrorKind};
+use crate::store::{Acquire, Push, StoreErrorKind, Ticket};
 
 /// This many waiters at the head of a queue watch the holder. The others get a message when they move up.
 const WATCHERS: usize = 2;
@@ -55,12 +55,12 @@ impl SqliteDriver {
             match self.check_holder(&call.name, ticket) {
                 Ok(HolderState::Held(inbox)) => watched.extend(inbox),
                 Ok(HolderState::Gone) if !full => {
-                    call.asked_at = floor_now();
-                    call.asking.fenced = true;
+                    call.asking.asked_at = floor_now();
+                    call.asking.claimant.fenced = true;
                     // The waiter meets the same error with its next request, and reports it.
-                    match self.attempt(Need::More, |driver| driver.acquire_slow(&call, &mut Some(ticket))) {
+                    match self.attempt(Need::More, |driver| driver.acquire_slow(&call, Some(Ticket(ticket)))) {
                         Ok(Acquire::Granted(grant)) => {
-                            self.pushes.send(Push::Granted { token: call.asking.token.clone(), grant });
+                            self.pushes.send(Push::Granted { token: call.asking.claimant.token.clone(), grant });
                         }
                         // A full disk stays full for the others, and each would take as long to find out.
                         Err(error) => full = error.kind() == StoreErrorKind::DiskFull,

@@ -11,7 +11,7 @@ use super::driver::{Fault, SqliteDriver};
 use super::row::{self, Key, sql, unsql};
 use crate::events::lock_event::LockEvent;
 use crate::machine::{InboxId, Slot};
-use crate::store::seen::view;
+use crate::store::on_machine::view;
 use crate::store::*;
 
 /// Rows that one statement of a list reads.

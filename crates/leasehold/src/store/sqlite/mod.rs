@@ -50,9 +50,10 @@ use self::permissions::Sharing;
 use self::row::Key;
 use self::serve::{Command, ReplySender};
 use self::waiters::{AcquireCall, LocalWaiters};
+use super::on_machine::Asking;
 use super::*;
 use crate::facts::KeySpace;
-use crate::machine::{Claimant, Limits};
+use crate::machine::Limits;
 
 mod bind;
 mod bindings;
@@ -269,19 +270,8 @@ impl SqliteStore {
     }
 
     fn acquire_call(&self, claim: &Claim) -> Result<AcquireCall, StoreError> {
-        Ok(AcquireCall {
-            name: self.key(&claim.name)?,
-            asking: Claimant {
-                token: claim.token.clone(),
-                inbox: claim.listens.then(|| self.liveness.id().clone()),
-                ttl_ms: claim.ttl.as_millis(),
-                since_ms: claim.since_ms,
-                owner: claim.owner.clone(),
-                fenced: claim.fenced,
-            },
-            lasts: claim.ttl.duration(),
-            asked_at: boot::floor_now(),
-        })
+        let asking = Asking::new(claim, self.liveness.id(), boot::floor_now());
+        Ok(AcquireCall { name: self.key(&claim.name)?, asking })
     }
 }
 

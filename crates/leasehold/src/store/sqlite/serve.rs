@@ -139,8 +139,8 @@ impl SqliteDriver {
     fn run_fast(&self, command: &Command) -> rusqlite::Result<Option<FastReply>> {
         let (conn, boot, me) = (&self.conn, self.boot, self.liveness.id());
         Ok(match command {
-            Command::Try(call, reply) if call.asking.fenced && !reply.is_closed() => {
-                fast_path::take(conn, boot, &call.name, &call.asking)?.map(FastReply::Fence)
+            Command::Try(call, reply) if call.asking.claimant.fenced && !reply.is_closed() => {
+                fast_path::take(conn, boot, &call.name, &call.asking.claimant)?.map(FastReply::Fence)
             }
             Command::Release(name, token, _) => {
                 fast_path::release(conn, me, name, token)?.then_some(FastReply::Released)
@@ -167,7 +167,7 @@ impl SqliteDriver {
             }
             Command::Acquire(call, ticket, reply) => {
                 if !reply.is_closed() {
-                    let _ = reply.send(self.acquire(&call, ticket.map(|t| t.0)));
+                    let _ = reply.send(self.acquire(&call, ticket));
                 }
             }
             Command::Release(name, token, reply) => drop(reply.send(self.release(&name, &token))),
@@ -343,7 +343,7 @@ impl Command {
     fn answer(self, answer: FastReply) -> Option<Command> {
         match (self, answer) {
             (Self::Try(call, reply), FastReply::Fence(fence)) => {
-                drop(reply.send(Ok(Try::Granted(call.grant(fence)))));
+                drop(reply.send(Ok(Try::Granted(call.asking.grant(fence)))));
             }
             (Self::Release(_, _, reply), FastReply::Released) => drop(reply.send(Ok(Release::Released))),
             (Self::Renew(_, reply), FastReply::Renewed(n)) => drop(reply.send(vec![Renewed::Renewed; n])),

@@ -8,6 +8,7 @@ use super::row::{self, Key, flag_number, sql};
 use crate::clock;
 use crate::facts::Token;
 use crate::machine::{CallContext, InboxId, Limits, Lock, Message, QueueEntry, Slot};
+use crate::store::on_machine::{MachineReply, RunMachine, view};
 
 /// Waiters that are read at first: enough unless most of them are dead.
 const FIRST_WAITERS: usize = 16;
@@ -23,12 +24,27 @@ const SAVE: &str = "INSERT OR REPLACE INTO locks \
 const FREE: &str = "UPDATE locks SET ends = 0, flag = 0, counter = ?2, boot = ?3, queue_ends = ?4 WHERE name = ?1";
 const BEFORE: &str = "SELECT count(*) FROM waiting WHERE name = ?1 AND ticket < ?2";
 
-/// The result of an operation of the state machine.
-pub(super) struct MachineReply<R> {
-    pub(super) reply: R,
-    /// The lock's holder after the operation.
-    pub(super) slot: Slot,
-    pub(super) now_ms: u64,
+/// The state machine of one lock in the file.
+pub(super) struct SqliteMachine<'a> {
+    pub(super) driver: &'a mut SqliteDriver,
+    pub(super) name: &'a Key,
+}
+
+impl RunMachine for SqliteMachine<'_> {
+    type Error = Fault;
+
+    /// Runs the operation in one transaction.
+    fn run<R>(
+        &mut self,
+        me: Option<&Token>,
+        verb: &mut dyn FnMut(&mut Lock, &mut CallContext<'_>) -> R,
+    ) -> Result<MachineReply<R>, Fault> {
+        let name = self.name;
+        let run = |driver: &mut SqliteDriver| driver.run_machine(name, me, verb);
+        let (called, messages, now_ms) = self.driver.in_transaction(run)?;
+        self.driver.deliver(messages, now_ms);
+        Ok(called)
+    }
 }
 
 type Messages = Vec<(InboxId, Message)>;
@@ -41,26 +57,16 @@ struct Loaded {
 }
 
 impl SqliteDriver {
-    /// Runs one operation of the state machine on one lock in one transaction, then delivers its messages.
-    ///
-    /// `me` is the token of the attempt that the operation is about. `verb` may run twice; only the last run counts.
-    pub(super) fn call_machine<R>(
-        &mut self,
-        name: &Key,
-        me: Option<&Token>,
-        verb: &mut dyn FnMut(&mut Lock, &mut CallContext<'_>) -> R,
-    ) -> Result<MachineReply<R>, Fault> {
-        let (called, messages) = self.in_transaction(|driver| driver.call_machine_inside(name, me, verb))?;
-        self.deliver(messages, called.now_ms);
-        Ok(called)
+    pub(super) fn machine<'a>(&'a mut self, name: &'a Key) -> SqliteMachine<'a> {
+        SqliteMachine { driver: self, name }
     }
 
-    fn call_machine_inside<R>(
+    fn run_machine<R>(
         &mut self,
         name: &Key,
         me: Option<&Token>,
         verb: &mut dyn FnMut(&mut Lock, &mut CallContext<'_>) -> R,
-    ) -> Result<(MachineReply<R>, Messages), Fault> {
+    ) -> Result<(MachineReply<R>, Messages, u64), Fault> {
         let now_ms = now_ms();
         for few in [true, false] {
             let before = self.load(name, me, few.then_some(FIRST_WAITERS), now_ms)?;
@@ -93,7 +99,7 @@ impl SqliteDriver {
             for (inbox, message) in messages.iter().filter(|(inbox, _)| inbox != self.liveness.id()) {
                 row::post(&self.conn, inbox, message, now_ms)?;
             }
-            return Ok((MachineReply { reply, slot: lock.slot, now_ms }, messages));
+            return Ok((MachineReply { reply, holder: view(&lock.slot, now_ms) }, messages, now_ms));
         }
         unreachable!("the second run has read every waiter")
     }

@@ -7,44 +7,35 @@ use super::fast_path;
 use super::row::{self, Key};
 use super::waiters::AcquireCall;
 use crate::facts::{HolderId, Token};
-use crate::machine::{
-    AcquireReply, CallContext, EvictReply, FenceUnusable, FinishReply, Lock, PassReply, RenewReply, Slot, TryReply,
-};
-use crate::store::seen::view;
+use crate::machine::{FenceUnusable, Lock, Slot};
+use crate::store::on_machine::{self, view};
 use crate::store::*;
 
 impl SqliteDriver {
     pub(super) fn try_acquire(&mut self, call: &AcquireCall) -> Result<Try, StoreError> {
         self.attempt(Need::More, |driver| {
-            if call.asking.fenced
-                && let Some(fence) = fast_path::take(&driver.conn, driver.boot, &call.name, &call.asking)?
+            if call.asking.claimant.fenced
+                && let Some(fence) = fast_path::take(&driver.conn, driver.boot, &call.name, &call.asking.claimant)?
             {
                 driver.committed();
-                return Ok(Try::Granted(call.grant(fence)));
+                return Ok(Try::Granted(call.asking.grant(fence)));
             }
-            if let Some(holder) = driver.held_by_other(&call.name, &call.asking.token)? {
+            if let Some(holder) = driver.held_by_other(&call.name, &call.asking.claimant.token)? {
                 return Ok(Try::Held(Some(holder)));
             }
-            let called = driver.call_machine(&call.name, Some(&call.asking.token), &mut |lock, cx| {
-                lock.try_acquire(cx, &call.asking)
-            })?;
-            Ok(match called.reply? {
-                TryReply::Granted { fence } => Try::Granted(call.grant(fence)),
-                TryReply::Held => Try::Held(view(&called.slot, called.now_ms)),
-                TryReply::Revoked => Try::Revoked,
-            })
+            on_machine::try_acquire(driver.machine(&call.name), &call.asking)
         })
     }
 
-    pub(super) fn acquire(&mut self, call: &AcquireCall, mut ticket: Option<u64>) -> Result<Acquire, StoreError> {
+    pub(super) fn acquire(&mut self, call: &AcquireCall, ticket: Option<Ticket>) -> Result<Acquire, StoreError> {
         let has_waited = ticket.is_some();
         let answer = self.attempt(Need::More, |driver| {
-            if let Some(fence) = fast_path::take(&driver.conn, driver.boot, &call.name, &call.asking)? {
+            if let Some(fence) = fast_path::take(&driver.conn, driver.boot, &call.name, &call.asking.claimant)? {
                 driver.committed();
-                driver.waiters.remove(&call.name, &call.asking.token);
-                return Ok(Acquire::Granted(call.grant(fence)));
+                driver.waiters.remove(&call.name, &call.asking.claimant.token);
+                return Ok(Acquire::Granted(call.asking.grant(fence)));
             }
-            driver.acquire_slow(call, &mut ticket)
+            driver.acquire_slow(call, ticket)
         });
         if has_waited {
             // A grant that was sent to this token before the answer must not be taken for newer than the answer.
@@ -54,31 +45,21 @@ impl SqliteDriver {
     }
 
     /// Acquires on the slow path. A waiter of this process also takes over this way when the holder died.
-    pub(super) fn acquire_slow(&mut self, call: &AcquireCall, ticket: &mut Option<u64>) -> Result<Acquire, Fault> {
-        let token = &call.asking.token;
-        loop {
-            let asked = *ticket;
-            let called =
-                self.call_machine(&call.name, Some(token), &mut |lock, cx| lock.acquire(cx, &call.asking, asked))?;
-            let answer = match called.reply? {
-                AcquireReply::Again { ticket: mine } => {
-                    *ticket = Some(mine);
-                    continue;
+    pub(super) fn acquire_slow(&mut self, call: &AcquireCall, ticket: Option<Ticket>) -> Result<Acquire, Fault> {
+        let mut answer = on_machine::acquire(self.machine(&call.name), &call.asking, ticket)?;
+        match &mut answer {
+            Acquire::Queued(place) => {
+                // The state machine may have read only the first waiters.
+                place.position = self.position(&call.name, place.ticket.0)?;
+                if call.asking.claimant.inbox.is_some() {
+                    self.waiters.insert(call, place.ticket.0);
                 }
-                AcquireReply::Granted { fence } => Acquire::Granted(call.grant(fence)),
-                AcquireReply::Revoked => Acquire::Revoked,
-                AcquireReply::Queued { ticket, .. } => {
-                    let position = self.position(&call.name, ticket)?;
-                    if call.asking.inbox.is_some() {
-                        self.waiters.insert(call, ticket);
-                    }
-                    let holder = view(&called.slot, called.now_ms);
-                    return Ok(Acquire::Queued(Place { ticket: Ticket(ticket), position, holder }));
-                }
-            };
-            self.waiters.remove(&call.name, token);
-            return Ok(answer);
+            }
+            Acquire::Granted(_) | Acquire::Revoked => {
+                self.waiters.remove(&call.name, &call.asking.claimant.token);
+            }
         }
+        Ok(answer)
     }
 
     pub(super) fn ticket(&mut self) -> Result<Ticket, StoreError> {
@@ -96,13 +77,7 @@ impl SqliteDriver {
                 driver.committed();
                 return Ok(Release::Released);
             }
-            loop {
-                match driver.call_machine(name, None, &mut |lock, cx| lock.release(cx, token))?.reply {
-                    PassReply::Done => return Ok(Release::Released),
-                    PassReply::NotOurs => return Ok(Release::NotOwner),
-                    PassReply::Again => {}
-                }
-            }
+            on_machine::release(driver.machine(name), token)
         });
         match handed_on {
             Err(error) if error.kind() == StoreErrorKind::DiskFull => self.attempt(Need::Nothing, |driver| {
@@ -126,14 +101,7 @@ impl SqliteDriver {
                 driver.committed();
                 return Ok(Renewed::Renewed);
             }
-            let called = driver.call_machine(name, None, &mut |lock, cx| {
-                lock.renew(cx, &r.token, r.ttl.as_millis(), r.fence, r.rewrite.as_ref(), r.hand_to.as_ref())
-            })?;
-            Ok(match called.reply {
-                RenewReply::Renewed => Renewed::Renewed,
-                RenewReply::Lost => Renewed::Lost,
-                RenewReply::Revoked => Renewed::Revoked,
-            })
+            on_machine::renew(driver.machine(name), r)
         })
     }
 
@@ -147,24 +115,12 @@ impl SqliteDriver {
         {
             lock.holder_died(&inbox);
         }
-        Ok(match lock.check(now, &r.token, r.fence) {
-            RenewReply::Renewed => Renewed::Renewed,
-            RenewReply::Lost => Renewed::Lost,
-            RenewReply::Revoked => Renewed::Revoked,
-        })
+        Ok(lock.check(now, &r.token, r.fence).into())
     }
 
     pub(super) fn leave(&mut self, name: &Key, token: &Token) -> Result<Left, StoreError> {
         let has_waited = self.waiters.remove(name, token);
-        let answer = self.attempt(Need::Less, |driver| {
-            loop {
-                match driver.call_machine(name, Some(token), &mut |lock, cx| lock.leave(cx, token))?.reply {
-                    PassReply::Done => return Ok(Left::WasGranted),
-                    PassReply::NotOurs => return Ok(Left::WasWaiting),
-                    PassReply::Again => {}
-                }
-            }
-        });
+        let answer = self.attempt(Need::Less, |driver| on_machine::leave(driver.machine(name), token));
         if has_waited {
             self.read_messages();
         }
@@ -172,23 +128,7 @@ impl SqliteDriver {
     }
 
     pub(super) fn evict(&mut self, name: &Key, holder: HolderId, force: bool) -> Result<Evicted, StoreError> {
-        self.attempt(Need::Less, |driver| {
-            loop {
-                let mut verb = |lock: &mut Lock, cx: &mut CallContext<'_>| {
-                    let before = view(&lock.slot, cx.now_ms);
-                    (lock.evict(cx, holder, force), before)
-                };
-                let (reply, before) = driver.call_machine(name, None, &mut verb)?.reply;
-                let Some(found) = before else { return Ok(Evicted::Free) };
-                return Ok(match reply {
-                    EvictReply::Again => continue,
-                    EvictReply::Done => Evicted::Done(found),
-                    EvictReply::ChangedHands => Evicted::ChangedHands(found),
-                    EvictReply::Free => Evicted::Free,
-                    EvictReply::Foreign => Evicted::Foreign(found),
-                });
-            }
-        })
+        self.attempt(Need::Less, |driver| on_machine::evict(driver.machine(name), holder, force))
     }
 
     pub(super) fn ask_to_finish(
@@ -197,15 +137,7 @@ impl SqliteDriver {
         holder: HolderId,
         reason: &str,
     ) -> Result<FinishRequest, StoreError> {
-        self.attempt(Need::Less, |driver| {
-            let called = driver.call_machine(name, None, &mut |lock, cx| lock.ask_to_finish(cx, holder, reason))?;
-            Ok(match (called.reply, view(&called.slot, called.now_ms)) {
-                (FinishReply::Free, _) | (_, None) => FinishRequest::Free,
-                (FinishReply::Sent, Some(found)) => FinishRequest::Delivered(found),
-                (FinishReply::NotListening, Some(found)) => FinishRequest::Undeliverable(found),
-                (FinishReply::ChangedHands, Some(found)) => FinishRequest::ChangedHands(found),
-            })
-        })
+        self.attempt(Need::Less, |driver| on_machine::ask_to_finish(driver.machine(name), holder, reason))
     }
 
     /// Returns a living holder with another token. One read is enough, without the state machine.

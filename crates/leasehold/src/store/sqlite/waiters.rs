@@ -1,28 +1,16 @@
 //! The claims of this process that wait in queues.
 
 use std::collections::{BTreeMap, HashSet};
-use std::time::Duration;
 
 use super::row::Key;
-use crate::clock::Moment;
-use crate::facts::{Fence, Token};
-use crate::machine::Claimant;
-use crate::store::Grant;
+use crate::facts::Token;
+use crate::store::on_machine::Asking;
 
-/// A try or an acquire.
+/// A try or an acquire of one lock.
 #[derive(Clone)]
 pub(super) struct AcquireCall {
     pub(super) name: Key,
-    pub(super) asking: Claimant,
-    pub(super) lasts: Duration,
-    pub(super) asked_at: Moment,
-}
-
-impl AcquireCall {
-    pub(super) fn grant(&self, fence: u64) -> Grant {
-        let fence = self.asking.fenced.then_some(Fence::new(fence));
-        Grant { fence, asked_at: self.asked_at, lasts: self.lasts }
-    }
+    pub(super) asking: Asking,
 }
 
 /// The claims of this process that wait, with their tickets.
@@ -35,7 +23,7 @@ pub(super) struct LocalWaiters {
 
 impl LocalWaiters {
     pub(super) fn insert(&mut self, call: &AcquireCall, ticket: u64) {
-        let key = (call.asking.token.clone(), call.name.clone());
+        let key = (call.asking.claimant.token.clone(), call.name.clone());
         self.unchecked.insert(key.clone());
         self.places.insert(key, (call.clone(), ticket));
     }
