@@ -1,14 +1,14 @@
--- Takes the lock or stands in line for it. Idempotent on the token.
+-- Takes the lock or joins its queue. Idempotent on the token.
 -- KEYS lock queue fence polls
 -- ARGV token inbox ttl_ms since_ms owner ticket(0: none yet) provisional_ms queue_ttl_ms seen_fence
--- replies {"granted", fence}                             for ttl_ms from this call on
+-- replies {"granted", fence}                             for ttl_ms, counted from this call
 --         {"queued", ticket, position, ms_left, value}   value: the holder's, or nothing
 --         {"again", ticket}
---         {"revoked"}                                    it was granted and revoked since: release it
+--         {"revoked"}                                    the lock was granted and has been revoked: release it
 -- errors  OOM, FENCE: nothing was granted
 --#head
 local token, inbox, ttl, provisional = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[7])
--- Not GET: a waiter asks again and again, and a foreign value may be of many megabytes.
+-- Not GET: waiters send this repeatedly, and a foreign value may have many megabytes.
 local value = redis.pcall('GETRANGE', lock, 0, VALUE_MAX)
 if type(value) == 'table' then
   value = redis.call('TYPE', lock).ok -- not even a string: foreign
@@ -17,7 +17,7 @@ elseif value == '' and redis.call('EXISTS', lock) == 0 then
 end
 
 if value and value:sub(7, 38) == token then
-  -- Sent twice, or granted by a push that was lost: confirm.
+  -- Sent again, or granted by a push that was lost: confirm.
   if value:sub(5, 5) == 'R' then return {'revoked'} end
   if redis.call('PEXPIRE', lock, ttl, 'GT') == 0 and redis.call('PTTL', lock) == -1 then
     redis.call('PEXPIRE', lock, ttl)
@@ -46,7 +46,7 @@ else
   ticket = ARGV[6]
   if ticket == '0' then ticket, err = next_fence(ARGV[9]) end
   if not ticket then return err end
-  redis.call('ZADD', queue, ticket, me) -- refused with nothing done when memory is full
+  redis.call('ZADD', queue, ticket, me) -- when memory is full, this fails before anything has changed
 end
 redis.call('PEXPIRE', queue, ARGV[8])
 if inbox == '-' then
@@ -54,7 +54,7 @@ if inbox == '-' then
   redis.call('PEXPIRE', polls, ARGV[8])
 end
 
-local full -- the whole ttl of a holder that is one of ours
+local full -- the full ttl of a holder that is a client of leasehold
 if not value then
   local outcome, extra = hand_off(provisional, me)
   if outcome == 'me' then return {'granted', extra} end
@@ -62,16 +62,16 @@ if not value then
   if outcome == 'unusable' then return extra end
   value = redis.call('GET', lock)
 else
-  -- What only begins like one of our values is foreign, and never written into.
+  -- A value that only begins like ours is foreign, and is never changed.
   local holder, digits, recorded = value:match('^lh1 [01R] ([%w_%-]+) (%d+) %S+ %d+ (%d+) ')
   if holder and #holder == 32 and #digits == 16 then
     full = recorded
-    if value:sub(5, 5) == '0' then redis.call('SETRANGE', lock, 4, '1') end -- never over R
+    if value:sub(5, 5) == '0' then redis.call('SETRANGE', lock, 4, '1') end -- never replaces R
   end
 end
 local left = redis.call('PTTL', lock)
 if full and left == -1 then
-  -- Somebody removed the expiry: a full ttl from now outlasts any belief.
+  -- Another program removed the expiry. A full ttl from now outlasts any belief.
   redis.call('PEXPIRE', lock, full)
   left = tonumber(full)
 end

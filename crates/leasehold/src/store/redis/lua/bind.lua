@@ -1,6 +1,6 @@
--- Creates a binding together with a slot on a node. Without a slot, plain commands do.
+-- Creates a binding together with a slot on a node. A binding without a slot needs no script.
 -- KEYS binding slots   ARGV value claim keep_ms places
--- replies {"created"} | {"exists", value} | {"no slot"} | {"too long"}: another client's value, nothing was done
+-- replies {"created"} | {"exists", value} | {"no slot"} | {"too long"}: a value of another client, nothing was done
 local found = redis.call('GETRANGE', KEYS[1], 0, STORED_MAX)
 if #found > STORED_MAX then return {'too long'} end
 if found ~= '' or redis.call('EXISTS', KEYS[1]) == 1 then

@@ -1,4 +1,4 @@
--- Asks the holder that was looked at to come to an end.
+-- Asks the holder that was inspected to finish.
 -- KEYS lock   ARGV holder_id reason
 -- replies {"told", value, ms_left} | {"deaf", value, ms_left} | {"changed hands", value, ms_left} | {"free"}
 --#limits

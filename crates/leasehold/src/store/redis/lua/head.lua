@@ -1,16 +1,16 @@
--- The shared part of the scripts that hand a lock on. Spliced in where a script says `--#head`, after
--- its fast path: these functions are built anew on every call.
+-- The shared part of the scripts that hand a lock to a waiter. It replaces `--#head` in a script, after the
+-- fast path, because these functions are built anew on every call.
 --
 -- KEYS   lock · queue (sorted set, ticket -> entry) · fence counter · poll marks (hash, token -> server ms)
 -- value  `lh1 <flag> <token> <fence16> <inbox> <since_ms> <ttl_ms> <owner…>`, the token 32 characters
 --        SETRANGE / sub:  flag 4 / 5,5 · token 6 / 7,38 · fence 39 / 40,55 · the rest 56 / 57
 -- entry  `<token> <inbox> <ttl_ms> <since_ms> <owner…>`, fixed for one attempt; inbox `-`: it polls
--- push   `G <token> <fence> <ms>` granted for so long, confirm · `N <token> <ms>` look again then
+-- push   `G <token> <fence> <ms>` granted for that time, confirm · `N <token> <ms>` look again after it
 --        `R <token>` revoked · `F <token> <reason…>` please finish
--- "again"  many dead waiters were passed over, more may follow: send the very same call again
+-- "again"  many dead waiters were passed over, more may follow: send the same call again
 --
--- No script deletes, shortens, flags or rewrites a value whose token (of a foreign value: whose hash)
--- it was not given, but that a waiter turns flag 0 of one of our values into 1.
+-- No script deletes, shortens, flags or rewrites a value unless it was given its token (of a foreign value:
+-- its hash). The one exception: a waiter changes flag 0 of one of our values to 1.
 --#limits
 local lock, queue, counter, polls = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
@@ -23,7 +23,7 @@ local function now_ms()
   return string.format('%.0f', math.floor(now_us() / 1000))
 end
 
--- The next fence, 16 digits; or nil and the error: nothing may be granted.
+-- The next fence, 16 digits; or nil and the error, and nothing may be granted.
 local function next_fence(seen)
   local f = redis.pcall('INCR', counter)
   if type(f) ~= 'number' then
@@ -31,7 +31,7 @@ local function next_fence(seen)
     return nil, f
   end
   if f < FENCE_SANE_MIN then
-    -- The counter was lost: start above everything anybody can have seen.
+    -- The counter was lost: start above every fence that a client can have seen.
     f = math.max(now_us(), (tonumber(seen) or 0) + 1)
     redis.call('SET', counter, string.format('%.0f', f))
   end
@@ -39,24 +39,24 @@ local function next_fence(seen)
   return string.format('%016.0f', f)
 end
 
--- Publishes a message to an inbox. SPUBLISH reaches subscribers of replicas too and counts only those of this
--- server: neither its delivery nor its count says who has the lock.
+-- Publishes a message to an inbox. SPUBLISH also reaches subscribers of replicas but counts only those of this
+-- server, so neither its delivery nor its count shows who has the lock.
 local function say(inbox, text)
   redis.pcall('SPUBLISH', inbox, text)
 end
 
--- The value to send to a client: a fixed text in place of one that is longer than any of ours.
+-- The value to send to a client: a fixed text if it is longer than any value of ours.
 local function clipped(value)
   return value and #value > VALUE_MAX and TOO_LONG or value
 end
 
--- Whether an inbox has a subscriber on this server. A grant is published only then: a subscriber left behind at
--- a server that became a replica would receive a grant that went to the next waiter. An error counts as no.
+-- Whether an inbox has a subscriber on this server. A grant is published only then: a subscriber of a
+-- server that became a replica would receive a grant that went to the next waiter. An error counts as no.
 local function listens(inbox)
   return (redis.pcall('PUBSUB', 'SHARDNUMSUB', inbox)[2] or 0) > 0
 end
 
--- Tells the waiter at a rank when to look again.
+-- Notifies the waiter at a rank when to look again.
 local function hint(rank, ms)
   local waiter = redis.call('ZRANGE', queue, rank, rank)[1]
   if not waiter then return end
@@ -70,15 +70,15 @@ local function hold(fence, token, inbox, ttl, owner, ms)
     inbox .. ' ' .. now_ms() .. ' ' .. ttl .. ' ' .. owner, 'PX', ms)
 end
 
--- Gives the lock to the first waiter that is there: take it out and tell it, write the holder once. The
--- entry `me` is served by the reply, in full; with `before`, only tickets below it are served.
--- -> 'me', fence | 'gave' | 'nobody' is left to serve | 'again' | 'unusable', error
--- Only 'me' and 'gave' touch the lock. A waiter taken out is never put back: ZADD into an emptied queue
--- would make one that never ends.
+-- Gives the lock to the first waiter that listens: removes it from the queue, notifies it, writes the holder.
+-- The entry `me` gets its full lease with the reply; with `before`, only tickets below it are served.
+-- -> 'me', fence | 'gave' | 'nobody' (no waiter is left) | 'again' | 'unusable', error
+-- Only 'me' and 'gave' change the lock. A waiter that was removed is never put back: ZADD into an empty queue
+-- would create one without expiry.
 local function hand_off(provisional, me, before)
-  -- Somebody's value of another type is no queue: nobody stands there.
+  -- A value of another type, written by another client, is not a queue and has no waiters.
   if redis.call('TYPE', queue).ok ~= 'zset' then return 'nobody' end
-  -- A write that is allowed when memory is full: after it nothing in the script is refused for memory.
+  -- A write that is permitted when memory is full. After it, no write of this script is refused for memory.
   redis.call('ZREM', queue, '')
   local fence, err = next_fence()
   if not fence then return 'unusable', err end
@@ -90,7 +90,7 @@ local function hand_off(provisional, me, before)
     local waiter = redis.call('ZPOPMIN', queue)[1]
     if not waiter then return 'nobody' end
     local token, inbox, ttl, owner = waiter:match('^(%S+) (%S+) (%d+) %d+ (.*)$')
-    -- An entry nobody of ours wrote is nobody.
+    -- An entry that leasehold did not write is no waiter.
     local ms, there = math.min(tonumber(ttl) or 0, provisional), token ~= nil
     if inbox == '-' then
       local polled = redis.call('HGET', polls, token)
@@ -112,9 +112,9 @@ local function hand_off(provisional, me, before)
   return 'again'
 end
 
--- The holder of the lock is done with it. -> true: handed on, or free
--- false: again. It stays under its token, but as R, so that no renewal can prolong it, and for a moment
--- only. The dead stand in front: the first and the last are told, should the caller die now.
+-- Passes the lock to the next waiter, or frees it. -> true: done
+-- false: again. The value keeps its token, but with flag R, so that no renewal can prolong it, and with a
+-- short expiry. Dead waiters are in front: the first and the last waiter are notified in case the caller dies now.
 local function pass_on(provisional)
   local outcome = hand_off(provisional)
   if outcome == 'gave' then return true end

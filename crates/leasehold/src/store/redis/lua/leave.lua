@@ -1,9 +1,9 @@
--- An attempt is given up wherever it stands; its token is dead once this is sent.
+-- Gives up an attempt, in the queue or as the holder. Its token is dead once this is sent.
 -- KEYS lock queue fence polls   ARGV token inbox ttl_ms since_ms owner provisional_ms
--- replies "waiting"   it stood in line, or was unknown
---         "granted"   the grant had crossed it: handed on
+-- replies "waiting"   it was in the queue, or was unknown
+--         "granted"   it had been granted the lock meanwhile: passed on
 --         "again"
--- Where somebody put a value of another type we do not stand, and the lock is given back all the same.
+-- If another client replaced the queue by a value of another type, the lock is given back all the same.
 local me = ARGV[1] .. ' ' .. ARGV[2] .. ' ' .. ARGV[3] .. ' ' .. ARGV[4] .. ' ' .. ARGV[5]
 local left = redis.pcall('ZREM', KEYS[2], me)
 if type(left) == 'table' and not left.err:find('^WRONGTYPE') then return left end

@@ -1,9 +1,10 @@
--- Writes a step of work that is done once, or removes the record of a run that came to nothing.
+-- Writes a step of work that is done once, or removes the record of a run without a result.
 -- KEYS record   ARGV claim fence step [keep_ms payload]
---   step: "running" (it begins) | "over" (what came of it) | "remove"
--- A finished record is never touched. A running one is replaced by its own claim or a higher fence, removed by its claim.
+--   step: "running" (it begins) | "over" (its result) | "remove"
+-- A finished record is never changed. A running one is replaced by its own claim or a higher fence, and removed by its
+-- claim.
 -- A run with another payload than the record's does not begin.
--- replies {"done"} | {"gone"} | {"other", value} | {"too long"}: another client's value, nothing was done
+-- replies {"done"} | {"gone"} | {"other", value} | {"too long"}: a value of another client, nothing was done
 local value = redis.call('GETRANGE', KEYS[1], 0, STORED_MAX)
 if #value > STORED_MAX then return {'too long'} end
 local there = value ~= '' or redis.call('EXISTS', KEYS[1]) == 1

@@ -1,9 +1,9 @@
--- Changes a binding that is there and as expected, or removes it.
+-- Changes or removes a binding that exists and is as expected.
 -- KEYS binding [slots]   ARGV claim revision node keep_ms slot payload
---   claim, revision: what it must be, "" for any      node: the one whose slots stand in KEYS
---   keep_ms: counted anew, "" to leave its end        slot: "keep" | "give back" | "remove" (all of it)
--- replies {"done"} | {"gone"} | {"other", value} | {"too long"}: another client's value, nothing was done
---         {"node", node}: nothing was done, send its slots along
+--   claim, revision: the expected ones, "" for any    node: the one whose slots are in KEYS
+--   keep_ms: counted anew, "" to keep its end         slot: "keep" | "give back" | "remove" (the binding)
+-- replies {"done"} | {"gone"} | {"other", value} | {"too long"}: a value of another client, nothing was done
+--         {"node", node}: nothing was done, send it with the slots of this node
 local value = redis.call('GETRANGE', KEYS[1], 0, STORED_MAX)
 if value == '' and redis.call('EXISTS', KEYS[1]) == 0 then return {'gone'} end
 if #value > STORED_MAX then return {'too long'} end

@@ -1,4 +1,4 @@
--- The holder is done; it gave up its belief before this was sent.
+-- Releases the lock. The holder gave up its belief before this was sent.
 -- KEYS lock queue fence polls   ARGV token provisional_ms
 -- replies "released" | "not ours" | "again"
 local lock, queue = KEYS[1], KEYS[2]
@@ -8,8 +8,8 @@ if value:sub(5, 5) == '0' then
   redis.call('DEL', lock)
   return 'released'
 end
--- The usual hand-over, in a straight line: building the shared functions takes as long as all of this.
--- Whatever is unusual (memory is full, a counter that was lost, a waiter that polls or is gone) is theirs.
+-- The usual hand-off, without the shared functions: building them takes as long as all of this.
+-- They handle every other case: full memory, a lost counter, a waiter that polls or is gone.
 --#limits
 local first = redis.pcall('ZRANGE', queue, 0, 1)
 local token, inbox, ttl, owner
@@ -27,8 +27,8 @@ if token and inbox ~= '-' then
         next, where = first[2]:match('^(%S+) (%S+)')
         hint = where and where ~= '-' and 'N ' .. next .. ' ' .. ms
       end
-      -- The server writes first to the client that it queued output for last. So another process's hint is queued
-      -- before the grant; within one process the grant comes first.
+      -- The server writes first to the client that it queued output for last. So a message for another process is
+      -- queued before the grant; within one process the grant comes first.
       if hint and where ~= inbox then redis.pcall('SPUBLISH', where, hint) end
       redis.pcall('SPUBLISH', inbox, 'G ' .. token .. ' ' .. fence .. ' ' .. ms)
       if hint and where == inbox then redis.pcall('SPUBLISH', where, hint) end

@@ -1,5 +1,5 @@
--- A release where nobody is likely to wait: one key, one argument.
--- KEYS lock   ARGV "0 " and the token: how the value goes on after "lh1 " if it is ours and nobody waits
+-- Releases a lock that probably has no waiter: one key, one argument.
+-- KEYS lock   ARGV "0 " and the token: what follows "lh1 " in the value if it is ours and has no waiter
 -- replies "released" | "not ours" | "waited for": nothing was done, send a release
 local value = redis.call('GET', KEYS[1])
 if value and value:sub(5, 38) == ARGV[1] then

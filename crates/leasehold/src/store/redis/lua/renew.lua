@@ -1,10 +1,11 @@
--- Renews, confirms, extends, hands on; or only looks. Never shortens, never re-creates, works when memory is full.
+-- Renews, confirms, extends or hands over a lease, or only checks it. Never shortens, never re-creates, works when
+-- memory is full.
 -- KEYS lock   ARGV token ttl_ms("": a check, nothing is written) fence(16 digits, or "": unfenced) [owner [hand_to]]
--- fence: must be the value's own, or is written where that is still zeros. Another one means that the
---        token was granted anew since: the lease this fence belongs to is over.
+-- fence: must be that of the value, or is written if the value still has zeros. Another one means that the
+--        token was granted anew since, and that the lease with this fence has ended.
 -- owner: ttl and owner are written into the value; "" keeps both.
--- hand_to: it is the lease of that token from now on, which may be its own, and of no process. Sent again, it
---        finds by the fence that it was done.
+-- hand_to: transfers the lease to that token, which may be its own, and to no process. A repetition recognizes
+--        the transfer by the fence.
 -- replies "renewed" | "lost" | "revoked"
 local value = redis.pcall('GET', KEYS[1])
 if type(value) ~= 'string' then return 'lost' end
@@ -14,7 +15,7 @@ if value:sub(5, 5) == 'R' then return 'revoked' end
 local write = ARGV[3] ~= '' and ARGV[3] ~= fence
 if write and fence ~= '0000000000000000' then return 'lost' end
 if ARGV[2] == '' then return 'renewed' end
--- GT counts a key without expiry as endless: somebody removed it, so it is set again.
+-- GT treats a key without expiry as endless. Another program removed the expiry, so it is set again.
 if redis.call('PEXPIRE', KEYS[1], ARGV[2], 'GT') == 0 and redis.call('PTTL', KEYS[1]) == -1 then
   redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end

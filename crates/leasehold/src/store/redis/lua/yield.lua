@@ -1,8 +1,8 @@
--- A try took the lock and found a queue: those who came before it go first.
+-- Hands a lock that a try took to an earlier waiter, if the try found a queue.
 -- KEYS lock queue fence polls   ARGV token fence provisional_ms
--- replies {"ours"}             nobody with an earlier ticket listens, or the value has another fence: another call with
---                              this token has confirmed the lease, and its caller relies on it
---         {"held", value|""}   handed on, or it had lapsed
+-- replies {"ours"}             no waiter with an earlier ticket listens, or the value has another fence: another call
+--                              with this token has confirmed the lease, and its caller relies on it
+--         {"held", value|""}   handed to a waiter, or the lease had ended
 --         {"revoked"}          release it
 --         {"again"}
 --#head
