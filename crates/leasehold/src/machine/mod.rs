@@ -1,6 +1,6 @@
 //! The state machine of one lock: what every operation of a store means, without clock, I/O or async.
 //!
-//! The memory store runs it, the SQLite store runs it inside a transaction when a claim waits, and the Redis scripts
+//! The memory store runs it, the SQLite store runs it inside a transaction when an attempt waits, and the Redis scripts
 //! implement it again in Lua. A property test drives all three and compares every answer. `explore` (a test) visits every
 //! state of small worlds in which the real client code ([`crate::client`]) runs against it: at most one client believes
 //! in a lease at a time, fences rise, and a lease that was taken away stays so. Without any one [`Rule`] it finds a

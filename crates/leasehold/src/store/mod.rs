@@ -57,7 +57,7 @@ pub struct Claim {
     pub owner: Owner,
     /// Whether the grant must carry a fence. An unfenced try is one command cheaper.
     pub fenced: bool,
-    /// Whether this process receives messages about the claim. If not, a waiter has to poll, and a holder's lease ends
+    /// Whether this process receives messages about the attempt. If not, a waiter has to poll, and a holder's lease ends
     /// by its ttl alone: it belongs to no process.
     pub listens: bool,
     /// When the attempt began, in wall-clock milliseconds.
@@ -71,7 +71,7 @@ pub struct Ticket(pub u64);
 /// A lease that was granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
-    /// The fence; `None` if the claim was unfenced.
+    /// The fence; `None` if the attempt was unfenced.
     pub fence: Option<Fence>,
     /// A moment before the store's countdown began.
     pub asked_at: Moment,
@@ -95,7 +95,7 @@ pub enum Try {
 pub enum Acquire {
     /// The lock was granted.
     Granted(Grant),
-    /// The claim waits in the queue.
+    /// The attempt waits in the queue.
     Queued(Place),
     /// The lock was granted and has been revoked since: release it. The token is used up.
     Revoked,
@@ -314,10 +314,10 @@ pub trait Store: Inspect + Bind + sealed::Sealed + Send + Sync + 'static {
         pushes
     }
 
-    /// Reports how many claims of this process wait, the position of the one closest to the head of its queue, and the
-    /// shortest ttl among them. A store that has to probe whether its messages arrive does so only while a claim waits,
-    /// and more often near the head of a queue.
-    fn waiting(&self, _claims: usize, _nearest: usize, _shortest: Option<Ttl>) {}
+    /// Reports how many attempts of this process wait, the position of the one closest to the head of its queue, and the
+    /// shortest ttl among them. A store that has to probe whether its messages arrive does so only while an attempt
+    /// waits, and more often near the head of a queue.
+    fn waiting(&self, _attempts: usize, _nearest: usize, _shortest: Option<Ttl>) {}
 
     /// Writes index entries and events. The lock path never needs them, and no call of it fails because of them.
     async fn note(&self, _notes: Vec<Note>) -> Result<(), StoreError> {

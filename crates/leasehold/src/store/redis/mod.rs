@@ -1,4 +1,4 @@
-//! Locks on a Redis or Valkey server: plain commands while no claim waits, scripts when one does.
+//! Locks on a Redis or Valkey server: plain commands while no attempt waits, scripts when one does.
 //!
 //! | file | contents |
 //! |---|---|
@@ -108,7 +108,7 @@ impl RedisStore {
         self.client.options.limits
     }
 
-    /// The inbox channel for messages about this claim.
+    /// The inbox channel for messages about this attempt.
     fn inbox(&self, claim: &Claim) -> &str {
         if claim.listens { &self.client.inbox_channel } else { value::NO_INBOX }
     }
@@ -195,8 +195,8 @@ impl Store for RedisStore {
         self.pushes.attach(receiver);
     }
 
-    fn waiting(&self, claims: usize, nearest: usize, shortest: Option<Ttl>) {
-        self.waiting.send_replace(WaitingClaims { count: claims, nearest, shortest });
+    fn waiting(&self, attempts: usize, nearest: usize, shortest: Option<Ttl>) {
+        self.waiting.send_replace(WaitingClaims { count: attempts, nearest, shortest });
     }
 
     async fn note(&self, notes: Vec<Note>) -> Result<(), StoreError> {

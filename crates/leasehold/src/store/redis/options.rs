@@ -41,8 +41,9 @@ impl RedisOptions {
         self
     }
 
-    /// Whether [`connect`](super::RedisStore::connect) succeeds while the server cannot be reached yet. The store then retries
-    /// in the background, and requests fail meanwhile. A permanent error, such as a wrong password, is still returned.
+    /// Whether [`connect`](super::RedisStore::connect) succeeds while the server cannot be reached yet. The store then
+    /// retries in the background, and requests fail meanwhile. A permanent error, such as a wrong password, is still
+    /// returned.
     pub fn lazy_connect(mut self, later: bool) -> Self {
         self.lazy_connect = later;
         self

@@ -1,4 +1,4 @@
-//! A try: plain commands in one write. A script runs only if a claim waits or a fence is missing. `try_steps` decides
+//! A try: plain commands in one write. A script runs only if an attempt waits or a fence is missing. `try_steps` decides
 //! which command comes next.
 
 use super::client::{Cmd, Pipeline, Session, SessionReply, Value, fence, from_server, items, unexpected_reply, word};

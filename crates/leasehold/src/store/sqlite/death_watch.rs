@@ -17,7 +17,7 @@ pub(super) struct DeathWatch {
 }
 
 impl DeathWatch {
-    /// Sets how many claims of this process wait.
+    /// Sets how many attempts of this process wait.
     pub(super) fn set_waiting(&self, places: usize, liveness: &Liveness) {
         // The first one starts the periodic check.
         if self.waiting.swap(places, Ordering::Relaxed) == 0 && places > 0 {
@@ -54,7 +54,7 @@ impl DeathWatch {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// Whether any claim of this process waits.
+    /// Whether any attempt of this process waits.
     pub(super) fn is_waiting(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) > 0
     }

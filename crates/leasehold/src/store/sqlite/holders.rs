@@ -1,4 +1,4 @@
-//! The holders that claims of this process wait for: watched for their death, and replaced when they are gone.
+//! The holders that attempts of this process wait for: watched for their death, and replaced when they are gone.
 
 use std::collections::HashSet;
 
@@ -14,7 +14,7 @@ use crate::store::{Acquire, Push, StoreErrorKind, Ticket};
 const WATCHERS: usize = 2;
 
 impl SqliteDriver {
-    /// Watches the holders that claims of this process have begun to wait for.
+    /// Watches the holders that attempts of this process have begun to wait for.
     pub(super) fn watch_holders(&mut self) {
         self.watch.set_waiting(self.waiters.places.len(), &self.liveness);
         let mut missed = false;
@@ -25,7 +25,7 @@ impl SqliteDriver {
                     !self.watch.add(inbox.clone(), &self.liveness) && self.is_dead(Some(&inbox))
                 }
                 Ok(HolderState::Held(None)) | Err(_) => false,
-                // The holder died, or its lease ended, since the claim's request.
+                // The holder died, or its lease ended, since the attempt's request.
                 Ok(HolderState::Gone) => true,
             };
         }
@@ -34,7 +34,7 @@ impl SqliteDriver {
         }
     }
 
-    /// Checks every lock that claims of this process wait for. Acquires those whose holder died or whose lease ended,
+    /// Checks every lock that attempts of this process wait for. Acquires those whose holder died or whose lease ended,
     /// and watches the other holders.
     pub(super) fn check_holders(&mut self) {
         // A holder that dies between the check and the watch is found by the next check.
@@ -85,9 +85,9 @@ impl SqliteDriver {
     }
 }
 
-/// The holder of a lock that a claim waits for.
+/// The holder of a lock that an attempt waits for.
 enum HolderState {
-    /// The lock is held, with the inbox to watch if the claim is near the head of the queue.
+    /// The lock is held, with the inbox to watch if the attempt is near the head of the queue.
     Held(Option<InboxId>),
     /// The lock is free, its holder is dead, or its lease has ended.
     Gone,

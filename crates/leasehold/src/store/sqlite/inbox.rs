@@ -16,7 +16,7 @@ use super::serve::Command;
 use crate::clock::Moment;
 use crate::machine::{InboxId, Message};
 
-/// While claims of this process wait, their holders are checked at this interval, whether or not a wake-up came.
+/// While attempts of this process wait, their holders are checked at this interval, whether or not a wake-up came.
 const BACKSTOP: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// Runs the inbox thread until the store is closed.

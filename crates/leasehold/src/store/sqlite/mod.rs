@@ -12,7 +12,7 @@
 //! | `transaction` | begin, commit, roll back, retry when the disk is full |
 //! | `bind`, `bindings` | bindings and results of `once`: the commands, the rows |
 //! | `inspect`, `checkup` | what people see: holders, queues, lists, events, counters, findings |
-//! | `waiters`, `holders` | the claims of this process that wait, and the holders they wait for |
+//! | `waiters`, `holders` | the attempts of this process that wait, and the holders they wait for |
 //! | `inbox`, `death_watch` | the inbox thread, messages from other processes, and the holders whose death it detects |
 //! | `liveness` | the FIFO that shows that a process lives |
 //! | `sweep` | removes the FIFOs and messages of dead processes |

@@ -45,7 +45,7 @@ pub(super) enum Command {
     Call(DriverCall),
     /// A byte was written to our FIFO.
     Wake,
-    /// A second went by while claims of ours wait, or a holder died.
+    /// A second went by while attempts of ours wait, or a holder died.
     CheckHolders,
     /// This process forks: closes the file, and reopens it after the fork.
     CloseForFork,

@@ -1,4 +1,4 @@
-//! The claims of this process that wait in queues.
+//! The attempts of this process that wait in queues.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -13,11 +13,11 @@ pub(super) struct AcquireCall {
     pub(super) asking: Asking,
 }
 
-/// The claims of this process that wait, with their tickets.
+/// The attempts of this process that wait, with their tickets.
 #[derive(Default)]
 pub(super) struct LocalWaiters {
     pub(super) places: BTreeMap<(Token, Key), (AcquireCall, u64)>,
-    /// The claims whose holder has to be checked again.
+    /// The attempts whose holder has to be checked again.
     pub(super) unchecked: HashSet<(Token, Key)>,
 }
 
@@ -28,7 +28,7 @@ impl LocalWaiters {
         self.places.insert(key, (call.clone(), ticket));
     }
 
-    /// Removes a claim. Returns whether it waited.
+    /// Removes an attempt. Returns whether it waited.
     pub(super) fn remove(&mut self, name: &Key, token: &Token) -> bool {
         if self.places.is_empty() {
             return false;
@@ -39,13 +39,13 @@ impl LocalWaiters {
     }
 
     /// Removes a token that was granted a lock. The message does not name the lock, so every place of the token is
-    /// removed; a claim that still waits sends its request again.
+    /// removed; an attempt that still waits sends its request again.
     pub(super) fn granted(&mut self, token: &Token) {
         self.places.retain(|(t, _), _| t != token);
         self.unchecked.retain(|(t, _)| t != token);
     }
 
-    /// Removes all claims and returns their tokens. Each attempt sends its request again by itself.
+    /// Removes all attempts and returns their tokens. Each attempt sends its request again by itself.
     pub(super) fn take_tokens(&mut self) -> Vec<Token> {
         self.unchecked.clear();
         let mut tokens: Vec<Token> = std::mem::take(&mut self.places).into_keys().map(|(token, _)| token).collect();
@@ -53,7 +53,7 @@ impl LocalWaiters {
         tokens
     }
 
-    /// Marks the claims of a token whose lock changed hands, because they are next.
+    /// Marks the attempts of a token whose lock changed hands, because they are next.
     pub(super) fn recheck(&mut self, token: &Token) {
         self.unchecked.extend(self.places.keys().filter(|(t, _)| t == token).cloned());
     }
