@@ -90,6 +90,35 @@ fn decisions_read_no_clock_and_do_no_io() {
     }
 }
 
+/// The files of the stores that read the boot clock: when a request leaves, how long a wait or a check took, and the
+/// clock that SQLite's leases end by. All others get the time as an argument.
+const STORE_CLOCKS: &[&str] = &[
+    "memory.rs",
+    "redis/checkup.rs",
+    "redis/client/connection.rs",
+    "redis/client/reconnect.rs",
+    "redis/client/session.rs",
+    "redis/push_probe.rs",
+    "sqlite/boot.rs",
+    "sqlite/displaced.rs",
+    "sqlite/inbox.rs",
+    "sqlite/schema.rs",
+    "sqlite/serve.rs",
+];
+
+#[test]
+fn few_files_of_the_stores_read_the_clock() {
+    let stores = root().join("crates/leasehold/src/store");
+    let mut sources = Vec::new();
+    files(&stores, "rs", &mut sources);
+    for path in sources {
+        let text = fs::read_to_string(&path).expect("a source");
+        let production = text.split("#[cfg(test)]\nmod tests").next().expect("a first part");
+        let listed = STORE_CLOCKS.iter().any(|file| stores.join(file) == path);
+        assert!(listed || !production.contains("Moment::now"), "{} reads the clock", path.display());
+    }
+}
+
 #[test]
 fn every_script_states_its_contract() {
     let mut scripts = Vec::new();

@@ -4,17 +4,17 @@ use crate::facts::Invalid;
 
 /// The store refused or failed a request, or did not answer it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{}", told(*kind, detail))]
+#[error("{}", display(*kind, detail))]
 pub struct StoreError {
     kind: StoreErrorKind,
-    /// A text for people; never contains a secret.
+    /// A text for people. It never contains a secret.
     detail: Cow<'static, str>,
     /// Whether nothing was sent, so that the store cannot have done anything.
     unsent: bool,
 }
 
 /// Formats the error. A mistake of the caller needs no introduction: the detail alone says what it is.
-fn told(kind: StoreErrorKind, detail: &str) -> String {
+fn display(kind: StoreErrorKind, detail: &str) -> String {
     match kind {
         _ if detail.is_empty() => kind.to_string(),
         StoreErrorKind::Refused => detail.to_owned(),

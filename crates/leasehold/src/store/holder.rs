@@ -119,26 +119,26 @@ pub struct Page {
     pub next: Option<Cursor>,
 }
 
-/// A place in a list, given by the page before.
+/// A position in a list, returned with the page before it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Cursor(pub(crate) String);
 
 impl Cursor {
-    /// As text, for a URL.
+    /// Returns the cursor as text, for a URL.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Reads a cursor that was handed out as text. One that no page gave is refused when used.
+    /// Reads a cursor from its text. A text that came from no page is rejected when the cursor is used.
     pub fn from_text(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 }
 
-/// Somebody in a queue.
+/// A waiter in the queue of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Waiter {
-    /// Its place.
+    /// Its position in the order of asking.
     pub ticket: Ticket,
     /// The owner of the waiting process.
     pub owner: Owner,

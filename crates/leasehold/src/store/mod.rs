@@ -309,8 +309,8 @@ pub trait Store: Inspect + Bind + sealed::Sealed + Send + Sync + 'static {
 
     /// Returns a channel with the messages for this process.
     fn pushes(&self) -> mpsc::UnboundedReceiver<Push> {
-        let (tell, pushes) = mpsc::unbounded_channel();
-        self.deliver_to(Arc::new(pushes::Channel(tell)));
+        let (sender, pushes) = mpsc::unbounded_channel();
+        self.deliver_to(Arc::new(pushes::Channel(sender)));
         pushes
     }
 

@@ -100,11 +100,11 @@ mod tests {
         let sender = PushSender::new();
         sender.send(Push::Resync);
         assert!(sender.is_open());
-        let (tell, mut told) = mpsc::unbounded_channel();
-        sender.attach(Arc::new(Channel(tell)));
+        let (sent, mut received) = mpsc::unbounded_channel();
+        sender.attach(Arc::new(Channel(sent)));
         sender.send(Push::Disconnected);
-        assert_eq!([told.try_recv(), told.try_recv()], [Ok(Push::Resync), Ok(Push::Disconnected)]);
-        drop(told);
+        assert_eq!([received.try_recv(), received.try_recv()], [Ok(Push::Resync), Ok(Push::Disconnected)]);
+        drop(received);
         assert!(!sender.is_open());
     }
 
