@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::super::options::RedisOptions;
 use super::address::Address;
 use super::resp::{self, Cmd, OversizedText, Pipeline, Read, Value};
-use super::socket::{self, SocketStream, SocketWriter};
+use super::socket::{self, SocketStream, SocketWriter, unreachable};
 use crate::clock::Moment;
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -613,11 +613,6 @@ fn configure(stream: &TcpStream, options: &RedisOptions) -> io::Result<()> {
     sockopt::set_tcp_user_timeout(stream, u32::try_from(unacknowledged.as_millis()).unwrap_or(u32::MAX))?;
     // Requests are batched before they are written, so Nagle's algorithm would only add latency.
     stream.set_nodelay(true)
-}
-
-/// The text of an I/O error comes from the operating system and contains no secret.
-pub(super) fn unreachable(error: &io::Error) -> StoreError {
-    StoreError::new(StoreErrorKind::Unreachable, error.to_string())
 }
 
 /// `Unreachable`, because unanswered requests may have been carried out before the demotion.

@@ -16,7 +16,7 @@ use tokio::net::{TcpStream, tcp};
 use tokio_rustls::client::TlsStream;
 
 use super::address::Address;
-use crate::store::StoreError;
+use crate::store::{StoreError, StoreErrorKind};
 
 /// The end of the stream that the I/O task reads from and writes to.
 pub(super) enum SocketStream {
@@ -47,7 +47,7 @@ pub(super) async fn split(
 ) -> Result<(SocketStream, SocketWriter), StoreError> {
     #[cfg(feature = "tls")]
     if let Some(trust) = &address.tls {
-        let socket = stream.as_fd().try_clone_to_owned().map_err(|error| super::connection::unreachable(&error))?;
+        let socket = stream.as_fd().try_clone_to_owned().map_err(|error| unreachable(&error))?;
         let stream = super::tls::encrypt(stream, &address.host, trust, limit).await?;
         return Ok((SocketStream::Encrypted(Box::new(stream)), SocketWriter::Encrypted(socket)));
     }
@@ -117,4 +117,9 @@ impl SocketWriter {
             Self::Encrypted(socket) => shutdown(socket, Shutdown::Both),
         };
     }
+}
+
+/// The text of an I/O error comes from the operating system and contains no secret.
+pub(super) fn unreachable(error: &io::Error) -> StoreError {
+    StoreError::new(StoreErrorKind::Unreachable, error.to_string())
 }
