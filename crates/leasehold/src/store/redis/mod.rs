@@ -54,7 +54,7 @@ mod verbs;
 use client::{Address, RedisClient};
 use keys::{LockKeys, NamespaceKeys};
 pub use options::RedisOptions;
-use push_probe::WaitingClaims;
+use push_probe::WaitingAttempts;
 
 /// A store on one Redis or Valkey server.
 ///
@@ -65,7 +65,7 @@ pub struct RedisStore {
     keys: KeySpace,
     namespace: NamespaceKeys,
     described: String,
-    waiting: watch::Sender<WaitingClaims>,
+    waiting: watch::Sender<WaitingAttempts>,
     pushes: PushSender,
 }
 
@@ -87,7 +87,7 @@ impl RedisStore {
         let described = address.to_string();
         let pushes = PushSender::new();
         let client = RedisClient::connect(address, options, keys::random_inbox(), pushes.clone()).await?;
-        let (waiting, watched) = watch::channel(WaitingClaims::default());
+        let (waiting, watched) = watch::channel(WaitingAttempts::default());
         tokio::spawn(push_probe::run(client.clone(), watched));
         let namespace = NamespaceKeys::new(&keys);
         Ok(Self { client, keys, namespace, described, waiting, pushes })
@@ -196,7 +196,7 @@ impl Store for RedisStore {
     }
 
     fn waiting(&self, attempts: usize, nearest: usize, shortest: Option<Ttl>) {
-        self.waiting.send_replace(WaitingClaims { count: attempts, nearest, shortest });
+        self.waiting.send_replace(WaitingAttempts { count: attempts, nearest, shortest });
     }
 
     async fn note(&self, notes: Vec<Note>) -> Result<(), StoreError> {

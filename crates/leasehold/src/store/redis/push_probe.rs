@@ -1,4 +1,4 @@
-//! Checks that pushes arrive, and that they come from a primary. While a claim of this process waits, it publishes a
+//! Checks that pushes arrive, and that they come from a primary. While an attempt of this process waits, it publishes a
 //! probe to its own inbox at intervals. Near the head of a queue it also asks the server for its role. Further back,
 //! the waiter's next acquire is soon enough: it is a write, which a replica refuses.
 //!
@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::client::{ConnectionState, Pipeline, RedisClient, Session, Value, is_replica};
-use crate::clock::{Moment, sleep_until};
+use crate::clock::Moment;
 use crate::facts::Ttl;
 use crate::store::Push;
 
@@ -24,13 +24,13 @@ const NEAR: usize = 8;
 const EVERY_NEAR: Duration = Duration::from_millis(500);
 const EVERY_FAR: Duration = Duration::from_secs(5);
 
-/// The claims of this process that wait in queues.
+/// The attempts of this process that wait in queues.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct WaitingClaims {
+pub(super) struct WaitingAttempts {
     pub(super) count: usize,
-    /// The position of the claim that is closest to the head of its queue.
+    /// The position of the attempt that is closest to the head of its queue.
     pub(super) nearest: usize,
-    /// The shortest ttl among the claims.
+    /// The shortest ttl among the attempts.
     pub(super) shortest: Option<Ttl>,
 }
 
@@ -49,7 +49,7 @@ enum ProbeResult {
 }
 
 /// Runs until the store is closed.
-pub(super) async fn run(client: Arc<RedisClient>, mut waiting: watch::Receiver<WaitingClaims>) {
+pub(super) async fn run(client: Arc<RedisClient>, mut waiting: watch::Receiver<WaitingAttempts>) {
     let mut state = client.watch();
     let mut arriving = true;
     let mut number = 0;
@@ -58,7 +58,7 @@ pub(super) async fn run(client: Arc<RedisClient>, mut waiting: watch::Receiver<W
             Ok(ConnectionState::Up(session)) => session.clone(),
             _ => return,
         };
-        // Probes at once on a new session, then for as long as a claim waits or pushes do not arrive.
+        // Probes at once on a new session, then for as long as an attempt waits or pushes do not arrive.
         loop {
             number += 1;
             let sent_at = Moment::now();
@@ -127,7 +127,7 @@ async fn probe(client: &RedisClient, session: &Session, number: u64, ask_role: b
 /// Waits until the next probe is due; `false` when the session broke or the store was dropped.
 async fn next_is_due(
     session: &Session,
-    waiting: &mut watch::Receiver<WaitingClaims>,
+    waiting: &mut watch::Receiver<WaitingAttempts>,
     sent_at: Moment,
     arriving: bool,
 ) -> bool {
@@ -138,9 +138,11 @@ async fn next_is_due(
             (false, false) => Some(sent_at + EVERY_FAR),
             (false, true) => None,
         };
+        // Not `sleep_until`, which wakes up every second: far back in a queue that would be most of the work.
+        let pause = due.map(|due| Moment::now().until(due));
         tokio::select! {
             () = session.broken() => return false,
-            () = sleep_until(due) => return true,
+            () = sleep(pause.unwrap_or_default()), if pause.is_some() => return true,
             changed = waiting.changed() => if changed.is_err() { return false },
         }
     }
