@@ -191,8 +191,8 @@ fn join(module: &str, child: &str) -> String {
     if module.is_empty() { child.to_owned() } else { format!("{module}/{child}") }
 }
 
-/// The files that use each other in a circle, and what they use of each other.
-fn circles(mut uses: BTreeMap<String, BTreeSet<String>>) -> BTreeMap<String, BTreeSet<String>> {
+/// The files that use each other in a cycle, and what they use of each other.
+fn cycles(mut uses: BTreeMap<String, BTreeSet<String>>) -> BTreeMap<String, BTreeSet<String>> {
     loop {
         let left: BTreeSet<String> = uses.keys().cloned().collect();
         uses.values_mut().for_each(|used| used.retain(|file| left.contains(file)));
@@ -205,10 +205,10 @@ fn circles(mut uses: BTreeMap<String, BTreeSet<String>>) -> BTreeMap<String, BTr
 }
 
 #[test]
-fn files_do_not_use_each_other_in_a_circle() {
+fn files_do_not_use_each_other_in_a_cycle() {
     for dir in ACYCLIC {
-        let circles = circles(uses_within(dir));
-        assert!(circles.is_empty(), "files of {dir} use each other in a circle: {circles:#?}");
+        let cycles = cycles(uses_within(dir));
+        assert!(cycles.is_empty(), "files of {dir} use each other in a cycle: {cycles:#?}");
     }
 }
 
@@ -384,7 +384,7 @@ fn the_checks_see_what_they_look_for() {
     assert_eq!(paths("use crate::{a::B as C, c};\nuse super::*;\nlet x: [u8; d::e()] = b\"\";"), words);
     let uses = [("a", vec!["b"]), ("b", vec!["c"]), ("c", vec!["b", "d"]), ("d", vec![])];
     let uses = uses.map(|(file, uses)| (file.to_owned(), uses.into_iter().map(str::to_owned).collect()));
-    assert_eq!(circles(uses.into()).into_keys().collect::<Vec<_>>(), ["b", "c"]);
+    assert_eq!(cycles(uses.into()).into_keys().collect::<Vec<_>>(), ["b", "c"]);
     let found = uses_within("store/redis");
     assert!(found["client/session"].contains("inbox") && found["inbox"].contains("client/connection"), "{found:#?}");
     assert_eq!(layer("lease/belief"), layer("machine"));
