@@ -9,19 +9,19 @@ use super::Invalid;
 /// use leasehold::bindings::Retention;
 ///
 /// assert!(Retention::new(Duration::from_secs(30)).is_ok());
-/// assert!(Retention::new(Duration::from_millis(999)).is_err(), "over before anybody could read it");
-/// assert!(Retention::new(Duration::MAX).is_err(), "nothing is kept for ever");
+/// assert!(Retention::new(Duration::from_millis(999)).is_err(), "too short");
+/// assert!(Retention::new(Duration::MAX).is_err(), "too long");
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Retention(Duration);
 
 impl Retention {
-    /// The shortest: whoever comes second must have time to read it.
+    /// The shortest retention. A second caller must have time to read the value.
     pub const MIN: Duration = Duration::from_secs(1);
-    /// The longest: a year and a month. What must be known for longer belongs in a database.
+    /// The longest retention. Values that are needed for longer belong in a database.
     pub const MAX: Duration = Duration::from_secs(400 * 24 * 60 * 60);
 
-    /// Checks a duration.
+    /// Creates a retention.
     ///
     /// # Errors
     /// [`Invalid::Retention`] outside [`Retention::MIN`]`..=`[`Retention::MAX`], or with a fraction of a millisecond.
@@ -38,12 +38,12 @@ impl Retention {
         Err(Invalid::Retention { given, problem })
     }
 
-    /// The duration.
+    /// Returns the duration.
     pub const fn duration(self) -> Duration {
         self.0
     }
 
-    /// Whole milliseconds, as the stores count.
+    /// Returns whole milliseconds.
     #[expect(clippy::cast_possible_truncation, reason = "at most 400 days")]
     pub const fn as_millis(self) -> u64 {
         self.0.as_millis() as u64
