@@ -1,6 +1,6 @@
-//! One battery of tests for every store: what a verb answers does not depend on where the locks live.
+//! The same tests for every store.
 //!
-//! To mount another store, write its [`World`](support::World) and add a `mount!` line.
+//! To add a store, implement its [`World`](support::World) and add a `mount!` line.
 
 use crate::support::{MemoryHere, RedisHere, SqliteHere, holding, looking, queueing, taking};
 

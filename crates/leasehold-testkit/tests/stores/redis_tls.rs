@@ -1,5 +1,5 @@
-//! `rediss://`: the same store over TLS, with a server that really speaks it. Whoever cannot prove to be the
-//! host in the URL gets neither a password nor a request.
+//! `rediss://`: Redis over TLS, with a real server. A server that cannot prove to be the host of the URL gets neither a password
+//! nor a request.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use leasehold_testkit::{Authority, RedisServer};
 const SECRET: &str = "hunter2-canary";
 const LONG: Duration = Duration::from_secs(20);
 
-/// A server with a password that speaks TLS on another port than plain text.
+/// A server with a password that uses TLS on a second port.
 async fn server(files: &CertificateFiles) -> (RedisServer, u16) {
     let port = free_port();
     let path = |path: &std::path::Path| path.to_str().expect("text").to_owned();
@@ -57,10 +57,10 @@ async fn locks_are_handed_over_and_found_again_after_a_cut() {
     let guard = tokio::time::timeout(LONG, waiting).await.expect("told").expect("no panic").expect("handed over");
     assert!(guard.fence() > fence);
 
-    // Every connection but the one that says so is cut; the lease outlives it.
+    // Every connection except the one with this command is cut; the lease survives.
     let cut = server_says(&server, &["CLIENT", "KILL", "USER", "default", "SKIPME", "yes"]).await;
     assert_eq!(cut, redis::Value::Int(2), "both were connected once");
-    // A question that was on its way when the connection was cut has no answer.
+    // A request that was in flight when the connection was cut gets no reply.
     let found = async {
         loop {
             if let Ok(holder) = a.holder("a").await {
@@ -76,7 +76,7 @@ async fn locks_are_handed_over_and_found_again_after_a_cut() {
     }
 }
 
-/// The server wants its password on the plain port, too.
+/// The server requires its password on the plain port too.
 async fn server_says(server: &RedisServer, parts: &[&str]) -> redis::Value {
     let mut client = redis::Client::open(server.url().replace("redis://", &format!("redis://:{SECRET}@")))
         .expect("a URL")

@@ -1,4 +1,4 @@
-//! The SQLite store inside one process: every verb, two stores on one file, and what is refused.
+//! The SQLite store in one process: every operation, two stores on one file, and errors.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ async fn push(pushes: &mut tokio::sync::mpsc::UnboundedReceiver<Push>) -> Push {
     tokio::time::timeout(Duration::from_secs(5), pushes.recv()).await.expect("a push in time").expect("store is open")
 }
 
-/// Every process leaves its FIFO behind: those of the dead are removed, unless a lease proves by one that its holder died.
+/// Every process leaves its FIFO behind. FIFOs of dead processes are removed unless a lease needs one as proof of the death.
 #[tokio::test]
 async fn many_short_runs_leave_few_files_and_no_lease_behind() {
     const RUNS: usize = 300;
@@ -86,7 +86,7 @@ async fn many_short_runs_leave_few_files_and_no_lease_behind() {
     granted(&open(&dir), &claim("left behind")).await;
 }
 
-/// No other process can wake it up, so it looks for messages by itself, before an unconfirmed grant ends.
+/// No other process can wake it up, so it reads its inbox by itself before an unconfirmed grant ends.
 #[tokio::test]
 async fn a_waiter_whose_fifo_was_removed_still_receives_its_grant() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -95,7 +95,7 @@ async fn a_waiter_whose_fifo_was_removed_still_receives_its_grant() {
     let (first, second) = (claim("k"), claim("k"));
     granted(&holder, &first).await;
     queued(&waiter, &second).await;
-    // It wakes itself up when it begins to wait, which would find the message by chance.
+    // It wakes up when it begins to wait, which could find the message by chance.
     tokio::time::sleep(Duration::from_millis(200)).await;
     std::fs::remove_dir_all(dir.path().join("locks.db.alive")).expect("removed");
     assert_eq!(holder.release(&first.name, &first.token).await, Ok(Release::Released));

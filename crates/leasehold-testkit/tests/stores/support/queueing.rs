@@ -1,4 +1,4 @@
-//! Standing in line.
+//! Waiting in the queue.
 
 use leasehold::store::{Left, Release, Renewed};
 
@@ -126,7 +126,7 @@ pub(crate) async fn a_lost_message_is_found_by_asking_again(world: &impl World) 
     queues(&*store, &waiter).await;
     lets_go(&*store, &holder).await;
     let pushed = is_granted(&mut pushes, &waiter).await;
-    // As if it had not come: the question is answered with the same grant, in full.
+    // As if the push had not come: the reply is the same grant with its full ttl.
     let asked = acquires(&*store, &waiter).await;
     assert_eq!((asked.fence, asked.lasts), (pushed.fence, LONG));
     let holder = store.holder(&waiter.name).await.expect("an answer").expect("a holder");

@@ -1,4 +1,4 @@
-//! Taking a lock away.
+//! Evictions.
 
 use leasehold::inspect::{EvictMode, Evicted, FinishRequest};
 use leasehold::store::{Release, Renewed};
@@ -14,7 +14,7 @@ pub(crate) async fn a_revoked_holder_cannot_renew_and_hands_on(world: &impl Worl
     let evicted = operator.evict(&holder.name, id, EvictMode::Revoke).await;
     assert!(matches!(evicted, Ok(Evicted::Done(found)) if found.id == id));
     assert_eq!(next(&mut pushes).await, Push::Revoked { token: holder.token.clone() });
-    // Whoever asks now must not turn it into an ordinary holder.
+    // A new request must not turn it into an ordinary holder.
     queues(&*here, &waiter).await;
     assert_eq!(here.renew(&[renewal(&holder, fence)]).await, [Renewed::Revoked]);
     assert_eq!(here.try_acquire(&holder).await, Ok(Try::Revoked));
