@@ -1,7 +1,7 @@
-//! The names of the library's public API, computed from its sources and compared with a committed list.
+//! Compares the names of the library's public API with a committed list.
 //!
-//! rustdoc's JSON, which the usual tools read, needs a nightly compiler. This reads the sources as rustfmt writes them:
-//! an item at the beginning of a line, a method at one indentation.
+//! rustdoc's JSON, which the usual tools read, needs a nightly compiler. Instead this parses the formatted sources: an item
+//! begins at the left margin, a method at one indentation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::{files, read, root};
 
-/// The most names at the root of the crate: types, functions, macros and modules.
+/// The largest number of names at the root of the crate: types, functions, macros and modules.
 const ROOT_NAMES_MAX: usize = 25;
 const LIST: &str = "crates/leasehold/public-api.txt";
 /// Set by `cargo xtask api`, which writes the list instead of comparing it.
@@ -48,11 +48,11 @@ fn the_root_has_few_names_and_no_type_is_public_twice() {
     assert!(twice.is_empty(), "public at two paths: {twice:#?}");
 }
 
-/// What is public, and where.
+/// The public items and their paths.
 #[derive(Default)]
 struct Api {
     items: Vec<Item>,
-    /// Methods by the file and type that they belong to.
+    /// Methods by file and type.
     methods: BTreeMap<(PathBuf, String), BTreeSet<String>>,
 }
 
@@ -89,7 +89,7 @@ impl Api {
         names
     }
 
-    /// Reads a public module and those inside it. `source` is where the files of its children are.
+    /// Reads a public module and its submodules. `source` is the directory of their files.
     fn module(&mut self, module: &str, file: &Path, source: &Path) {
         let text = production(file);
         let mut hidden = false;
@@ -130,7 +130,7 @@ impl Api {
         self.items.push(Item { module, name, defined_in });
     }
 
-    /// The public methods in a file. Those of a type that another file defines are counted to the file that defines it.
+    /// Reads the public methods in a file. A method belongs to the file that defines its type.
     fn methods_in(&mut self, path: &Path, text: &str, sources: &Sources) {
         let mut of: Option<(PathBuf, String)> = None;
         let mut hidden = false;
@@ -150,7 +150,7 @@ impl Api {
             if inner.starts_with("#[") || inner.starts_with("//") {
                 continue;
             }
-            // The setters that a macro writes: `setters!(ttl, owner);`, or a line for each with its type.
+            // Setters of a macro: `setters!(ttl, owner);`, or one per line with its type.
             if let Some(first) = inner.strip_prefix("setters!") {
                 let mut list = first.to_owned();
                 while !list.trim_end().ends_with(';') && !list.ends_with('}') {
@@ -176,7 +176,7 @@ impl Api {
     }
 }
 
-/// All sources of the library, without their tests.
+/// The sources of the library, without tests.
 struct Sources(BTreeMap<PathBuf, String>);
 
 impl Sources {
@@ -186,8 +186,8 @@ impl Sources {
         Self(all.into_iter().map(|path| (path.clone(), production(&path))).collect())
     }
 
-    /// The file that defines the type of an `impl`: its own, or else the first that defines a type of that name. Those in
-    /// `blocking` have the names of the types that they wrap, and are defined where their methods are.
+    /// Returns the file that defines the type of an `impl`: its own file, or the first that defines a type of that name. The types
+    /// in `blocking` have the same names as those that they wrap, and are defined beside their methods.
     fn definition(&self, path: &Path, name: &str) -> PathBuf {
         if defines(&self.0[path], name) {
             return path.to_owned();
@@ -199,13 +199,13 @@ impl Sources {
     }
 }
 
-/// A source without its tests.
+/// Returns a source without its tests.
 fn production(path: &Path) -> String {
     let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     text.split("\n#[cfg(test)]\nmod tests").next().expect("a first part").to_owned()
 }
 
-/// The lines at the left margin; a `use` as a whole.
+/// Returns the lines at the left margin, with each `use` as one line.
 fn statements(text: &str) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let mut in_use = false;
@@ -221,7 +221,7 @@ fn statements(text: &str) -> Vec<String> {
     found
 }
 
-/// The paths of `a::{b, c::d}`.
+/// Returns the paths of `a::{b, c::d}`.
 fn flattened(used: &str) -> Vec<String> {
     match used.split_once("::{") {
         Some((before, inside)) => {
@@ -232,7 +232,7 @@ fn flattened(used: &str) -> Vec<String> {
     }
 }
 
-/// The file below `crates/leasehold/src` that defines what a path names.
+/// Returns the file below `crates/leasehold/src` that defines an item.
 fn defined_in(path: &str, name: &str, file: &Path) -> PathBuf {
     if path.starts_with("leasehold_macros") {
         return PathBuf::from(path);
@@ -250,13 +250,13 @@ fn defined_in(path: &str, name: &str, file: &Path) -> PathBuf {
     files_of_it.iter().find(defines).cloned().unwrap_or_else(|| panic!("nothing defines {path}"))
 }
 
-/// Whether a text defines a public item of this name. Inside a macro it is indented.
+/// Returns whether a text defines a public item of this name. Inside a macro it is indented.
 fn defines(text: &str, name: &str) -> bool {
     let indented = |line: &&str| line.starts_with("pub ") || line.trim_start().starts_with("pub struct ");
     text.lines().filter(indented).any(|line| item_name(line.trim_start()) == Some(name))
 }
 
-/// The name of the public item that a line begins.
+/// Returns the name of the public item that begins on a line.
 fn item_name(line: &str) -> Option<&str> {
     const KINDS: [&str; 8] = ["async", "const", "enum", "fn", "static", "struct", "trait", "type"];
     let rest = line.strip_prefix("pub ")?;
@@ -265,7 +265,7 @@ fn item_name(line: &str) -> Option<&str> {
     words.find(|word| !KINDS.contains(word))
 }
 
-/// The type of an `impl` that is not that of a trait, or the trait.
+/// Returns the type of an inherent `impl`, or the name of a trait.
 fn type_of(line: &str) -> Option<String> {
     let rest = match line.strip_prefix("impl") {
         Some(_) if line.contains(" for ") => return None,

@@ -1,4 +1,4 @@
-//! GPUs: one by its number, any of them, and what is done before one is given back.
+//! GPUs: one by its number, any of them, and clean-up before the release.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use tokio::time::timeout;
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
-/// Longer than anything here may take.
+/// A limit that is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(20);
 
 on_every_store!(
@@ -34,7 +34,7 @@ async fn manager(arena: &Arena) -> LockManager {
     arena.manager_with(options).await
 }
 
-/// Until nobody holds a lock: what goes on in the background is done.
+/// Waits until no lock is held, so that background work is done.
 async fn until_free(locks: &LockManager, name: &str) {
     let free = async {
         while locks.is_locked(name).await.expect("answered") {
@@ -82,7 +82,7 @@ async fn a_call_says_otherwise(arena: Arena) {
     assert!(matches!(&refused, Err(Error::NotAcquired { name, .. }) if name.as_str() == "gpu_lock:3"), "{refused:?}");
 }
 
-/// How the work ends.
+/// The ends of the work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
     Returns,
@@ -108,7 +108,7 @@ async fn ends(
     }
 }
 
-/// Tells whether the lock was still ours while it ran, and whether it was told of a loss.
+/// A clean-up that reports whether the lock was still held, and whether it was notified of a loss.
 fn cleaning(
     locks: LockManager,
     cleaned: UnboundedSender<(bool, bool)>,
@@ -250,7 +250,7 @@ async fn any_of_a_pool_and_those_by_number(arena: Arena) {
     let name = own.guards()[0].name().to_string();
     let host = leasehold::Owner::default().host().to_owned();
     assert_eq!(name, format!("gpu_lock:{host}:0"));
-    // Another lock, which is to be had as well: at the latest when those who waited for any have left its line.
+    // Another lock, which is free too, at the latest when the waiters for any GPU have left its queue.
     locks.lock("gpu_lock:0").wait_up_to(LONG).await.expect("free").release().await.expect("answered");
     assert!(own.guards()[0].is_valid());
 }
@@ -268,7 +268,7 @@ async fn a_pool_cleans_up_when_it_is_dropped(arena: Arena) {
     until_free(&locks, "gpu_lock:1").await;
 }
 
-/// Those who want two by number and those who want any two would each hold one and wait for the other's.
+/// Requests for two GPUs by number and for any two must not deadlock with one GPU each.
 async fn several_are_collected_without_a_deadlock(arena: Arena) {
     let inside = std::sync::Arc::new(Mutex::new([false; 2]));
     let mut tasks = Vec::new();

@@ -1,4 +1,4 @@
-//! What a function under `#[lock]` can rely on, on every store.
+//! `#[lock]` on every store.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -13,7 +13,7 @@ use tokio::time::timeout;
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
-/// Longer than anything here may take.
+/// A limit that is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(20);
 
 on_every_store!(
@@ -29,7 +29,7 @@ on_every_store!(
     the_fence_is_at_hand_and_rises,
 );
 
-/// What a body leaves behind.
+/// A record of what a body did.
 #[derive(Clone, Default)]
 struct Traces {
     inside: Arc<AtomicUsize>,
@@ -38,7 +38,7 @@ struct Traces {
     entered: Arc<Notify>,
 }
 
-/// Counts out when a body ends, however it does.
+/// Counts the end of a body, however it ends.
 struct Inside(Traces);
 
 impl Traces {
@@ -60,7 +60,7 @@ impl Drop for Inside {
     }
 }
 
-/// The lock is free now, or within a tenth of a second.
+/// Checks that the lock is free within a tenth of a second.
 async fn free_at_once(locks: &LockManager, name: &str, after: &str) {
     let guard = locks.lock(name).wait_up_to(ms(100)).await.unwrap_or_else(|error| panic!("after {after}: {error}"));
     guard.release().await.expect("answered");
@@ -276,7 +276,7 @@ async fn the_fence_is_at_hand_and_rises(arena: Arena) {
     assert!(current_fence().is_none());
 }
 
-/// Options with which a dead store is noticed soon.
+/// Options with short timeouts.
 fn impatient(arena: &Arena) -> Options {
     let mut options = arena.options();
     (options.request_timeout, options.outage_timeout) = (ms(300), ms(300));

@@ -1,4 +1,4 @@
-//! What a user of `LockManager` and `Guard` can rely on, on every store.
+//! `LockManager` and `Guard` on every store.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -17,7 +17,7 @@ use tokio::time::timeout;
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
-/// Longer than anything here may take.
+/// A limit that is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(20);
 
 on_every_store!(
@@ -54,7 +54,7 @@ on_every_store!(
     ten_tasks_never_meet_inside,
 );
 
-/// Until so many stand in line.
+/// Waits until the queue has `wanted` waiters.
 pub(crate) async fn stand_in_line(manager: &LockManager, name: &str, waiters: usize) {
     let waiting = async {
         while manager.info(name).await.expect("answered").waiters.len() != waiters {
@@ -99,7 +99,7 @@ async fn waiters_enter_in_order_without_overlap(arena: Arena) {
             inside.fetch_sub(1, SeqCst);
             guard.release().await.expect("answered");
         }));
-        // It stands in line before the next one comes.
+        // It is in the queue before the next one starts.
         stand_in_line(&looker, "line", i + 1).await;
     }
     assert!(first.release().await.expect("answered"));
@@ -119,7 +119,7 @@ async fn a_dropped_guard_gives_the_lock_up(arena: Arena) {
 
 async fn a_dropped_request_keeps_no_lock(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
-    // Dropped at every point at which it can be: polled once more each time until it is done.
+    // Dropped at every possible point: polled once more each time, until it is done.
     for polls in 0.. {
         let mut request = Box::pin(a.lock("cancelled").into_future());
         let mut done = None;
@@ -251,7 +251,7 @@ async fn a_revoked_holder_and_its_successor_never_overlap(arena: Arena) {
     assert_eq!(timeout(LONG, holder.lost()).await.expect("told"), LossReason::Revoked);
     assert!(!holder.is_valid());
     assert!(c.holder("revoked").await.expect("answered").is_some_and(|h| h.revoked));
-    // The work needs a moment to stop; the lock stays its until then.
+    // The work needs a moment to stop and holds the lock until then.
     tokio::time::sleep(ms(50)).await;
     inside.fetch_sub(1, SeqCst);
     assert!(matches!(holder.extend(ms(1_000)).await, Err(Error::Lost { why: LossReason::Revoked, .. })));
@@ -322,8 +322,8 @@ async fn with_lock_releases_whatever_happens(arena: Arena) {
     assert!(told.expect("answered") > 0);
 }
 
-/// Whatever runs work under a lock can be part of a task (or of a handler, which has to be `Send` too),
-/// also where the work borrows from the task and from its guard.
+/// Futures that run work under a lock are `Send`, even if the work borrows from the task and its guard, so that they can be
+/// part of tasks and handlers.
 async fn work_may_borrow_and_be_spawned(arena: Arena) {
     async fn write(log: &Mutex<Vec<String>>, what: &str, guard: &Guard) -> usize {
         tokio::task::yield_now().await;
@@ -414,20 +414,20 @@ async fn tasks_of_one_process_stand_in_line_once(arena: Arena) {
     let one = async |i| {
         let guard = b.lock("room").owner(format!("task-{i}")).wait_up_to(LONG).await.expect("its turn");
         order.lock().expect("no panic before").push(i);
-        // The record says who it is at the latest when the confirm has arrived.
+        // The record has the owner at the latest when the confirmation has arrived.
         guard.extend(ms(30_000)).await.expect("ours");
         let confirmed = b.holder("room").await.expect("answered").expect("held");
         assert_eq!(confirmed.owner.task(), format!("task-{i}"));
         guard.release().await.expect("answered");
     };
-    // Once there is a line they are polled in order by one task, and so they ask in order.
+    // Once there is a queue, one task polls them in order, so their requests are in order.
     let others = async {
         stand_in_line(&a, "room", 1).await;
         futures_util::future::join_all((1..6).map(&one)).await
     };
     let release = async {
         stand_in_line(&a, "room", 1).await;
-        // The other tasks ask too, and add nothing to the line.
+        // The other tasks ask too, but add nothing to the queue.
         tokio::time::sleep(ms(100)).await;
         assert_eq!(a.info("room").await.expect("answered").waiters.len(), 1, "one entry per process and name");
         first.release().await.expect("answered");
@@ -508,7 +508,7 @@ async fn releases_and_evictions_are_told_to_followers(arena: Arena) {
         assert_eq!(event.kind, kind, "{event:?}");
         event
     };
-    // A raw name tells every release, however short.
+    // Every release of a raw name is published, even after a short hold.
     let guard = a.lock("gpu_lock:3").owner("tts").await.expect("free");
     let id = guard.holder_id();
     guard.release().await.expect("answered");
@@ -516,7 +516,7 @@ async fn releases_and_evictions_are_told_to_followers(arena: Arena) {
     assert_eq!((event.name.as_str(), event.reason.as_str()), ("gpu_lock:3", "normal"));
     assert_eq!(event.holder_id, id.to_string());
     assert!(event.owner.starts_with("tts@"));
-    // Others tell once they have lasted half a second.
+    // Others are published once they have lasted half a second.
     let guard = a.lock("long").await.expect("free");
     assert_eq!(next(EventKind::Granted).await.name, "long");
     b.evict("long", guard.holder_id(), EvictMode::Force, "forced_by_monitor").await.expect("answered");

@@ -1,5 +1,4 @@
-//! Leases that belong to a token and to no process: handed on by a guard, or taken under a token of the caller's
-//! choice.
+//! Leases without a guard: detached from a guard, or acquired under a token of the caller's choice.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,7 +11,7 @@ use tokio::time::timeout;
 
 use crate::managers::stand_in_line;
 
-/// Longer than anything here may take.
+/// A limit that is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(20);
 
 on_every_store!(
@@ -65,7 +64,7 @@ async fn a_chosen_token_waits_in_line(arena: Arena) {
         tasks.push(tokio::spawn(async move {
             let request = manager.lock("line").wait_up_to(LONG);
             let entered = |fence: Option<Fence>| order.lock().expect("no panic before").push((i, fence));
-            // Every other one by a token, between those with guards.
+            // Every other one by a token, the rest with guards.
             if i % 2 == 0 {
                 let token = Token::random();
                 entered(request.under_token(&token).await.expect("its turn").try_fence());
@@ -94,7 +93,7 @@ async fn one_request_that_waits_twice_is_one_lease(arena: Arena) {
     let (a, b, c) = (arena.manager().await, arena.manager().await, arena.manager().await);
     let first = a.lock("twice").await.expect("free");
     let token = Token::random();
-    // Sent again, to the same process and to another one, while the first still waits.
+    // Repeated in the same process and in another one, while the first call still waits.
     let calls = [waiting(&b, &token), waiting(&b, &token), waiting(&c, &token)];
     stand_in_line(&a, "twice", 2).await;
     assert!(first.release().await.expect("answered"));
@@ -152,7 +151,7 @@ async fn a_request_that_waited_belongs_to_no_process(arena: Arena) {
     assert!(a.lease("twice", &token).expect("a name").release_without_event().await.expect("answered"));
 }
 
-/// A call that waits for `twice` under a token.
+/// Starts a call that waits for `twice` under a token.
 fn waiting(manager: &LockManager, token: &Token) -> JoinHandle<Result<Lease, Error>> {
     let (manager, token) = (manager.clone(), token.clone());
     tokio::spawn(async move { manager.lock("twice").wait_up_to(LONG).under_token(&token).await })
