@@ -1,4 +1,4 @@
-//! The fault board: which rows to run, and the table of the figures they print.
+//! The fault board: which rows to run, and the table of their results.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -28,13 +28,13 @@ pub(crate) fn parse_rows(arguments: &[String]) -> Result<Vec<String>, Failure> {
     }
 }
 
-/// The start of the names of the tests that make up a row.
+/// Returns the prefix of the names of a row's tests.
 pub(crate) fn test_filter(row: &str) -> String {
     format!("{}_", row.to_ascii_lowercase())
 }
 
-/// Removes the figures of an earlier run, so that none passes for a new one.
-pub(crate) fn start_afresh(file: &Path) -> Result<(), Failure> {
+/// Removes the results of an earlier run, so that they are not taken for new ones.
+pub(crate) fn remove_old_results(file: &Path) -> Result<(), Failure> {
     match std::fs::remove_file(file) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
             Err(Failure::Failed(format!("cannot remove {}: {error}", file.display())))
@@ -43,9 +43,9 @@ pub(crate) fn start_afresh(file: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Prints the figures in the file, and returns the asked-for rows that have none: a filter that
-/// matches no test passes, and must not be taken for a green row.
-pub(crate) fn print(file: &Path, asked: &[String]) -> Result<Vec<String>, Failure> {
+/// Prints the results in the file, and returns the requested rows without one: a filter that matches no test passes, but its
+/// row was not run.
+pub(crate) fn print(file: &Path, requested: &[String]) -> Result<Vec<String>, Failure> {
     let text = match std::fs::read_to_string(file) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
@@ -53,17 +53,17 @@ pub(crate) fn print(file: &Path, asked: &[String]) -> Result<Vec<String>, Failur
             return Err(Failure::Failed(format!("cannot read {}: {error}", file.display())));
         }
     };
-    let figures = figures(&text);
-    println!("\nfigures: {}", figures.len());
-    for (row, figure) in &figures {
-        println!("  {row}  {figure}");
+    let results = results(&text);
+    println!("\nresults: {}", results.len());
+    for (row, result) in &results {
+        println!("  {row}  {result}");
     }
-    let has_figure = |row: &String| figures.iter().any(|(printed, _)| printed == row);
-    Ok(asked.iter().filter(|row| !has_figure(row)).cloned().collect())
+    let has_result = |row: &String| results.iter().any(|(printed, _)| printed == row);
+    Ok(requested.iter().filter(|row| !has_result(row)).cloned().collect())
 }
 
-/// The lines `board F01: text`, by row; several lines of one row stay in their order.
-fn figures(text: &str) -> Vec<(&str, &str)> {
+/// Parses lines such as `board F01: text`, sorted by row. Several lines of one row keep their order.
+fn results(text: &str) -> Vec<(&str, &str)> {
     let mut figures: Vec<_> = text
         .lines()
         .filter_map(|line| line.strip_prefix("board ")?.split_once(": "))
@@ -90,13 +90,13 @@ mod tests {
     #[test]
     fn results_are_sorted_and_other_lines_are_skipped() {
         let text = "board F02: 0 of 200: none\nnoise\nboard F01: b\nboard F01: a\n";
-        assert_eq!(figures(text), [("F01", "b"), ("F01", "a"), ("F02", "0 of 200: none")]);
+        assert_eq!(results(text), [("F01", "b"), ("F01", "a"), ("F02", "0 of 200: none")]);
     }
 
     #[test]
     fn a_row_without_a_result_is_reported() {
         let nowhere = Path::new("no-such-board.txt");
-        start_afresh(nowhere).expect("nothing to remove");
+        remove_old_results(nowhere).expect("nothing to remove");
         assert_eq!(print(nowhere, &["F01".into()]).expect("an empty board"), ["F01"]);
     }
 }

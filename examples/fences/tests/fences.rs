@@ -1,4 +1,4 @@
-//! What the guide says of fences is so: in SQL, in Redis and over HTTP.
+//! Tests of the guide about fences: in SQL, in Redis and over HTTP.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// The guide shows exactly what runs here.
+/// The guide shows exactly the code that is tested here.
 #[test]
 fn the_guide_contains_the_tested_code() {
     let guide = include_str!("../../../docs/using-a-fence.md");
@@ -27,8 +27,8 @@ async fn told(writer: &mut WorkerProcess, what: &str) -> serde_json::Value {
     line.unwrap_or_else(|| panic!("never told: {what}"))[what].clone()
 }
 
-/// A holder is stopped in its section for longer than its lease, another one writes, and then the first
-/// goes on where it was: it writes without looking, and is refused by the table.
+/// A holder is stopped for longer than its lease, another one writes, and then the first one resumes: it writes without a check,
+/// and the table rejects the write.
 async fn a_stale_writer_is_refused(kind: Kind) {
     let arena = Arena::new(kind).await;
     let dir = tempfile::tempdir().expect("a directory");
@@ -40,7 +40,7 @@ async fn a_stale_writer_is_refused(kind: Kind) {
     let mut first = writer();
     let old = told(&mut first, "granted").await.as_u64().expect("a fence");
     first.pause();
-    // What it is going to do when it goes on.
+    // Its next write, when it resumes.
     first.send_line("100");
     let mut second = writer();
     let new = told(&mut second, "granted").await.as_u64().expect("a fence");
@@ -64,7 +64,7 @@ async fn a_stale_writer_is_refused_by_the_table_with_locks_in_redis() {
     a_stale_writer_is_refused(Kind::Redis).await;
 }
 
-/// Two grants, one after the other.
+/// Returns the fences of two grants.
 async fn two_fences() -> [Fence; 2] {
     let locks = LockManager::connect("memory:").await.expect("a manager");
     let mut fences = Vec::new();

@@ -1,4 +1,4 @@
-//! The service under many requests at once, and as two processes.
+//! The service with many concurrent requests, and as two processes.
 
 mod support;
 
@@ -18,7 +18,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-/// How many ask at once.
+/// The number of concurrent requests.
 const MANY: usize = 64;
 
 on_every_store!(one_of_many_pays_and_the_others_are_told, in_turn_all_of_them_pay, a_layer_takes_the_lock);
@@ -34,7 +34,7 @@ async fn instances(arena: &Arena, bank: &Bank) -> [SocketAddr; 2] {
 }
 
 async fn one_of_many_pays_and_the_others_are_told(arena: Arena) {
-    // The bank takes as long as the test says: until then the first payment is under way.
+    // The test decides when the bank is done; until then the first payment runs.
     let open = Arc::new(Semaphore::new(0));
     let bank: Bank = {
         let open = open.clone();
@@ -55,7 +55,7 @@ async fn one_of_many_pays_and_the_others_are_told(arena: Arena) {
         assert_eq!((body["code"].as_str(), body["name"].as_str()), (Some("held"), Some("order:7")), "{told:?}");
         assert!((1..=1000).contains(&body["retry_after_ms"].as_u64().expect("a number")), "{told:?}");
         assert!(told.head.contains("retry-after: 1"), "{told:?}");
-        // Who and where is nobody's business.
+        // The owner and the host are not in the response.
         assert!(!told.body.contains("pid") && !told.body.contains("redis:"), "{told:?}");
     }
     open.add_permits(1);
@@ -109,14 +109,14 @@ async fn a_layer_takes_the_lock(arena: Arena) {
     assert_eq!((saved.status, saved.body.as_str()), (200, "cart blue saved\n"), "{saved:?}");
     let guard = locks.lock("cart:blue").await.expect("free");
     assert_eq!(ask(address, "PUT /carts/red").await.status, 200, "another cart");
-    // It waits for its turn, and is served when that comes.
+    // It waits for its turn.
     let waiting = send(address, "PUT /carts/blue", "").await;
     while locks.info("cart:blue").await.expect("answered").waiters.is_empty() {
         tokio::task::yield_now().await;
     }
     guard.release().await.expect("answered");
     assert_eq!(receive(waiting).await.expect("answered").status, 200);
-    // Held for longer than it waits.
+    // Held for longer than the wait limit.
     let guard = locks.lock("cart:blue").await.expect("free");
     let told = ask(address, "PUT /carts/blue").await;
     assert_eq!((told.status, told.json()["code"].as_str()), (409, Some("held")), "{told:?}");
@@ -125,7 +125,7 @@ async fn a_layer_takes_the_lock(arena: Arena) {
     assert_eq!((bad.status, bad.json()["code"].as_str()), (400, Some("invalid_name")), "{bad:?}");
 }
 
-/// A process of the service, and where it listens.
+/// A process of the service, and its address.
 async fn process(store: &str, bank_ms: u32) -> (Child, SocketAddr) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_orders"))
         .env("LEASEHOLD_STORE", store)
