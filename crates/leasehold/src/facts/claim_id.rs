@@ -1,6 +1,6 @@
 use std::fmt;
 
-use super::{Invalid, parse_base64, random_base64};
+use super::invalid::{Invalid, parse_base64, random_base64};
 
 /// Identifies one claim on a request id: 128 random bits, new for every attempt to create, written as 22 characters.
 ///

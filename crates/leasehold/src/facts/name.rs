@@ -1,7 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Invalid, beginning};
+use super::invalid::{Invalid, beginning, text_problem};
 
 /// The name of a lock: 1 to 512 bytes of UTF-8 without control characters.
 ///
@@ -25,16 +25,10 @@ impl LockName {
     /// [`Invalid::Name`] when it is empty, too long or has control characters.
     pub fn new(name: impl AsRef<str>) -> Result<Self, Invalid> {
         let name = name.as_ref();
-        let problem = if name.is_empty() {
-            "is empty"
-        } else if name.len() > Self::MAX_BYTES {
-            "is longer than 512 bytes"
-        } else if name.chars().any(char::is_control) {
-            "has control characters"
-        } else {
-            return Ok(Self(name.into()));
-        };
-        Err(Invalid::Name { name: beginning(name), problem })
+        match text_problem(name, Self::MAX_BYTES, "is longer than 512 bytes") {
+            Some(problem) => Err(Invalid::Name { name: beginning(name), problem }),
+            None => Ok(Self(name.into())),
+        }
     }
 
     /// Returns the name as text.

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use super::{Invalid, beginning};
+use super::invalid::{Invalid, beginning, text_problem};
 
 /// Describes a holder or waiter for people: a task name, the host and the process id.
 ///
@@ -33,16 +33,10 @@ impl Owner {
     /// [`Invalid::Owner`] when the name is empty, longer than 256 bytes or has control characters.
     pub fn named(task: impl AsRef<str>) -> Result<Self, Invalid> {
         let task = task.as_ref();
-        let problem = if task.is_empty() {
-            "is empty"
-        } else if task.len() > Self::MAX_BYTES {
-            "is longer than 256 bytes"
-        } else if task.chars().any(char::is_control) {
-            "has control characters"
-        } else {
-            return Ok(Self { task: task.into(), host: this_host(), pid: std::process::id() });
-        };
-        Err(Invalid::Owner { owner: beginning(task), problem })
+        match text_problem(task, Self::MAX_BYTES, "is longer than 256 bytes") {
+            Some(problem) => Err(Invalid::Owner { owner: beginning(task), problem }),
+            None => Ok(Self { task: task.into(), host: this_host(), pid: std::process::id() }),
+        }
     }
 
     /// Creates an owner whose host and process are unknown, such as a client of a server.

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::Invalid;
+use super::invalid::{Invalid, duration_problem};
 
 /// How long a store keeps a binding or a stored result: whole milliseconds, 1 s to 400 days.
 ///
@@ -26,16 +26,11 @@ impl Retention {
     /// # Errors
     /// [`Invalid::Retention`] outside [`Retention::MIN`]`..=`[`Retention::MAX`], or with a fraction of a millisecond.
     pub const fn new(given: Duration) -> Result<Self, Invalid> {
-        let problem = if given.as_nanos() < Self::MIN.as_nanos() {
-            "is shorter than 1 s"
-        } else if given.as_nanos() > Self::MAX.as_nanos() {
-            "is longer than 400 days"
-        } else if !given.subsec_nanos().is_multiple_of(1_000_000) {
-            "is not a whole number of milliseconds"
-        } else {
-            return Ok(Self(given));
-        };
-        Err(Invalid::Retention { given, problem })
+        let (shortest, longest) = ((Self::MIN, "is shorter than 1 s"), (Self::MAX, "is longer than 400 days"));
+        match duration_problem(given, shortest, longest) {
+            Some(problem) => Err(Invalid::Retention { given, problem }),
+            None => Ok(Self(given)),
+        }
     }
 
     /// Returns the duration.

@@ -1,6 +1,6 @@
 use std::fmt;
 
-use super::{Invalid, parse_base64, random_base64};
+use super::invalid::{Invalid, parse_base64, random_base64};
 
 /// The secret of one attempt to hold a lock. It alone renews and releases.
 ///

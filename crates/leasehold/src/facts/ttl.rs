@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::Invalid;
+use super::invalid::{Invalid, duration_problem};
 
 /// How long the store keeps a lease that nobody renews: whole milliseconds, 50 ms to 24 h.
 ///
@@ -26,16 +26,11 @@ impl Ttl {
     /// # Errors
     /// [`Invalid::Ttl`] outside [`Ttl::MIN`]`..=`[`Ttl::MAX`], or with a fraction of a millisecond.
     pub const fn new(given: Duration) -> Result<Self, Invalid> {
-        let problem = if given.as_nanos() < Self::MIN.as_nanos() {
-            "is shorter than 50 ms"
-        } else if given.as_nanos() > Self::MAX.as_nanos() {
-            "is longer than 24 h"
-        } else if !given.subsec_nanos().is_multiple_of(1_000_000) {
-            "is not a whole number of milliseconds"
-        } else {
-            return Ok(Self(given));
-        };
-        Err(Invalid::Ttl { given, problem })
+        let (shortest, longest) = ((Self::MIN, "is shorter than 50 ms"), (Self::MAX, "is longer than 24 h"));
+        match duration_problem(given, shortest, longest) {
+            Some(problem) => Err(Invalid::Ttl { given, problem }),
+            None => Ok(Self(given)),
+        }
     }
 
     /// Returns the duration.

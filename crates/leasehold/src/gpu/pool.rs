@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, select_all};
 
-use super::{CleanUp, Defaults, Device, Devices, Leaving, visible};
+use super::clean_up::{CleanUp, Leaving};
+use super::defaults::Defaults;
+use super::devices::{Device, Devices, visible};
 use crate::clock::Moment;
 use crate::config::Config;
 use crate::engine::Core;

@@ -29,7 +29,8 @@ use crate::store::{BindingId, Bound, Changed, Operation, StoreErrorKind};
 
 mod running;
 
-pub use running::{Done, ResultSlot, Running, Started};
+use running::release;
+pub use running::{Done, Outcome, ResultSlot, Running, Started};
 
 /// The longest id. The name of its lock is `once:<id>`.
 const ID_BYTES_MAX: usize = LockName::MAX_BYTES - "once:".len();
@@ -52,19 +53,6 @@ pub struct Once {
     payload: Result<Option<String>, Invalid>,
     /// The request for the lock. Its wait limit bounds everything before the work begins.
     request: LockRequest,
-}
-
-/// The result of work that is done once.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Outcome<R> {
-    /// The result.
-    pub value: R,
-    /// Whether this call did the work. Otherwise the value is the stored result of an earlier call.
-    pub fresh: bool,
-    /// Whether the result is stored. It is `false` only for a fresh result, when the store became unreachable. The next caller
-    /// then does the work again, unless the store received the result and only its reply was lost.
-    pub stored: bool,
 }
 
 impl LockManager {
@@ -366,13 +354,6 @@ fn read_record(id: &LockName, bound: &Bound, payload: Option<&str>) -> Result<Fo
 /// constructs two payloads with the same hash.
 fn fingerprint(payload: &[u8]) -> String {
     sha1_smol::Sha1::from(payload).digest().to_string()
-}
-
-/// Releases the lock. If that fails, the release continues in the background and the caller still gets its result.
-async fn release(guard: Guard) {
-    if let Err(error) = guard.release().await {
-        tracing::warn!(error = %format_args!("{error:#}"), "the work is done; its lock is released in the background");
-    }
 }
 
 impl fmt::Debug for Once {

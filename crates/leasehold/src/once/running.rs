@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
-use super::{Outcome, release};
 use crate::bindings::{fits, from_json};
 use crate::clock::Moment;
 use crate::engine::guard::Guard;
@@ -22,6 +21,19 @@ const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Longer texts about a result that cannot be stored are cut.
 const PROBLEM_CHARS_MAX: usize = 1_000;
+
+/// The result of work that is done once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Outcome<R> {
+    /// The result.
+    pub value: R,
+    /// Whether this call did the work. Otherwise the value is the stored result of an earlier call.
+    pub fresh: bool,
+    /// Whether the result is stored. It is `false` only for a fresh result, when the store became unreachable. The next caller
+    /// then does the work again, unless the store received the result and only its reply was lost.
+    pub stored: bool,
+}
 
 /// The stored result, or the right to do the work.
 #[derive(Debug)]
@@ -248,6 +260,13 @@ impl ResultSlot {
             }
             pause = (pause * 2).min(PAUSE_MAX);
         }
+    }
+}
+
+/// Releases the lock. If that fails, the release continues in the background and the caller still gets its result.
+pub(super) async fn release(guard: Guard) {
+    if let Err(error) = guard.release().await {
+        tracing::warn!(error = %format_args!("{error:#}"), "the work is done; its lock is released in the background");
     }
 }
 
