@@ -69,7 +69,7 @@ pub(crate) fn run_one(workspace: &Workspace, mut command: Command) -> Result<(),
     eprintln!("\n==> {shown}");
     // Without a terminal this process may be alone in its session, and its group orphaned. Tests stop processes, and the
     // kernel can hang up an orphaned group for that: so the step gets a group that has a parent. At a terminal it stays
-    // in ours, where Ctrl-C reaches it.
+    // in this process's group, where Ctrl-C reaches it.
     if File::open("/dev/tty").is_err() {
         command.process_group(0);
     }

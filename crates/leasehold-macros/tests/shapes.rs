@@ -312,7 +312,7 @@ use Dynamic as DynamicObject;
 async fn not_acquired_comes_back_as_the_error_of_the_function() {
     let locks = locks().await;
     let guard = locks.lock("free:1").await.expect("free");
-    let refused = free(&locks, 1).await.expect_err("held");
-    assert!(matches!(refused.downcast_ref::<Error>(), Some(Error::NotAcquired { .. })), "{refused}");
+    let error = free(&locks, 1).await.expect_err("held");
+    assert!(matches!(error.downcast_ref::<Error>(), Some(Error::NotAcquired { .. })), "{error}");
     drop(guard);
 }

@@ -103,9 +103,9 @@ impl RedisServer {
             info.lines().find_map(|line| line.strip_prefix(field).map(str::trim).map(str::to_owned))
         };
         loop {
-            let theirs = text_of(&primary.command(&["INFO", "replication"]).await);
-            let ours = text_of(&self.command(&["INFO", "replication"]).await);
-            if offset(&theirs, "master_repl_offset:") == offset(&ours, "slave_repl_offset:") {
+            let primary_info = text_of(&primary.command(&["INFO", "replication"]).await);
+            let info = text_of(&self.command(&["INFO", "replication"]).await);
+            if offset(&primary_info, "master_repl_offset:") == offset(&info, "slave_repl_offset:") {
                 break;
             }
             tokio::time::sleep(READY_POLL).await;

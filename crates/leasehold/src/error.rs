@@ -27,7 +27,7 @@ pub enum Error {
         /// The store, without secrets.
         store: String,
     },
-    /// So many members of a pool could not be had, and the time to wait for them is over (or was zero).
+    /// Too few members of the pool were free, and the wait is over (or was zero).
     #[error("{}", pool_busy(name, *wanted, *waited, members, store))]
     PoolBusy {
         /// The pool.
@@ -41,8 +41,7 @@ pub enum Error {
         /// The store, without secrets.
         store: String,
     },
-    /// The lease was lost while work was going on. The work must stop: somebody else may hold the
-    /// lock by now.
+    /// The lease was lost during the work. The work must stop: another holder may have the lock.
     #[error("the lease on {name:?} was lost: {why}")]
     Lost {
         /// The lock.

@@ -41,19 +41,19 @@ async fn write(
     body: String,
 ) -> Response {
     // A write without a fence would defeat the protection.
-    let Some(fence) = headers.get(FENCE) else { return refused(StatusCode::PRECONDITION_REQUIRED, "fence_missing") };
+    let Some(fence) = headers.get(FENCE) else { return problem(StatusCode::PRECONDITION_REQUIRED, "fence_missing") };
     // A fence that no store can grant would block all later writes.
     let fence = fence.to_str().ok().and_then(|text| text.parse().ok()).filter(|fence| *fence <= HIGHEST);
-    let Some(fence) = fence else { return refused(StatusCode::BAD_REQUEST, "bad_fence") };
-    let Ok(balance) = body.trim().parse() else { return refused(StatusCode::BAD_REQUEST, "bad_balance") };
+    let Some(fence) = fence else { return problem(StatusCode::BAD_REQUEST, "bad_fence") };
+    let Ok(balance) = body.trim().parse() else { return problem(StatusCode::BAD_REQUEST, "bad_balance") };
     let written = accounts.lock().unwrap_or_else(PoisonError::into_inner).write(fence, id, balance);
     match written {
         Ok(true) => StatusCode::NO_CONTENT.into_response(),
-        Ok(false) => refused(StatusCode::PRECONDITION_FAILED, "stale_fence"),
+        Ok(false) => problem(StatusCode::PRECONDITION_FAILED, "stale_fence"),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
 
-fn refused(status: StatusCode, code: &str) -> Response {
+fn problem(status: StatusCode, code: &str) -> Response {
     (status, Json(json!({ "code": code }))).into_response()
 }

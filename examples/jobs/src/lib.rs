@@ -44,7 +44,7 @@ pub struct Dispatcher {
 
 /// The body of a response.
 #[derive(Debug, Serialize)]
-struct Told {
+struct JobReply {
     job_id: String,
     node_id: Option<String>,
     dispatched: bool,
@@ -109,12 +109,12 @@ impl IntoResponse for Failed {
 
 async fn create(State(here): State<Dispatcher>, Path(request_id): Path<String>) -> Result<Response, Failed> {
     let (status, job) = here.job_of(&request_id).await?;
-    Ok((status, Json(told(job))).into_response())
+    Ok((status, Json(reply(job))).into_response())
 }
 
 async fn show(State(here): State<Dispatcher>, Path(request_id): Path<String>) -> Result<Response, Failed> {
     Ok(match here.jobs.get(&request_id).await? {
-        Some(found) => Json(told(found.value)).into_response(),
+        Some(found) => Json(reply(found.value)).into_response(),
         None => StatusCode::NOT_FOUND.into_response(),
     })
 }
@@ -126,6 +126,6 @@ async fn transfer(State(here): State<Dispatcher>, body: String) -> Result<String
     Ok(format!("transfer {number}: {body}\n"))
 }
 
-fn told(job: JobBinding) -> Told {
-    Told { job_id: job.job_id, node_id: job.node_id, dispatched: job.dispatched }
+fn reply(job: JobBinding) -> JobReply {
+    JobReply { job_id: job.job_id, node_id: job.node_id, dispatched: job.dispatched }
 }

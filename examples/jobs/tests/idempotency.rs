@@ -109,13 +109,13 @@ async fn a_request_that_is_sent_again_is_answered_again(arena: Arena) {
 
 async fn while_it_is_under_way_others_are_told_or_wait(arena: Arena) {
     let till = Till { may_answer: Arc::new(Semaphore::new(0)), ..Till::new() };
-    let told = till.serve(layer(&arena).await).await;
+    let impatient = till.serve(layer(&arena).await).await;
     let waits = till.serve(layer(&arena).await.wait_up_to(Duration::from_secs(30))).await;
-    let first = send(told, "POST /pay", "Idempotency-Key: k\r\n", "9 EUR").await;
+    let first = send(impatient, "POST /pay", "Idempotency-Key: k\r\n", "9 EUR").await;
     while till.called() == 0 {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    let busy = pay(told, "k", "9 EUR").await;
+    let busy = pay(impatient, "k", "9 EUR").await;
     assert_eq!(busy.code(), (409, "in_flight".into()));
     assert!(busy.head.contains("retry-after: 1"), "{busy:?}");
     let waiting: Vec<_> = join_all((0..5).map(|_| send(waits, "POST /pay", "Idempotency-Key: k\r\n", "9 EUR"))).await;
@@ -149,8 +149,8 @@ async fn a_server_error_is_not_stored_and_a_refusal_is(arena: Arena) {
     // Nothing was carried out, so the key can be used again.
     assert_eq!(pay(at, "k", "9 EUR").await.status, 201);
     for stored in [false, true] {
-        let refused = pay(at, "p", "poor").await;
-        assert_eq!((refused.status, replayed(&refused)), (402, stored));
+        let declined = pay(at, "p", "poor").await;
+        assert_eq!((declined.status, replayed(&declined)), (402, stored));
     }
     assert_eq!(till.called(), 4);
 }
@@ -194,7 +194,7 @@ async fn s28_a_key_belongs_to_its_caller_and_a_session_to_its_connection(arena: 
         for (at, who, body) in [(instances[1], "alice", "1: 9 EUR paid"), (instances[0], "bob", "2: 9 EUR paid")] {
             let again = by(at, who).await;
             assert!(replayed(&again) && again.body == body, "{again:?}");
-            assert!(!again.head.contains("set-cookie"), "a session is nobody else's: {again:?}");
+            assert!(!again.head.contains("set-cookie"), "a session belongs to one client: {again:?}");
         }
         assert_eq!(till.called(), 2);
         results += 2;
@@ -209,11 +209,11 @@ async fn a_caller_that_is_not_known_is_refused(arena: Arena) {
     assert_eq!(pay(header, "k", "9 EUR").await.code(), (400, "missing_header".into()));
     let empty = till.serve(IdempotencyLayer::new(locks.clone()).per(|_| Some(String::new()))).await;
     assert_eq!(pay(empty, "k", "9 EUR").await.code(), (400, "unknown_caller".into()));
-    let nobody = till.serve(IdempotencyLayer::new(locks).per(|_| None)).await;
-    assert_eq!(pay(nobody, "k", "9 EUR").await.code(), (400, "unknown_caller".into()));
+    let anonymous = till.serve(IdempotencyLayer::new(locks).per(|_| None)).await;
+    assert_eq!(pay(anonymous, "k", "9 EUR").await.code(), (400, "unknown_caller".into()));
     assert_eq!(till.called(), 0);
     // Reading needs no caller.
-    assert_eq!(ask(nobody, "GET /look", "Idempotency-Key: k\r\n", "").await.status, 200);
+    assert_eq!(ask(anonymous, "GET /look", "Idempotency-Key: k\r\n", "").await.status, 200);
 }
 
 async fn sizes_have_limits(arena: Arena) {

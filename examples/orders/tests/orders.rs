@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 /// The number of concurrent requests.
 const MANY: usize = 64;
 
-on_every_store!(one_of_many_pays_and_the_others_are_told, in_turn_all_of_them_pay, a_layer_takes_the_lock);
+on_every_store!(one_of_many_pays_and_the_others_are_held, in_turn_all_of_them_pay, a_layer_takes_the_lock);
 
 /// Two instances of the service on one store.
 async fn instances(arena: &Arena, bank: &Bank) -> [SocketAddr; 2] {
@@ -33,7 +33,7 @@ async fn instances(arena: &Arena, bank: &Bank) -> [SocketAddr; 2] {
     addresses.try_into().expect("two")
 }
 
-async fn one_of_many_pays_and_the_others_are_told(arena: Arena) {
+async fn one_of_many_pays_and_the_others_are_held(arena: Arena) {
     // The test decides when the bank is done; until then the first payment runs.
     let open = Arc::new(Semaphore::new(0));
     let bank: Bank = {
@@ -49,14 +49,14 @@ async fn one_of_many_pays_and_the_others_are_told(arena: Arena) {
         requests.spawn(async move { ask(instances[n % 2], "POST /orders/7/pay").await });
     }
     for n in 1..MANY {
-        let told = requests.join_next().await.expect("63 more").expect("no panic");
-        assert_eq!(told.status, 409, "{n}: {told:?}");
-        let body = told.json();
-        assert_eq!((body["code"].as_str(), body["name"].as_str()), (Some("held"), Some("order:7")), "{told:?}");
-        assert!((1..=1000).contains(&body["retry_after_ms"].as_u64().expect("a number")), "{told:?}");
-        assert!(told.head.contains("retry-after: 1"), "{told:?}");
+        let held = requests.join_next().await.expect("63 more").expect("no panic");
+        assert_eq!(held.status, 409, "{n}: {held:?}");
+        let body = held.json();
+        assert_eq!((body["code"].as_str(), body["name"].as_str()), (Some("held"), Some("order:7")), "{held:?}");
+        assert!((1..=1000).contains(&body["retry_after_ms"].as_u64().expect("a number")), "{held:?}");
+        assert!(held.head.contains("retry-after: 1"), "{held:?}");
         // The owner and the host are not in the response.
-        assert!(!told.body.contains("pid") && !told.body.contains("redis:"), "{told:?}");
+        assert!(!held.body.contains("pid") && !held.body.contains("redis:"), "{held:?}");
     }
     open.add_permits(1);
     let paid = requests.join_next().await.expect("the first").expect("no panic");
@@ -118,8 +118,8 @@ async fn a_layer_takes_the_lock(arena: Arena) {
     assert_eq!(receive(waiting).await.expect("answered").status, 200);
     // Held for longer than the wait limit.
     let guard = locks.lock("cart:blue").await.expect("free");
-    let told = ask(address, "PUT /carts/blue").await;
-    assert_eq!((told.status, told.json()["code"].as_str()), (409, Some("held")), "{told:?}");
+    let held = ask(address, "PUT /carts/blue").await;
+    assert_eq!((held.status, held.json()["code"].as_str()), (409, Some("held")), "{held:?}");
     drop(guard);
     let bad = ask(address, "PUT /carts/%0a").await;
     assert_eq!((bad.status, bad.json()["code"].as_str()), (400, Some("invalid_name")), "{bad:?}");

@@ -347,8 +347,8 @@ mod tests {
             ("redis-cluster://:hunter2@h", "clusters and sentinels are not supported"),
             ("valkey://:hunter2@h", "for Valkey, write redis://"),
         ] {
-            let refused = StoreUrl::parse(url).expect_err(url);
-            assert!(refused.contains(why) && !refused.contains("hunter2"), "{url}: {refused}");
+            let problem = StoreUrl::parse(url).expect_err(url);
+            assert!(problem.contains(why) && !problem.contains("hunter2"), "{url}: {problem}");
         }
         for works in ["sqlite", "sqlite:", "sqlite:/a/b.db", "memory", "memory:", "redis://h", "redis://u:p@[::1]:1/3"]
         {

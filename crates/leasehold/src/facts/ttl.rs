@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::invalid::{Invalid, duration_problem};
 
-/// How long the store keeps a lease that nobody renews: whole milliseconds, 50 ms to 24 h.
+/// How long the store keeps a lease without a renewal: whole milliseconds, 50 ms to 24 h.
 ///
 /// ```
 /// use std::time::Duration;

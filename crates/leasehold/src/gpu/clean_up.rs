@@ -118,7 +118,7 @@ impl CleanUp {
         let (sender, released) = oneshot::channel();
         core.spawn(async move {
             self.run(leaving).await;
-            // The receiver may be gone; the lock is released all the same.
+            // The receiver may be gone. The lock is released anyway.
             let _ = sender.send(release.await);
         });
         // `None` when the runtime has shut down.

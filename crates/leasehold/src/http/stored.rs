@@ -121,7 +121,7 @@ mod tests {
         let Collected::Whole(passed, stored) = collect(response(), 6).await else { panic!("it is small enough") };
         assert_eq!(passed.headers().len(), 5);
         assert!(!stored.windows(6).any(|part| part == b"secret"), "a session is not stored");
-        let read = read(&stored).expect("ours").expect("whole");
+        let read = read(&stored).expect("a stored response").expect("whole");
         assert_eq!(read.status(), 201);
         let values: Vec<_> = read.headers().get_all("x-a").iter().map(HeaderValue::as_bytes).collect();
         assert_eq!((values, read.headers().len()), (vec![&b"1"[..], b"\xe9"], 2));
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn a_cookie_that_an_earlier_build_stored_is_not_replayed() {
         let stored = b"{\"status\":200,\"headers\":[[\"set-cookie\",\"a=b\"],[\"x-a\",\"1\"]]}\n";
-        let read = read(stored).expect("ours").expect("whole");
+        let read = read(stored).expect("a stored response").expect("whole");
         assert_eq!((read.headers().len(), &read.headers()["x-a"]), (1, &HeaderValue::from_static("1")));
     }
 
@@ -139,7 +139,7 @@ mod tests {
     async fn a_large_response_is_passed_on_whole() {
         let Collected::Large(passed, stored) = collect(response(), 5).await else { panic!("it is too large") };
         assert_eq!(axum::body::to_bytes(passed.into_body(), 99).await.expect("read"), "hello\n");
-        assert!(read(&stored).expect("ours").is_none());
+        assert!(read(&stored).expect("a stored response").is_none());
         assert!(read(b"7").is_err() && read(b"7\n").is_err() && read(b"{\"status\":7,\"headers\":[]}\n").is_err());
     }
 }

@@ -262,7 +262,7 @@ mod tests {
     fn last_seen_is_neither_before_the_grant_nor_in_the_future() {
         // A provisional grant has less left than it will have once it is confirmed.
         assert_eq!(info(1_000_000, 300, 2).view_at(1_000_500).last_seen_ms, Some(1_000_000));
-        // Extended beyond its recorded ttl, or measured by another clock than ours.
+        // Extended beyond its recorded ttl, or measured by another clock.
         assert_eq!(info(1_000_000, 10, 300).view_at(1_500_000).last_seen_ms, Some(1_500_000));
         assert_eq!(info(2_000_000, 30, 30).view_at(1_000_000).last_seen_ms, Some(1_000_000));
         assert_eq!(info(2_000_000, 30, 30).view_at(1_000_000).held_ms, Some(0));
