@@ -74,7 +74,7 @@ impl<'a> Tools<'a> {
             }
         }
         let mut server = self.workspace.command(Path::new("redis-server"));
-        let version = answer(server.arg("--version"))
+        let version = output(server.arg("--version"))
             .ok_or_else(|| Failure::Failed(String::from("`redis-server --version` does not answer")))?;
         say(&version);
         Ok(())
@@ -151,7 +151,7 @@ impl<'a> Tools<'a> {
         let path = output(&mut self.script(&python, FIND_VALKEY)).ok_or_else(missing)?;
         let server = PathBuf::from(path);
         let mut command = self.workspace.command(&server);
-        say(&answer(command.arg("--version")).ok_or_else(missing)?);
+        say(&output(command.arg("--version")).ok_or_else(missing)?);
         Ok(server)
     }
 
@@ -222,7 +222,7 @@ impl<'a> Tools<'a> {
     }
 
     fn as_root(&self, words: &[&str]) -> Command {
-        let is_root = answer(Command::new("id").arg("-u")).as_deref() == Some("0");
+        let is_root = output(Command::new("id").arg("-u")).as_deref() == Some("0");
         let sudo: &[&str] = if is_root { &[] } else { &["sudo"] };
         let mut all = sudo.iter().chain(words);
         let program = all.next().copied().unwrap_or_default();
@@ -275,7 +275,7 @@ mod tests {
 
     #[test]
     fn an_answer_is_what_a_successful_command_prints() {
-        assert_eq!(answer(Command::new("echo").arg("yes")).as_deref(), Some("yes"));
+        assert_eq!(output(Command::new("echo").arg("yes")).as_deref(), Some("yes"));
         assert_eq!(output(&mut Command::new("false")), None);
         assert_eq!(output(&mut Command::new("no-such-program")), None);
     }

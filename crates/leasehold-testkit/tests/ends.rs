@@ -112,7 +112,7 @@ fn count_panics() {
 }
 
 #[test]
-fn f08_a_runtime_that_goes_first_makes_no_trouble() {
+fn f08_a_runtime_may_end_before_its_guards() {
     let _alone = alone();
     count_panics();
     let guards_each = 1_000;

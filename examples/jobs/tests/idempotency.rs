@@ -20,10 +20,10 @@ use tokio::sync::Semaphore;
 
 on_every_store!(
     a_request_that_is_sent_again_is_answered_again,
-    while_it_is_under_way_others_are_told_or_wait,
+    while_it_runs_other_requests_fail_or_wait,
     another_payload_is_refused,
     a_server_error_is_not_stored_and_a_refusal_is,
-    a_client_that_goes_away_does_not_undo_it,
+    a_client_that_disconnects_does_not_undo_it,
     s28_a_key_belongs_to_its_caller_and_a_session_to_its_connection,
     a_caller_that_is_not_known_is_refused,
     sizes_have_limits,
@@ -107,7 +107,7 @@ async fn a_request_that_is_sent_again_is_answered_again(arena: Arena) {
     assert_eq!(till.called(), 4);
 }
 
-async fn while_it_is_under_way_others_are_told_or_wait(arena: Arena) {
+async fn while_it_runs_other_requests_fail_or_wait(arena: Arena) {
     let till = Till { may_answer: Arc::new(Semaphore::new(0)), ..Till::new() };
     let impatient = till.serve(layer(&arena).await).await;
     let waits = till.serve(layer(&arena).await.wait_up_to(Duration::from_secs(30))).await;
@@ -155,7 +155,7 @@ async fn a_server_error_is_not_stored_and_a_refusal_is(arena: Arena) {
     assert_eq!(till.called(), 4);
 }
 
-async fn a_client_that_goes_away_does_not_undo_it(arena: Arena) {
+async fn a_client_that_disconnects_does_not_undo_it(arena: Arena) {
     let till = Till { may_answer: Arc::new(Semaphore::new(0)), ..Till::new() };
     let at = till.serve(layer(&arena).await.wait_up_to(Duration::from_secs(30))).await;
     let gone = send(at, "POST /pay", "Idempotency-Key: k\r\n", "9 EUR").await;

@@ -11,7 +11,7 @@ use jobs::{Dispatcher, Send};
 use leasehold_testkit::{Arena, on_every_store};
 use support::{ask, serve};
 
-on_every_store!(a_request_becomes_one_job_however_often_it_comes, a_job_that_no_node_took_blocks_nobody);
+on_every_store!(a_request_becomes_one_job_however_often_it_comes, a_job_that_no_node_accepted_blocks_nothing);
 
 fn sending(sent: &Arc<AtomicUsize>, failures: usize) -> Send {
     let sent = sent.clone();
@@ -47,7 +47,7 @@ async fn a_request_becomes_one_job_however_often_it_comes(arena: Arena) {
     assert_eq!(others, [201, 201, 201, 503]);
 }
 
-async fn a_job_that_no_node_took_blocks_nobody(arena: Arena) {
+async fn a_job_that_no_node_accepted_blocks_nothing(arena: Arena) {
     let sent = Arc::new(AtomicUsize::new(0));
     let at = serve(Dispatcher::new(arena.manager().await, sending(&sent, 6)).routes()).await;
     // More failures than slots: each frees its own.

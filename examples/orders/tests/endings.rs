@@ -22,7 +22,7 @@ use tokio::time::timeout;
 /// A limit that is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(20);
 
-on_every_store!(a_client_that_goes_away, a_panic, an_early_question_mark, a_lost_lease);
+on_every_store!(a_client_that_disconnects, a_panic, an_early_question_mark, a_lost_lease);
 
 /// Permits are added when a body begins and when it ends, in any way.
 #[derive(Clone)]
@@ -101,7 +101,7 @@ async fn stage(arena: &Arena) -> (Stage, std::net::SocketAddr, LockManager) {
     (stage, serve(routes).await, arena.manager().await)
 }
 
-async fn a_client_that_goes_away(arena: Arena) {
+async fn a_client_that_disconnects(arena: Arena) {
     let (stage, address, other) = stage(&arena).await;
     for path in ["work", "layered"] {
         let client = send(address, &format!("POST /{path}/gone"), "").await;

@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 /// The number of concurrent requests.
 const MANY: usize = 64;
 
-on_every_store!(one_of_many_pays_and_the_others_are_held, in_turn_all_of_them_pay, a_layer_takes_the_lock);
+on_every_store!(one_of_many_pays_and_the_others_are_held, one_after_the_other_all_pay, a_layer_takes_the_lock);
 
 /// Two instances of the service on one store.
 async fn instances(arena: &Arena, bank: &Bank) -> [SocketAddr; 2] {
@@ -70,7 +70,7 @@ async fn one_of_many_pays_and_the_others_are_held(arena: Arena) {
     free_at_once(&locks, "order:7", "two payments").await;
 }
 
-async fn in_turn_all_of_them_pay(arena: Arena) {
+async fn one_after_the_other_all_pay(arena: Arena) {
     let (inside, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let bank: Bank = {
         let (inside, most) = (inside.clone(), most.clone());

@@ -61,7 +61,7 @@ async fn subscribers(server: &RedisServer) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f20b_a_waiter_left_behind_at_a_demoted_primary_is_never_granted_anothers_lock() {
+async fn f20b_a_waiter_left_behind_at_a_demoted_primary_is_never_granted_a_held_lock() {
     let mut primary = RedisServer::start().await;
     let mut replica = RedisServer::replica_of(&primary).await;
     let chronicle = Arc::new(Chronicle::new());

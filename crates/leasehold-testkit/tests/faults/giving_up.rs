@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use crate::common::*;
 
 /// Returns the token and the inbox of the first waiter in a queue.
-async fn first_in_line(server: &RedisServer, name: &str) -> (String, String) {
+async fn first_waiter(server: &RedisServer, name: &str) -> (String, String) {
     let queue = format!("lh1:queue:leasehold:lock:{name}");
     let entry: Vec<String> =
         redis::from_redis_value(server.command(&["ZRANGE", &queue, "0", "0"]).await).expect("an entry");
@@ -89,7 +89,7 @@ async fn a_duplicated_grant_gives_nothing_away() {
         let guard = one.lock("twice").no_wait().await.expect("free");
         let waiting = tokio::spawn(two.lock("twice").into_future());
         wait_for_waiters(&one, "twice", 1).await;
-        let (token, inbox) = first_in_line(&server, "twice").await;
+        let (token, inbox) = first_waiter(&server, "twice").await;
         let again = async |fence: u64| {
             for _ in 0..3 {
                 server.command(&["SPUBLISH", &inbox, &format!("G {token} {fence:016} 2000")]).await;
@@ -168,7 +168,7 @@ async fn a_question_that_comes_late_keeps_no_lock() {
 
 /// Ends an interrupted wait and a manager with interrupted attempts, as a user that may not end connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f49_without_permission_to_end_connections_nobody_waits_for_the_undoing() {
+async fn f49_without_permission_to_end_connections_no_call_waits_for_the_undo() {
     let server = RedisServer::start().await;
     let proxy = FaultProxy::in_front_of(&server);
     let user = user_without_kill(&server).await;
@@ -198,7 +198,7 @@ async fn f49_without_permission_to_end_connections_nobody_waits_for_the_undoing(
 
 /// The server dies while a task waits: it keeps trying for the outage timeout, counted from then on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f50_patience_is_counted_from_the_outage() {
+async fn f50_the_outage_timeout_counts_from_the_outage() {
     let mut took = Vec::new();
     for stopped in [false, true] {
         let server = RedisServer::start().await;
@@ -231,7 +231,7 @@ async fn f50_patience_is_counted_from_the_outage() {
 
 /// A waiter whose store is unreachable at its deadline does not know the holder.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_whose_store_died_says_that_it_does_not_know() {
+async fn a_waiter_whose_store_died_reports_an_unknown_outcome() {
     for stopped in [false, true] {
         let server = RedisServer::start().await;
         let (manager, holder) = (connect(&server.url()).await, connect(&server.url()).await);
@@ -347,7 +347,7 @@ async fn a_second_copy_of_a_late_grant_makes_no_holder() {
     let guard = holder.lock("copied").no_wait().await.expect("free");
     let mut waiting = tokio::spawn(manager.lock("copied").into_future());
     wait_for_waiters(&holder, "copied", 1).await;
-    let (token, inbox) = first_in_line(&server, "copied").await;
+    let (token, inbox) = first_waiter(&server, "copied").await;
     let fence = guard.fence().get();
     // One that has expired when it is read, and the same one with more time left.
     for lasts in [1, 2_000] {

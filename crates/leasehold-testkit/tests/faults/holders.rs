@@ -188,11 +188,11 @@ async fn stopped_holders(kind: Kind) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f02_a_stopped_holder_is_told_at_its_first_call_on_redis() {
+async fn f02_a_stopped_holder_learns_of_its_loss_at_its_first_call_on_redis() {
     stopped_holders(Kind::Redis).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f02_a_stopped_holder_is_told_at_its_first_call_on_sqlite() {
+async fn f02_a_stopped_holder_learns_of_its_loss_at_its_first_call_on_sqlite() {
     stopped_holders(Kind::Sqlite).await;
 }

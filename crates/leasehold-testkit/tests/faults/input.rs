@@ -183,7 +183,7 @@ const WRONG: [&[&str]; 9] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f36_values_of_other_types_are_told_and_left_alone() {
+async fn f36_values_of_other_types_are_reported_and_not_changed() {
     let server = RedisServer::start().await;
     let listens = connect(&server.url()).await;
     let mut polling = options();

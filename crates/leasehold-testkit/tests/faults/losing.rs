@@ -60,7 +60,7 @@ async fn one_loss(how: Way, ttl: Duration) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f47_a_lease_that_is_not_renewed_is_told_of_its_loss() {
+async fn f47_the_loss_of_a_lease_that_is_not_renewed_is_noticed() {
     let ttl = full_or(ms(6_000), Duration::from_secs(3_600));
     let bound = (ttl / 3).min(ms(10_000)) + ms(2_000);
     let mut told = Vec::new();

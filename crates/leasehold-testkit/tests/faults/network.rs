@@ -95,7 +95,7 @@ fn cpu_ns(pid: u32) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f27_a_stopped_server_delays_nobody_beyond_their_deadline() {
+async fn f27_a_stopped_server_delays_no_call_beyond_its_deadline() {
     let server = RedisServer::start().await;
     let lasts = full_or(ms(5_000), ms(10_000));
     // A holder that ignores its loss, to check that a loss costs nothing.
@@ -215,7 +215,7 @@ fn ip(args: &[&str]) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f27_a_silent_network_delays_nobody_beyond_their_deadline() {
+async fn f27_a_silent_network_delays_no_call_beyond_its_deadline() {
     let lasts = full_or(ms(5_000), ms(10_000));
     let (how, figures) = match Cable::lay().await {
         Some(cable) => {
@@ -312,7 +312,7 @@ async fn f29_without_messages_every_hand_off_takes_about_a_second_at_most() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f29_with_connections_cut_every_fifth_of_a_second_nobody_is_stuck() {
+async fn f29_with_connections_cut_every_fifth_of_a_second_no_waiter_is_stuck() {
     let server = RedisServer::start().await;
     let proxy = FaultProxy::in_front_of(&server);
     let cuts = Arc::new(AtomicBool::new(false));

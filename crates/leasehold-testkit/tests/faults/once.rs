@@ -123,7 +123,7 @@ impl Round {
 
 /// At every step a runner is delayed beyond its lease or gets no reply, and another runner follows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f46_a_late_runner_leaves_its_successors_record_alone() {
+async fn f46_a_late_runner_does_not_change_the_next_runners_record() {
     let server = RedisServer::start().await;
     let direct = connect(&server.url()).await;
     let mut rounds = Vec::new();

@@ -75,7 +75,7 @@ async fn f03_a_reply_later_than_the_ttl_makes_no_guard() {
 
 /// The reply that grants a lock to a waiter is held for longer than the lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f03_a_grant_told_later_than_its_lease_makes_no_guard() {
+async fn f03_a_grant_later_than_its_lease_makes_no_guard() {
     let server = RedisServer::start().await;
     let proxy = FaultProxy::in_front_of(&server);
     let direct = connect(&server.url()).await;
@@ -242,7 +242,7 @@ async fn f05_a_command_sent_twice_does_not_block_itself() {
 /// holder in between, the first holder draws the higher fence. Its first renewal reports the loss, and it never changes the
 /// next holder's lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_try_that_was_parted_learns_of_its_loss_and_leaves_its_successor_alone() {
+async fn a_split_try_learns_of_its_loss_and_does_not_affect_the_next_holder() {
     let server = RedisServer::start().await;
     let proxy = FaultProxy::in_front_of(&server);
     let (parted, other) = (connect(&proxy.url()).await, connect(&server.url()).await);

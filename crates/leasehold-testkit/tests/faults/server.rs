@@ -14,7 +14,7 @@ use redis::Value;
 use crate::common::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f11_a_restart_without_data_is_told_to_the_holder() {
+async fn f11_a_holder_learns_of_a_restart_without_data() {
     let server = RedisServer::start().await;
     let (manager, other) = (connect(&server.url()).await, connect(&server.url()).await);
     let chronicle = Chronicle::new();

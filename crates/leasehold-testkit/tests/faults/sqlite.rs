@@ -113,7 +113,7 @@ async fn goes_on(store: &dyn Store, held: &Claim) {
 
 /// A process cannot fork without `unsafe`, so the fork is simulated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f40_a_store_in_a_forked_child_says_so() {
+async fn f40_a_store_in_a_forked_child_fails() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("locks.db");
     let sqlite = SqliteStore::open(&path).expect("a database");

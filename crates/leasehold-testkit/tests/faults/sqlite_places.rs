@@ -108,7 +108,7 @@ async fn f42_one_database_by_two_paths_has_one_holder() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f42_a_directory_that_is_gone_or_another_proves_no_death() {
+async fn f42_a_missing_or_other_directory_does_not_prove_a_death() {
     let chronicle = Chronicle::new();
     let home = tempfile::tempdir().expect("a directory");
     let (db, copy) = (home.path().join("locks.db"), home.path().join("copy.db"));
@@ -208,7 +208,7 @@ fn displace(db: &Path, round: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f44_a_holder_whose_database_is_removed_or_replaced_is_told() {
+async fn f44_a_holder_learns_that_its_database_was_removed_or_replaced() {
     let mut told = Vec::new();
     for round in 0..full_or(3, 51) {
         let home = tempfile::tempdir().expect("a directory");
@@ -244,7 +244,7 @@ async fn f44_a_holder_whose_database_is_removed_or_replaced_is_told() {
 
 /// Like a deployment that replaces a symlink to its current directory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f44_a_holder_whose_path_leads_to_another_database_is_told() {
+async fn f44_a_holder_learns_that_its_path_leads_to_another_database() {
     let home = tempfile::tempdir().expect("a directory");
     let at = |name: &str| home.path().join(name);
     fs::create_dir(at("first")).expect("made");
@@ -265,7 +265,7 @@ async fn f44_a_holder_whose_path_leads_to_another_database_is_told() {
 
 /// The only lease of its manager, so that no renewal of another lease notices first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f44_a_lease_that_is_not_renewed_is_told_as_well() {
+async fn f44_a_lease_that_is_not_renewed_is_lost_too() {
     let ttl = full_or(ms(3_000), Duration::from_secs(3_600));
     let bound = (ttl / 3).min(ms(10_000)) + ms(1_000);
     let mut told = Vec::new();

@@ -167,7 +167,7 @@ async fn every_confirmation_is_counted() {
 }
 
 #[tokio::test]
-async fn replies_and_commands_are_delayed_only_when_asked() {
+async fn replies_and_commands_can_be_delayed() {
     let mut scene = Scene::set().await;
     assert!(scene.timed(&["PING"]).await < SHORT);
     scene.proxy.delay_replies(SHORT);
@@ -226,7 +226,7 @@ async fn random_latency_keeps_the_order() {
 }
 
 #[tokio::test]
-async fn a_swallowed_reply_leaves_the_connection_deaf_until_reset() {
+async fn after_a_dropped_reply_a_connection_gets_nothing_until_its_reset() {
     let mut scene = Scene::set().await;
     let rule = scene.proxy.swallow_reply_to(on("SET"), 1);
     assert_eq!(scene.send(&["GET", "k"]).await, Ok(Value::Nil), "other commands are answered");
@@ -331,7 +331,7 @@ async fn the_death_of_the_server_does_not_pass_a_blackhole() {
 }
 
 #[tokio::test]
-async fn refused_newcomers_leave_the_others_alone() {
+async fn refusing_new_connections_does_not_affect_open_ones() {
     let mut scene = Scene::set().await;
     scene.proxy.refuse(true);
     assert!(connect(&scene.proxy).await.is_err());
@@ -343,7 +343,7 @@ async fn refused_newcomers_leave_the_others_alone() {
 }
 
 #[tokio::test]
-async fn only_pushing_connections_are_reset_when_asked() {
+async fn connections_with_subscriptions_can_be_reset_alone() {
     let mut scene = Scene::set().await;
     let (mut plain, _pushes) = connect(&scene.proxy).await.expect("a second connection");
     assert_eq!(scene.proxy.reset_pushing_connections(), 0);

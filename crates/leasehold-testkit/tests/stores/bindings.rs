@@ -18,11 +18,11 @@ on_every_store!(
     only_its_own_claim_changes_or_removes_it,
     changes_at_once_are_all_made,
     a_job_is_marked_as_dispatched,
-    a_slot_comes_and_goes_with_its_binding,
+    a_slot_lasts_as_long_as_its_binding,
     a_slot_ends_with_its_lease,
     slots_at_once_are_never_more_than_there_are,
     namespaces_keep_bindings_apart,
-    a_creation_that_nobody_waits_for_leaves_nothing,
+    a_dropped_creation_leaves_nothing,
     bad_input_is_refused_before_anything_is_sent,
     what_is_there_may_be_of_another_type,
     a_value_may_be_as_large_as_allowed,
@@ -142,7 +142,7 @@ async fn eventually_reserved(jobs: &Bindings<JobBinding>, id: &str) -> ClaimId {
     panic!("the slot was never given back");
 }
 
-async fn a_slot_comes_and_goes_with_its_binding(arena: Arena) {
+async fn a_slot_lasts_as_long_as_its_binding(arena: Arena) {
     let jobs = arena.manager().await.bindings::<JobBinding>();
     let other = arena.manager().await.bindings::<JobBinding>();
     let Reserved::Created(first) = reserve(&jobs, "a", 2, LEASE).await else { panic!("free") };
@@ -231,7 +231,7 @@ async fn namespaces_keep_bindings_apart(arena: Arena) {
     }
 }
 
-async fn a_creation_that_nobody_waits_for_leaves_nothing(arena: Arena) {
+async fn a_dropped_creation_leaves_nothing(arena: Arena) {
     let locks = arena.manager().await;
     let bindings = locks.bindings::<u32>();
     for n in 0..30 {

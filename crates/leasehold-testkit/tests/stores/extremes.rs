@@ -18,8 +18,8 @@ const EXTREMES: [Duration; 5] =
 
 on_every_store!(
     any_wait_and_any_pause_hand_the_lock_on,
-    any_wait_for_nobody_in_particular_ends_as_asked,
-    any_longest_hold_ends_when_it_says,
+    extreme_waits_end_on_time,
+    extreme_max_holds_end_on_time,
     any_options_are_lived_with,
 );
 
@@ -62,7 +62,7 @@ async fn any_wait_and_any_pause_hand_the_lock_on(arena: Arena) {
     }
 }
 
-async fn any_wait_for_nobody_in_particular_ends_as_asked(arena: Arena) {
+async fn extreme_waits_end_on_time(arena: Arena) {
     let a = arena.manager().await;
     for pause in EXTREMES {
         for (poll, max_poll) in
@@ -85,7 +85,7 @@ async fn any_wait_for_nobody_in_particular_ends_as_asked(arena: Arena) {
     }
 }
 
-async fn any_longest_hold_ends_when_it_says(arena: Arena) {
+async fn extreme_max_holds_end_on_time(arena: Arena) {
     let manager = arena.manager().await;
     for hold in EXTREMES {
         let guard = manager.lock("hold").wait_up_to(LONG).max_hold(hold).await.expect("free");

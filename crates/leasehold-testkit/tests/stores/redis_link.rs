@@ -56,7 +56,7 @@ async fn passwords_are_asked_for_and_kept() {
 }
 
 #[tokio::test]
-async fn what_is_not_permitted_is_said() {
+async fn missing_permissions_are_reported() {
     let server = RedisServer::start().await;
     server.command(&["ACL", "SETUSER", "meek", "on", &format!(">{SECRET}"), "~*", "&*", "+@all", "-eval"]).await;
     let url = server.url().replace("redis://", &format!("redis://meek:{SECRET}@"));
@@ -161,7 +161,7 @@ async fn without_permission_to_subscribe_waiters_poll() {
 }
 
 #[tokio::test]
-async fn a_full_house_is_said() {
+async fn a_full_pool_is_an_error() {
     let server = RedisServer::with(&["--maxclients", "1"]).await;
     let _first = connect(&server.url()).await.expect("let in");
     let error = connect(&server.url()).await.expect_err("no room");
@@ -206,7 +206,7 @@ async fn a_restarted_server_is_found_again() {
 }
 
 #[tokio::test]
-async fn a_password_changed_in_mid_run_is_said_and_does_not_hurry_the_server() {
+async fn a_changed_password_is_reported_and_does_not_cause_fast_retries() {
     let server = RedisServer::start().await;
     let proxy = FaultProxy::in_front_of(&server);
     let store = connect(&proxy.url()).await.expect("up");
@@ -279,7 +279,7 @@ async fn messages_that_do_not_arrive_are_noticed() {
 }
 
 #[tokio::test]
-async fn nobody_is_bothered_while_nobody_waits() {
+async fn a_release_without_waiters_sends_no_pushes() {
     let server = RedisServer::start().await;
     let store = connect(&server.url()).await.expect("up");
     eventually("the first echo", async || server.commandstats().await.contains_key("spublish")).await;
@@ -311,7 +311,7 @@ async fn a_pushed_grant_is_fresh_while_echoes_come() {
 }
 
 #[tokio::test]
-async fn a_closed_store_says_so_and_is_gone() {
+async fn a_closed_store_fails_and_frees_its_resources() {
     let world = RedisHere::start().await;
     let store = world.store().await;
     assert_eq!(world.listeners().await, 1);
@@ -326,7 +326,7 @@ async fn a_closed_store_says_so_and_is_gone() {
 
 /// A subscriber must learn that it missed events, or it would show a released lock as held.
 #[tokio::test]
-async fn a_follower_is_told_of_a_cut_and_follows_again() {
+async fn a_subscriber_learns_of_a_cut_and_subscribes_again() {
     let server = RedisServer::start().await;
     let proxy = FaultProxy::in_front_of(&server);
     let store = connect(&proxy.url()).await.expect("up");

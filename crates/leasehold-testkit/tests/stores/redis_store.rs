@@ -108,7 +108,7 @@ async fn a_foreign_value_excludes_and_is_never_touched() {
 }
 
 #[tokio::test]
-async fn a_foreign_value_is_given_back_by_whoever_names_it() {
+async fn a_foreign_value_is_released_by_its_exact_value() {
     let world = RedisHere::start().await;
     let store = world.store().await;
     let mut pushes = store.pushes();
@@ -246,7 +246,7 @@ async fn a_removed_expiry_comes_back() {
 }
 
 #[tokio::test]
-async fn a_grant_that_came_too_late_says_so() {
+async fn a_late_grant_is_reported() {
     let world = RedisHere::start().await;
     let store = world.store().await;
     let short = Claim { ttl: ttl(Duration::from_millis(100)), ..claim("a") };

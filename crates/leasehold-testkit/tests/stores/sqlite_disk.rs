@@ -159,7 +159,7 @@ async fn releases_work_when_the_locks_themselves_filled_the_disk() {
 }
 
 #[test]
-fn a_full_or_read_only_disk_is_told_apart_when_opening() {
+fn opening_distinguishes_a_full_from_a_read_only_disk() {
     let Some(disk) = Disk::mount("1m") else { return };
     disk.fill();
     let refusal = SqliteStore::open(&disk.0.join("locks.db")).err().expect("refused");

@@ -121,7 +121,7 @@ async fn checks_that_arrive_together_prolong_nothing() {
 }
 
 #[tokio::test]
-async fn a_lock_is_taken_once_and_given_back_once() {
+async fn a_lock_is_acquired_once_and_released_once() {
     let dir = tempfile::tempdir().expect("a directory");
     let store = open(&dir);
     let (a, b) = (claim("k"), claim("k"));
@@ -165,7 +165,7 @@ async fn a_release_hands_over_in_order_within_and_across_stores() {
 }
 
 #[tokio::test]
-async fn taking_away_and_asking_to_finish_reach_the_holder() {
+async fn evictions_and_requests_to_finish_reach_the_holder() {
     let dir = tempfile::tempdir().expect("a directory");
     let (one, two) = (open(&dir), open(&dir));
     let mut pushes = one.pushes();
@@ -200,7 +200,7 @@ async fn an_ended_lease_is_free_and_its_fence_is_not_reused() {
 }
 
 #[tokio::test]
-async fn a_lease_of_a_closed_store_is_free_at_once_and_one_of_nobody_is_not() {
+async fn only_leases_of_a_closed_store_are_free_at_once() {
     let dir = tempfile::tempdir().expect("a directory");
     let (one, two) = (open(&dir), open(&dir));
     let (a, mut nobody) = (claim("a"), claim("b"));
@@ -309,7 +309,7 @@ async fn eight_tasks_on_two_stores_are_never_inside_together() {
 }
 
 #[tokio::test]
-async fn a_forked_store_says_so_and_hangs_nowhere() {
+async fn a_forked_store_fails_and_does_not_hang() {
     let dir = tempfile::tempdir().expect("a directory");
     let store = open(&dir);
     let a = claim("k");
@@ -330,7 +330,7 @@ fn refusal(path: &Path) -> StoreErrorKind {
 }
 
 #[test]
-fn what_is_no_database_of_ours_is_left_alone() {
+fn foreign_databases_are_not_changed() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("text.db");
     std::fs::write(&file, "not a database, but long enough to look like one".repeat(100)).expect("writes");

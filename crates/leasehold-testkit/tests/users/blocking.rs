@@ -57,13 +57,13 @@ macro_rules! on_every_store {
 
 on_every_store!(
     every_verb_answers,
-    a_dropped_guard_is_given_back_when_the_drop_returns,
+    a_dropped_guard_is_released_when_the_drop_returns,
     threads_never_meet_inside,
     work_is_released_whatever_happens,
-    a_lease_that_is_lost_is_told,
+    a_lost_lease_is_reported,
     a_runtime_is_not_blocked,
     a_forked_child_touches_nothing,
-    a_shutdown_tells_holders,
+    a_shutdown_notifies_holders,
 );
 
 fn every_verb_answers(place: &Place) {
@@ -110,7 +110,7 @@ fn every_verb_answers(place: &Place) {
     assert!(matches!(LockManager::connect("nonsense:"), Err(Error::Connect { .. })));
 }
 
-fn a_dropped_guard_is_given_back_when_the_drop_returns(place: &Place) {
+fn a_dropped_guard_is_released_when_the_drop_returns(place: &Place) {
     let locks = place.connect();
     let mut last = Fence::NONE;
     for _ in 0..50 {
@@ -151,7 +151,7 @@ fn work_is_released_whatever_happens(place: &Place) {
     drop(locks.lock("work").no_wait().acquire().expect("free after a panic"));
 }
 
-fn a_lease_that_is_lost_is_told(place: &Place) {
+fn a_lost_lease_is_reported(place: &Place) {
     let locks = place.connect();
     let outlived = locks.lock("short").ttl(ms(200)).renew(false).run(|guard| {
         assert_eq!(guard.lost_within(LONG).expect("waited"), Some(LossReason::Expired));
@@ -238,7 +238,7 @@ fn a_forked_child_touches_nothing(place: &Place) {
     assert!(guard.release().expect("answered"));
 }
 
-fn a_shutdown_tells_holders(place: &Place) {
+fn a_shutdown_notifies_holders(place: &Place) {
     let locks = place.connect();
     let guard = locks.lock("held").acquire().expect("free");
     std::thread::scope(|scope| {

@@ -25,9 +25,9 @@ on_every_store!(
     work_that_fails_leaves_the_lead_to_others,
     work_that_fails_at_once_does_not_spin,
     a_shutdown_ends_the_campaign,
-    a_campaign_that_is_dropped_gives_the_lead_up,
-    a_panic_gives_the_lead_up,
-    bad_input_is_told_at_once,
+    a_dropped_campaign_ends_the_term,
+    a_panic_ends_the_term,
+    bad_input_is_an_error_at_once,
 );
 
 async fn one_leads_at_a_time_and_the_others_know_who(arena: Arena) {
@@ -147,7 +147,7 @@ async fn a_shutdown_ends_the_campaign(arena: Arena) {
     assert!(!arena.manager().await.is_locked("scheduler").await.expect("answered"));
 }
 
-async fn a_campaign_that_is_dropped_gives_the_lead_up(arena: Arena) {
+async fn a_dropped_campaign_ends_the_term(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
     let (told, mut terms) = unbounded_channel();
     let campaign = a.elect("scheduler").run(async |_| {
@@ -162,7 +162,7 @@ async fn a_campaign_that_is_dropped_gives_the_lead_up(arena: Arena) {
     timeout(LONG, led).await.expect("in time").expect("led");
 }
 
-async fn a_panic_gives_the_lead_up(arena: Arena) {
+async fn a_panic_ends_the_term(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
     let panicking =
         tokio::spawn(
@@ -173,7 +173,7 @@ async fn a_panic_gives_the_lead_up(arena: Arena) {
     timeout(LONG, led).await.expect("in time").expect("led");
 }
 
-async fn bad_input_is_told_at_once(arena: Arena) {
+async fn bad_input_is_an_error_at_once(arena: Arena) {
     let manager = arena.manager().await;
     let never = async |_: leasehold::elect::Term| -> Result<(), Error> { panic!("nobody was elected") };
     assert!(matches!(manager.elect("").run(never).await, Err(Error::Invalid(_))));
@@ -184,7 +184,7 @@ async fn bad_input_is_told_at_once(arena: Arena) {
 
 /// Without a server candidates wait and there is no leader, whatever the manager's options are.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_leads_while_the_store_is_gone() {
+async fn there_is_no_leader_while_the_store_is_unreachable() {
     let server = leasehold_testkit::RedisServer::start().await;
     let mut options = leasehold::Options::default();
     (options.on_unavailable, options.outage_timeout, options.journal) = (OnUnavailable::FailOpen, ms(300), None);

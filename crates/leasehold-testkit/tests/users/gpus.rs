@@ -19,9 +19,9 @@ const LONG: Duration = Duration::from_secs(20);
 
 on_every_store!(
     one_at_a_time_as_the_configuration_says,
-    a_call_says_otherwise,
-    cleaned_up_before_it_is_given_back_whatever_happens,
-    a_clean_up_that_goes_wrong_stops_nothing,
+    a_call_can_override_the_manager,
+    the_clean_up_always_runs_before_the_release,
+    a_failing_clean_up_does_not_prevent_the_release,
     a_command_cleans_up,
     any_of_a_pool_and_those_by_number,
     a_pool_cleans_up_when_it_is_dropped,
@@ -74,7 +74,7 @@ async fn at_once(locks: &LockManager, gpu: u32) -> Result<Option<Duration>, Erro
     Ok(locks.holder(format!("gpu_lock:{gpu}")).await?.expect("held").ttl)
 }
 
-async fn a_call_says_otherwise(arena: Arena) {
+async fn a_call_can_override_the_manager(arena: Arena) {
     let locks = manager(&arena).await;
     assert_eq!(at_once(&locks, 3).await.expect("free"), Some(Duration::from_secs(60)));
     let _guard = locks.lock("gpu_lock:3").await.expect("free");
@@ -121,7 +121,7 @@ fn cleaning(
     }
 }
 
-async fn cleaned_up_before_it_is_given_back_whatever_happens(arena: Arena) {
+async fn the_clean_up_always_runs_before_the_release(arena: Arena) {
     let locks = manager(&arena).await;
     for end in [End::Returns, End::Fails, End::Panics, End::IsDropped, End::LosesItsLease] {
         let (cleaned, mut was_cleaned) = unbounded_channel();
@@ -183,7 +183,7 @@ async fn with_an_endless_command(locks: &LockManager) -> Result<u32, Error> {
     Ok(5)
 }
 
-async fn a_clean_up_that_goes_wrong_stops_nothing(arena: Arena) {
+async fn a_failing_clean_up_does_not_prevent_the_release(arena: Arena) {
     let locks = manager(&arena).await;
     let results = [
         with_a_failing_clean_up(&locks).await,

@@ -17,7 +17,7 @@ const fn ms(ms: u64) -> Duration {
 const LONG: Duration = Duration::from_secs(20);
 
 on_every_store!(
-    one_at_a_time_and_the_other_is_told_at_once,
+    one_at_a_time_and_the_other_fails_at_once,
     whoever_waits_enters_next,
     released_on_every_way_out,
     a_dropped_call_stops_the_body_and_frees_the_lock,
@@ -25,7 +25,7 @@ on_every_store!(
     a_lost_lease_can_be_ignored,
     a_bounded_call_ends_with_its_lease,
     a_renewed_call_outlives_its_lease_up_to_its_cap,
-    a_bad_name_is_told_before_the_body_runs,
+    a_bad_name_is_an_error_before_the_body_runs,
     the_fence_is_at_hand_and_rises,
 );
 
@@ -86,7 +86,7 @@ async fn hold(locks: &LockManager, id: u32, traces: &Traces, until: oneshot::Rec
     Ok(id)
 }
 
-async fn one_at_a_time_and_the_other_is_told_at_once(arena: Arena) {
+async fn one_at_a_time_and_the_other_fails_at_once(arena: Arena) {
     let (locks, traces) = (arena.manager().await, Traces::default());
     let (done, until) = oneshot::channel();
     let first = tokio::spawn({
@@ -250,7 +250,7 @@ async fn named(locks: &LockManager, name: &str, ran: &AtomicBool) -> Result<(), 
     Ok(())
 }
 
-async fn a_bad_name_is_told_before_the_body_runs(arena: Arena) {
+async fn a_bad_name_is_an_error_before_the_body_runs(arena: Arena) {
     let (locks, ran) = (arena.manager().await, AtomicBool::new(false));
     for bad in ["", "two\nlines", &"x".repeat(513)] {
         let outcome = named(&locks, bad, &ran).await;
@@ -295,7 +295,7 @@ async fn open(locks: &LockManager) -> Result<bool, Error> {
 }
 
 #[tokio::test]
-async fn each_call_says_what_happens_without_a_store() {
+async fn each_call_chooses_what_happens_without_a_store() {
     let arena = Arena::new(Kind::Redis).await;
     let locks = arena.manager_with(impatient(&arena)).await;
     assert!(closed(&locks).await.expect("reachable") && open(&locks).await.expect("reachable"));

@@ -103,7 +103,7 @@ async fn line() -> Line {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn a_request_to_finish_that_comes_before_the_guard_is_told() {
+async fn a_request_to_finish_that_arrives_before_the_guard_is_reported() {
     let Line { store, held, waiting } = line().await;
     store.release(&held.name, &held.token).await.expect("answered");
     let next = store.holder(&held.name).await.expect("answered").expect("handed on");
@@ -139,7 +139,7 @@ async fn told_after(guard: &leasehold::Guard, end: Moment) -> (LossReason, Durat
 const LATE: Duration = Duration::from_millis(50);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn max_hold_is_told_on_time_though_the_store_hangs() {
+async fn the_end_of_max_hold_is_noticed_on_time_while_the_store_hangs() {
     let server = RedisServer::start().await;
     let manager = LockManager::connect_with(&server.url(), options()).await.expect("a manager");
     let asked = Moment::now();
@@ -154,7 +154,7 @@ async fn max_hold_is_told_on_time_though_the_store_hangs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_end_of_a_lease_is_told_on_time_though_a_renewal_is_never_answered() {
+async fn the_end_of_a_lease_is_noticed_on_time_while_a_renewal_gets_no_reply() {
     let server = RedisServer::start().await;
     let mut options = options();
     // Far beyond the lease, so only its end can show the loss.

@@ -25,8 +25,8 @@ on_every_store!(
     a_runner_that_gave_up_is_followed,
     a_paused_runner_never_stores_over_its_successor,
     a_lost_lease_cancels_the_work_and_stores_nothing,
-    whoever_does_not_wait_is_told,
-    a_result_is_kept_for_as_long_as_asked,
+    a_request_without_waiting_gets_an_error,
+    a_result_is_kept_for_its_retention,
     work_may_take_longer_than_its_result_is_kept,
     a_result_can_be_looked_at_and_forgotten,
     bad_input_is_refused,
@@ -193,7 +193,7 @@ async fn a_lost_lease_cancels_the_work_and_stores_nothing(arena: Arena) {
     assert!(runs(&operator, "job", 2).await.fresh);
 }
 
-async fn whoever_does_not_wait_is_told(arena: Arena) {
+async fn a_request_without_waiting_gets_an_error(arena: Arena) {
     let (locks, other) = (arena.manager().await, arena.manager().await);
     let Ok(Started::Run(running)) = locks.once("job").owner("first").start().await else { panic!("new") };
     for once in [other.once("job").no_wait(), other.once("job").wait_up_to(Duration::from_millis(50))] {
@@ -206,7 +206,7 @@ async fn whoever_does_not_wait_is_told(arena: Arena) {
     assert!(done.bytes() == b"5" && done.by().starts_with("first") && done.at_ms() > 0);
 }
 
-async fn a_result_is_kept_for_as_long_as_asked(arena: Arena) {
+async fn a_result_is_kept_for_its_retention(arena: Arena) {
     let locks = arena.manager().await;
     assert!(locks.once("job").keep(SHORT).run(async |_| 1).await.expect("done").fresh);
     assert!(!runs(&locks, "job", 2).await.fresh);

@@ -22,21 +22,21 @@ const LONG: Duration = Duration::from_secs(20);
 
 on_every_store!(
     free_members_are_given_one_by_one,
-    those_who_wait_are_served_in_the_order_of_asking,
-    a_member_by_name_and_the_pool_wait_in_one_line,
+    waiters_are_served_in_the_order_of_their_requests,
+    a_member_by_name_and_the_pool_share_one_queue,
     the_same_in_one_process,
     several_come_together_or_not_at_all,
     three_of_four_are_served_while_singles_keep_coming,
     those_who_want_many_never_hold_a_part_each,
-    those_who_want_many_are_served_in_the_order_of_asking,
-    those_who_want_other_members_need_not_wait_for_a_turn,
+    requests_for_many_are_served_in_their_order,
+    requests_for_other_members_need_not_wait,
     a_dropped_request_keeps_nothing,
     a_dropped_wait_keeps_nothing,
     a_wait_ends_at_its_deadline_and_leaves_no_trace,
-    permits_are_renewed_on_the_terms_that_were_asked_for,
-    an_evicted_member_passes_to_whoever_waits_for_any,
+    permits_are_renewed_on_the_terms_of_the_request,
+    an_evicted_member_goes_to_a_waiter_for_any,
     a_part_that_is_taken_away_is_collected_again,
-    a_lost_turn_gives_everything_back_and_collects_again,
+    a_lost_turn_releases_everything_and_collects_again,
     polling_works_without_events,
     work_is_cancelled_when_a_member_is_lost,
     work_finds_the_fence_of_its_members,
@@ -152,7 +152,7 @@ async fn free_members_are_given_one_by_one(arena: Arena) {
     assert_eq!(status[1].lock.holder.as_ref().expect("held").id, again.holder_id());
 }
 
-async fn those_who_wait_are_served_in_the_order_of_asking(arena: Arena) {
+async fn waiters_are_served_in_the_order_of_their_requests(arena: Arena) {
     let full = pool(&arena, 2).await;
     let mut held = fill(&full).await;
     let mut line = Line::new();
@@ -178,7 +178,7 @@ async fn those_who_wait_are_served_in_the_order_of_asking(arena: Arena) {
     nothing_left(&arena.manager().await, &full).await;
 }
 
-async fn a_member_by_name_and_the_pool_wait_in_one_line(arena: Arena) {
+async fn a_member_by_name_and_the_pool_share_one_queue(arena: Arena) {
     let managers = [arena.manager().await, arena.manager().await, arena.manager().await];
     older_first(&arena, &managers, 2).await;
 }
@@ -319,7 +319,7 @@ async fn those_who_want_many_never_hold_a_part_each(arena: Arena) {
     nothing_left(&arena.manager().await, &pool(&arena, 4).await).await;
 }
 
-async fn those_who_want_many_are_served_in_the_order_of_asking(arena: Arena) {
+async fn requests_for_many_are_served_in_their_order(arena: Arena) {
     let (full, manager) = (pool(&arena, 3).await, arena.manager().await);
     let mut held = fill(&full).await;
     let mut line = Line::new();
@@ -364,7 +364,7 @@ async fn those_who_want_many_are_served_in_the_order_of_asking(arena: Arena) {
     nothing_left(&manager, &full).await;
 }
 
-async fn those_who_want_other_members_need_not_wait_for_a_turn(arena: Arena) {
+async fn requests_for_other_members_need_not_wait(arena: Arena) {
     let (manager, other) = (arena.manager().await, arena.manager().await);
     let (low, high) = (manager.pool("gpu_lock", [0, 1]), other.pool("gpu_lock", [2, 3]));
     let (low, high) = (low.expect("a pool"), high.expect("a pool"));
@@ -479,7 +479,7 @@ async fn a_wait_ends_at_its_deadline_and_leaves_no_trace(arena: Arena) {
     nothing_left(&arena.manager().await, &full).await;
 }
 
-async fn permits_are_renewed_on_the_terms_that_were_asked_for(arena: Arena) {
+async fn permits_are_renewed_on_the_terms_of_the_request(arena: Arena) {
     let (a, manager) = (pool(&arena, 3).await, arena.manager().await);
     let short = a.acquire().ttl(ms(300)).await.expect("free");
     let two = a.any(2).ttl(Duration::from_secs(600)).owner("long").await.expect("free");
@@ -503,7 +503,7 @@ async fn permits_are_renewed_on_the_terms_that_were_asked_for(arena: Arena) {
     nothing_left(&manager, &a).await;
 }
 
-async fn an_evicted_member_passes_to_whoever_waits_for_any(arena: Arena) {
+async fn an_evicted_member_goes_to_a_waiter_for_any(arena: Arena) {
     let (full, manager) = (pool(&arena, 2).await, arena.manager().await);
     let held = fill(&full).await;
     let mut line = Line::new();
@@ -552,7 +552,7 @@ async fn a_part_that_is_taken_away_is_collected_again(arena: Arena) {
     nothing_left(&manager, &full).await;
 }
 
-async fn a_lost_turn_gives_everything_back_and_collects_again(arena: Arena) {
+async fn a_lost_turn_releases_everything_and_collects_again(arena: Arena) {
     let (full, manager) = (pool(&arena, 2).await, arena.manager().await);
     let mut held = fill(&full).await;
     let mut line = Line::new();
@@ -702,7 +702,7 @@ async fn many_tasks_never_meet(arena: Arena) {
 /// Two processes with many tasks each: tasks are served in the order of their requests. Only the memory store replies at once,
 /// so that one poll puts a request into the queue.
 #[tokio::test]
-async fn tasks_of_several_processes_are_served_in_the_order_of_asking() {
+async fn tasks_of_several_processes_are_served_in_the_order_of_their_requests() {
     let arena = Arena::new(Kind::Memory).await;
     let (full, processes) = (pool(&arena, 2).await, [pool(&arena, 2).await, pool(&arena, 2).await]);
     let mut held = fill(&full).await;
@@ -761,7 +761,7 @@ async fn a_lost_connection_does_not_lose_a_waiter() {
 
 /// A request during an outage waits for the store, or reports in time that the outcome is unknown.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_is_away_is_waited_for_or_told() {
+async fn an_unreachable_store_is_waited_for_or_reported() {
     let arena = Arena::new(Kind::Redis).await;
     let proxy = FaultProxy::in_front_of(arena.server());
     let far = LockManager::connect_with(&proxy.url(), arena.options()).await.expect("a manager");

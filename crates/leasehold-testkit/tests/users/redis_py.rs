@@ -27,7 +27,7 @@ const LONG: Duration = Duration::from_secs(30);
 const SOON: Duration = Duration::from_secs(1);
 
 #[tokio::test]
-async fn a_redis_py_lock_keeps_ours_out() {
+async fn a_redis_py_lock_excludes_leasehold() {
     let Some(mut meeting) = Meeting::new().await else { return };
     let token = meeting.python.acquire(60).await;
     let locks = &meeting.locks;
@@ -116,7 +116,7 @@ async fn a_waiter_gets_in_soon_after_a_redis_py_lock_has_run_out() {
 }
 
 #[tokio::test]
-async fn a_redis_py_lock_is_not_revoked_and_only_forced_by_whoever_looked_at_it() {
+async fn a_redis_py_lock_can_only_be_forced_by_its_id() {
     let Some(mut meeting) = Meeting::new().await else { return };
     let first = meeting.python.acquire(60).await;
     let old = meeting.holder().await;
@@ -143,7 +143,7 @@ async fn a_redis_py_lock_is_not_revoked_and_only_forced_by_whoever_looked_at_it(
 }
 
 #[tokio::test]
-async fn a_forced_redis_py_lock_goes_to_whoever_waits() {
+async fn a_forced_redis_py_lock_goes_to_the_waiter() {
     let Some(mut meeting) = Meeting::new().await else { return };
     meeting.python.acquire(60).await;
     let waiter = meeting.wait_in_line().await;

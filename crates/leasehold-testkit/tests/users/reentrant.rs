@@ -10,8 +10,8 @@ use leasehold_testkit::{Arena, on_every_store};
 const LONG: Duration = Duration::from_secs(20);
 
 on_every_store!(
-    a_task_enters_again_and_the_first_to_enter_gives_back,
-    without_asking_for_it_a_task_blocks_itself,
+    a_task_enters_again_and_the_outermost_scope_releases,
+    without_re_entry_a_task_blocks_itself,
     it_holds_across_awaits_and_between_others,
     a_spawned_task_does_not_inherit,
     an_error_or_a_panic_inside_leaves_the_lock_with_the_first,
@@ -30,7 +30,7 @@ async fn again(locks: &LockManager) -> Result<u64, Error> {
     locks.lock("r").no_wait().run_reentrant(async |guard| guard.fence().get()).await
 }
 
-async fn a_task_enters_again_and_the_first_to_enter_gives_back(arena: Arena) {
+async fn a_task_enters_again_and_the_outermost_scope_releases(arena: Arena) {
     let locks = arena.manager().await;
     let first = locks.lock("r").run_reentrant(async |guard| {
         let fence = guard.fence().get();
@@ -48,7 +48,7 @@ async fn a_task_enters_again_and_the_first_to_enter_gives_back(arena: Arena) {
     assert_ne!(again(&locks).await.expect("free"), first, "another grant");
 }
 
-async fn without_asking_for_it_a_task_blocks_itself(arena: Arena) {
+async fn without_re_entry_a_task_blocks_itself(arena: Arena) {
     let locks = arena.manager().await;
     let inner = locks.with_lock("r", async |_| locks.lock("r").no_wait().run(async |_| ()).await);
     assert!(matches!(inner.await.expect("free"), Err(Error::NotAcquired { .. })));

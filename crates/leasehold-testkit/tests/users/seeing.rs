@@ -10,9 +10,9 @@ use tokio::time::timeout;
 /// A limit that is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(20);
 
-on_every_store!(an_overview_has_every_lock_and_its_line, a_checkup_of_a_sound_store_finds_nothing_bad);
+on_every_store!(an_overview_has_every_lock_and_its_queue, a_checkup_of_a_sound_store_finds_nothing_bad);
 
-async fn an_overview_has_every_lock_and_its_line(arena: Arena) {
+async fn an_overview_has_every_lock_and_its_queue(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
     let mut guards = Vec::new();
     for i in 0..70 {

@@ -185,7 +185,7 @@ pub(crate) async fn a_renewal_never_shortens(world: &impl World) {
     assert_eq!(holder.ttl, Some(LONG));
 }
 
-pub(crate) async fn a_check_says_whose_it_is_and_changes_nothing(world: &impl World) {
+pub(crate) async fn a_check_reports_the_holder_and_changes_nothing(world: &impl World) {
     let store = world.open().await;
     let (mine, queued) = (claim("a"), claim("b"));
     let fence = takes(&*store, &mine).await.fence;

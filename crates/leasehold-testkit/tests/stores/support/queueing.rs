@@ -42,7 +42,7 @@ pub(crate) async fn waiters_are_served_in_order(world: &impl World) {
     assert_eq!(stores[0].queue(&first.name).await, Ok(vec![]));
 }
 
-pub(crate) async fn the_next_in_line_is_told_to_look_again(world: &impl World) {
+pub(crate) async fn the_next_waiter_is_asked_to_look_again(world: &impl World) {
     let store = world.open().await;
     let mut pushes = store.pushes();
     let (holder, first, second) = (claim("a"), claim("a"), claim("a"));
@@ -88,7 +88,7 @@ pub(crate) async fn hundreds_of_dead_waiters_are_passed_over(world: &impl World)
     }
 }
 
-pub(crate) async fn a_waiter_leaves_the_line(world: &impl World) {
+pub(crate) async fn a_waiter_leaves_the_queue(world: &impl World) {
     let store = world.open().await;
     let mut pushes = store.pushes();
     let (holder, first, second) = (claim("a"), claim("a"), claim("a"));
@@ -118,7 +118,7 @@ pub(crate) async fn a_waiter_leaves_what_it_was_granted(world: &impl World) {
     assert_eq!(store.holder(&holder.name).await, Ok(None));
 }
 
-pub(crate) async fn a_lost_message_is_found_by_asking_again(world: &impl World) {
+pub(crate) async fn a_lost_push_is_found_by_the_next_request(world: &impl World) {
     let store = world.open().await;
     let mut pushes = store.pushes();
     let (holder, waiter) = (claim("a"), claim("a"));
@@ -133,7 +133,7 @@ pub(crate) async fn a_lost_message_is_found_by_asking_again(world: &impl World) 
     assert!(holder.ttl_left > Some(LONG / 2));
 }
 
-pub(crate) async fn a_try_yields_to_whoever_waits(world: &impl World) {
+pub(crate) async fn a_try_yields_to_waiters(world: &impl World) {
     let (here, there) = (world.open().await, world.open().await);
     let mut pushes = here.pushes();
     let (holder, waiter, passer_by) = (claim("a"), claim("a"), claim("a"));

@@ -25,7 +25,7 @@ pub(crate) async fn a_revoked_holder_cannot_renew_and_hands_on(world: &impl Worl
     is_granted(&mut pushes, &waiter).await;
 }
 
-pub(crate) async fn a_revoked_waiting_room_is_told_at_its_next_question(world: &impl World) {
+pub(crate) async fn a_revoked_waiting_room_learns_it_with_its_next_request(world: &impl World) {
     let store = world.open().await;
     let holder = claim("a");
     acquires(&*store, &holder).await;
@@ -88,7 +88,7 @@ pub(crate) async fn a_holder_is_asked_to_finish(world: &impl World) {
     assert_eq!(here.renew(&[renewal(&holder, fence)]).await, [Renewed::Renewed], "only asked");
 }
 
-pub(crate) async fn a_holder_that_does_not_listen_is_deaf(world: &impl World) {
+pub(crate) async fn a_request_to_a_holder_that_does_not_listen_is_undeliverable(world: &impl World) {
     let (gone, operator) = (world.open().await, world.open().await);
     let (dead, quiet) = (claim("a"), Claim { listens: false, ..claim("b") });
     takes(&*gone, &dead).await;
