@@ -266,8 +266,8 @@ mod tests {
         for (visible, count, text) in [
             (Some(""), None, "lists no GPU"),
             (Some("-1"), None, "lists no GPU"),
-            (Some("7"), None, "`7`, which the driver has not"),
-            (Some("GPU-ff"), None, "`GPU-ff`, which the driver has not"),
+            (Some("7"), None, "`7`, which the driver does not have"),
+            (Some("GPU-ff"), None, "`GPU-ff`, which the driver does not have"),
             (Some("GPU-aa"), None, "the prefix of several"),
             (Some("0,GPU-aaaa"), None, "listed twice"),
             (None, Some(3), "but the driver has 2"),
