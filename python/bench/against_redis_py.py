@@ -1,7 +1,7 @@
-"""Our locks against redis-py's, on one server, interleaved in one run: `cargo xtask python-bench`.
+"""leasehold's locks against redis-py's, on one server, interleaved in one run: `cargo xtask python-bench`.
 
-Where one thread is alone both renew nothing and fence nothing, because redis-py cannot; what our default, with a
-fence and renewal, comes to stands below. Where many want one lock ours is the default.
+With one thread, both run without renewal and fences, which redis-py does not have; a separate line shows leasehold's defaults.
+With several processes, leasehold runs with its defaults.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ import redis
 import leasehold
 from leasehold.gpu import SmartGpuLockManager
 
-#: Many short rounds, one after the other: whatever else the machine does falls on all alike.
+#: Many short rounds, interleaved, so that other load on the machine affects all of them alike.
 ROUNDS = 51
 PAIRS = 200
 PROCESSES = 8
-#: Each time all of them want the lock at once, and each gets it once.
+#: How many turns are measured. In a turn all processes want the lock at once, and each gets it once.
 TURNS = {"redis-py": 4, "leasehold": 200}
 CONTENDED_SECONDS = 1.5
 CONTENDED_ROUNDS = 3
-#: What they do, and for how many seconds inside of the lock, and between two cycles.
+#: A name, the seconds inside the lock, and the seconds between two cycles.
 CONTENDED = (
     ("again at once, nothing inside", 0.0, 0.0),
     ("again at once, 1 ms inside", 0.001, 0.0),
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def measure_alone(port: int) -> float:
-    """Acquire and release by one thread, nobody else there."""
+    """Acquire and release in one thread, without contention."""
     peer, ours, full = pairs(port)
     times: dict[str, list[float]] = {"redis-py": [], "leasehold": [], "fenced": []}
     for _ in range(ROUNDS):
@@ -85,10 +85,10 @@ def measure_alone(port: int) -> float:
 
 
 def measure_compared_release(port: int) -> None:
-    """What it costs that the release of an older client's GPU lock is compared with its holder: one SET and a
-    release, against the same SET and a plain DEL."""
+    """The cost of comparing the holder when an older client's GPU lock is released: a SET and a release, against a SET and a
+    DEL."""
     peer, manager = redis.Redis(port=port), SmartGpuLockManager(leasehold.connect(f"redis://127.0.0.1:{port}"))
-    # Each release of somebody else's lock is worth a warning.
+    # The release of another client's lock may log a warning.
     logging.disable(logging.WARNING)
 
     def compared() -> None:
@@ -112,7 +112,7 @@ def measure_compared_release(port: int) -> None:
 
 
 def measure_turns(port: int) -> float:
-    """Eight processes want one lock at once, again and again, and each of them has its turn."""
+    """Eight processes want one lock at once, again and again, and each gets it once per turn."""
     rates = {name: [turns(name, port, TURNS[name]) for _ in range(3)] for name in ("redis-py", "leasehold")}
     peer, ours = (statistics.median(rates[name]) for name in ("redis-py", "leasehold"))
     print(f"{PROCESSES} processes want one lock at once; when each has had it once, all want it again; median of 3")
@@ -121,11 +121,11 @@ def measure_turns(port: int) -> float:
 
 
 def measure_contended(port: int) -> None:
-    """Eight processes that all want one lock all the time, for a while: who gets it, how often, and who waits?"""
+    """Eight processes that want one lock all the time: how often each gets it, and how long it waits."""
     print(
         f"{PROCESSES} processes want one lock all the time, {CONTENDED_SECONDS} s, median of {CONTENDED_ROUNDS} interleaved"
-        " rounds.\n  redis-py's waiters look ten times a second: whoever gives the lock back and wants it again at once"
-        " finds it\n  free, and has it to itself while the others sleep. Ours hands it to the next in line every time."
+        " rounds.\n  redis-py's waiters poll ten times a second: a process that releases the lock and wants it again at once"
+        " finds it\n  free, and keeps it while the others sleep. leasehold passes it to the next waiter every time."
     )
     for what, inside, between in CONTENDED:
         runs: dict[str, list[tuple[list[int], list[float]]]] = {"redis-py": [], "leasehold": []}
@@ -152,14 +152,14 @@ def measure_contended(port: int) -> None:
 
 def print_ceiling(peer: float, ours: float, ceiling: float) -> None:
     print(
-        f"  the most that any lock which is handed over could do here: {ceiling:.0f} hand-overs/s, by {PROCESSES} processes"
-        f" of bare Python sockets\n  that pass a message on through the server, without a lock, a reply or a second"
-        f" request.\n  That is {ceiling / peer:.1f} times redis-py's cycles/s; ours are {ours / ceiling:.0%} of it"
+        f"  the upper bound for hand-offs on this machine: {ceiling:.0f}/s, by {PROCESSES} processes with plain Python sockets"
+        f"\n  that pass a message on through the server, without a lock, a reply or a second request."
+        f"\n  That is {ceiling / peer:.1f} times redis-py's cycles/s; leasehold reaches {ours / ceiling:.0%} of it"
     )
 
 
 def measure_all_done(port: int) -> None:
-    """The same, until each of the eight has had it so many times: nobody is done before the last one is."""
+    """The time until each of eight processes has had the lock a given number of times."""
     for cycles in ALL_DONE:
         times = {name: all_done(name, port, cycles) for name in ("redis-py", "leasehold")}
         print(
@@ -169,12 +169,12 @@ def measure_all_done(port: int) -> None:
 
 
 def percentile(waits: list[float], percent: int) -> float:
-    """Of sorted seconds, in milliseconds."""
+    """A percentile of sorted seconds, in milliseconds."""
     return waits[min(len(waits) - 1, len(waits) * percent // 100)] * 1e3
 
 
 def pairs(port: int, name: str = "bench") -> tuple[Pair, Pair, Pair]:
-    """redis-py's, ours on the same terms, ours by default."""
+    """redis-py's lock, leasehold's with the same terms, leasehold's with its defaults."""
     peer = redis.Redis(port=port)
     client = leasehold.connect(f"redis://127.0.0.1:{port}")
     theirs = peer.lock(f"peer:{name}", timeout=30)
@@ -214,22 +214,22 @@ def turns(name: str, port: int, count: int) -> float:
 
 
 def take_turns(name: str, port: int, count: int, barrier: Barrier) -> None:
-    """All wait for the last of a round by counting in Redis: a barrier of Python's would cost more than the locks."""
+    """Ends each round with a counter in Redis, because a Python barrier would cost more than the locks."""
     pair, counter = pair_of(name, port), redis.Redis(port=port)
     pair()
     counter.delete("round")
     barrier.wait(60)
     for at in range(count):
         pair()
-        everybody = (at + 1) * PROCESSES
+        all_done_at = (at + 1) * PROCESSES
         done = counter.incr("round")
-        while done < everybody:
+        while done < all_done_at:
             time.sleep(0.0002)
             done = int(counter.get("round") or 0)
 
 
 def contended(name: str, port: int, inside: float, between: float) -> tuple[list[int], list[float]]:
-    """How many cycles each process had, and all waits, sorted."""
+    """The cycles of each process, and all waits, sorted."""
     context = multiprocessing.get_context("spawn")
     barrier, counted = context.Barrier(PROCESSES + 1), context.Queue()
     arguments = (name, port, inside, between, barrier, counted)
@@ -253,7 +253,7 @@ def take_again(name: str, port: int, inside: float, between: float, barrier: Bar
         with lock:
             entered = time.perf_counter()
             waits.append(entered - asked)
-            # Whoever waits at the end gets it then, which counts as a wait and not as a cycle.
+            # A process that waits at the end gets the lock later, which counts as a wait and not as a cycle.
             cycles += entered < end
             if inside:
                 time.sleep(inside)
@@ -270,7 +270,7 @@ def all_done(name: str, port: int, cycles: int) -> float:
         worker.start()
     barrier.wait(60)
     began = time.perf_counter()
-    # Once more, when it is done.
+    # The workers meet at the barrier again when they are done.
     barrier.wait(300)
     took = time.perf_counter() - began
     for worker in workers:
@@ -288,7 +288,7 @@ def take_often(name: str, port: int, cycles: int, barrier: Barrier) -> None:
 
 
 def hand_around(port: int) -> float:
-    """How many times a second processes can pass a message on through the server, each to the next."""
+    """How many times per second processes can pass a message on through the server, each to the next."""
     context = multiprocessing.get_context("spawn")
     barrier, counted = context.Barrier(PROCESSES), context.Queue()
     workers = [context.Process(target=pass_on, args=(at, port, barrier, counted)) for at in range(PROCESSES)]
@@ -303,14 +303,14 @@ def hand_around(port: int) -> float:
 def pass_on(at: int, port: int, barrier: Barrier, counted: Any) -> None:
     with socket.create_connection(("127.0.0.1", port)) as server:
         server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Not `settimeout`, with which Python asks the kernel twice for everything.
+        # Not `settimeout`, with which Python makes two system calls per operation.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 1, 0))
         server.sendall(command("HELLO", "3"))
         server.sendall(command("SSUBSCRIBE", f"{{ring}}{at}"))
         heard = b""
         while not (b"ssubscribe" in heard and heard.endswith(b":1\r\n")):
             heard += server.recv(65536)
-        # From here on only messages come.
+        # From here on the server sends only messages.
         server.sendall(command("CLIENT", "REPLY", "OFF"))
         message = command("SPUBLISH", f"{{ring}}{(at + 1) % PROCESSES}", "go")
         barrier.wait(60)
@@ -324,7 +324,7 @@ def pass_on(at: int, port: int, barrier: Barrier, counted: Any) -> None:
                 server.sendall(message)
                 passed += 1
         except BlockingIOError:
-            # The one before stopped first.
+            # The process before this one stopped first.
             pass
         counted.put(passed)
 

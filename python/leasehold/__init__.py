@@ -11,13 +11,12 @@ The same object works in asyncio::
     async with client.lock("order:42", ttl=30, wait=5) as guard:
         ...
 
-A client is for the whole process: threads, event loops and greenlets share it, and a forked child that
-finds it makes a connection of its own. Renewals and waiting are the work of a native thread, which no Python
-code can hold up.
+A client is for the whole process: threads, event loops and greenlets share it, and a forked child connects again. A native
+thread renews leases and waits, even while Python code holds the GIL.
 
-``leasehold.gpu`` is for GPUs, ``leasehold.celery`` for Celery tasks, ``leasehold.task_lock`` for modules that guard tasks
-by key, ``leasehold.compat`` for programs with redis-py's locks. :func:`configure` names the configuration file,
-``leasehold.__version__`` says which version this is.
+``leasehold.gpu`` is for GPUs, ``leasehold.celery`` for Celery tasks, ``leasehold.task_lock`` for task functions with a lock per
+key, ``leasehold.compat`` for programs with redis-py's locks. :func:`configure` sets the configuration file.
+``leasehold.__version__`` is the version.
 """
 
 from ._client import Client, connect, connect_async

@@ -1,10 +1,11 @@
-"""What the blocks of one object hold: a ``with`` may be entered by many threads and tasks, and inside itself.
+"""What each ``with`` block of an object holds. Many threads and tasks can enter one object, also inside its own block.
 
-A signal's exception can come between any two steps, also between a block and the first line of ``__exit__``. Nobody leaves
-the block then, and an object that lives on would hold its lock for ever. So what a block holds belongs to its ``with``
-alone: the interpreter looks ``__exit__`` up before it calls ``__enter__``, and keeps what it found until the block was left
-or unwound. Each ``with`` finds one of its own (:func:`leaves`), which holds what ``__enter__`` got (:meth:`Blocks.begin`). It
-goes with the ``with``, the guard goes with it, and a guard that goes gives its lock back.
+A signal's exception can arrive between any two steps, also between the end of a block and the first line of ``__exit__``. Then
+``__exit__`` never runs, and a long-lived object that holds the guard would hold its lock for ever. So the guard belongs to the
+``with`` alone. The interpreter looks up ``__exit__`` before it calls ``__enter__``, and keeps the result until the block has
+ended or is unwound. :func:`per_block` gives each ``with`` an ``__exit__`` of its own, which refers to what ``__enter__``
+acquired (:meth:`Blocks.begin`). When the ``with`` ends in any way, this ``__exit__`` is freed, the guard with it, and a freed
+guard releases its lock.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _NOTHING: Any = object()
 
 
 class Block(Generic[T]):
-    """One block: whose it is, and what it holds while it is open."""
+    """One block of an object, and what it holds while it is open."""
 
     __slots__ = ("__weakref__", "held", "of")
 
@@ -35,56 +36,57 @@ class Block(Generic[T]):
 
 
 class Blocks(Generic[T]):
-    """The blocks of one object, which is the ``_blocks`` of that object."""
+    """The blocks of one object, which keeps them in its attribute ``_blocks``."""
 
     __slots__ = ("_by_hand",)
 
     def __init__(self) -> None:
-        #: Those that were entered without a ``with``: ``lock.__enter__()``, an ``ExitStack``. By identity, in the order of
-        #: entering. Threads share it: each step is one that the interpreter does at once.
+        #: The blocks that were entered without a ``with``, by ``lock.__enter__()`` or an ``ExitStack``: by identity, in the order
+        #: of entering. Threads share it, because each operation on a dict is atomic.
         self._by_hand: dict[int, Block[T]] = {}
 
     def begin(self) -> Block[T] | None:
-        """The block of the ``with`` that is about to be entered, if it is by one: the first thing that ``__enter__`` does."""
-        block, _about.block = _about.block(), nobody
+        """The block of the ``with`` that is calling ``__enter__``; ``None`` without a ``with``. ``__enter__`` calls it first."""
+        block, _next.block = _next.block(), dead
         return block if block is not None and block.of is self else None
 
     def enter(self, block: Block[T] | None, held: T) -> None:
-        """The block begins, and holds this."""
+        """Starts the block, which holds `held`."""
         if block is None:
             block = Block(self)
             self._by_hand[id(block)] = block
         block.held = held
-        _inside.set((*(known for known in _inside.get() if known() is not None), weakref.ref(block)))
+        _entered.set((*(known for known in _entered.get() if known() is not None), weakref.ref(block)))
 
     def leave(self, block: Block[T] | None) -> T:
-        """What the block holds that ends now. Without a ``with`` it is the innermost of this thread, task or greenlet;
-        frameworks that end it in another context than it began in get what anybody entered last."""
+        """Ends a block and returns what it holds. Without a ``with`` it is the innermost block of this thread, task or
+        greenlet; if a framework ends a block in another context than it entered it in, it is the block entered last."""
         if block is None or block.held is _NOTHING:
             mine = [known for known in _open_here() if known.of is self] or [*self._by_hand.values()][::-1]
             if not mine:
-                raise RuntimeError("a block is left that was not entered")
+                raise RuntimeError("__exit__ was called without __enter__")
             block = mine[0]
         self._by_hand.pop(id(block), None)
         held, block.held = block.held, _NOTHING
         return held
 
     def forget(self, held: T) -> None:
-        """The block was not entered after all: a signal came before its first line."""
+        """Undoes :meth:`enter`, after a signal's exception arrived before the first line of the block."""
         for block in [*_open_here(), *self._by_hand.values()]:
             if block.held is held:
                 self._by_hand.pop(id(block), None)
                 block.held = _NOTHING
 
 
-def leaves(
+def per_block(
     leave: Callable[Concatenate[S, Block[T] | None, P], R],
 ) -> Callable[Concatenate[S, P], R]:
-    """An ``__exit__`` or ``__aexit__`` that is told which block it leaves; ``None`` where it is called on the class."""
-    return cast("Callable[Concatenate[S, P], R]", _Leaves(leave))
+    """Makes an ``__exit__`` or ``__aexit__`` that gets the block it ends as its first argument; ``None`` if it is called on the
+    class."""
+    return cast("Callable[Concatenate[S, P], R]", _PerBlock(leave))
 
 
-class _Leaves:
+class _PerBlock:
     def __init__(self, leave: Callable[..., Any]) -> None:
         def by_hand(self: Any, kind: Any, error: Any, trace: Any) -> Any:
             return leave(self, None, kind, error, trace)
@@ -96,34 +98,34 @@ class _Leaves:
         if instance is None:
             return self._by_hand
         block: Block[Any] = Block(instance._blocks)
-        _about.block = weakref.ref(block)
+        _next.block = weakref.ref(block)
         return partial(self._leave, instance, block)
 
 
-def nobody() -> None:
-    """What a weak reference to nothing answers."""
+def dead() -> None:
+    """A weak reference to nothing."""
     return None
 
 
-class _About(threading.local):
+class _Next(threading.local):
     """The block that the running thread is about to enter."""
 
     def __init__(self) -> None:
-        self.block: Callable[[], Block[Any] | None] = nobody
+        self.block: Callable[[], Block[Any] | None] = dead
 
 
-_about = _About()
+_next = _Next()
 
-#: What the running thread, task or greenlet is in, the innermost last.
-_inside: ContextVar[tuple[weakref.ref[Block[Any]], ...]] = ContextVar("leasehold_blocks", default=())
+#: The blocks of the running thread, task or greenlet, the innermost last.
+_entered: ContextVar[tuple[weakref.ref[Block[Any]], ...]] = ContextVar("leasehold_blocks", default=())
 
 
 def _open_here() -> list[Block[Any]]:
-    """The blocks that the caller runs in, the innermost first."""
-    blocks = (known() for known in reversed(_inside.get()))
+    """The open blocks that the caller runs in, the innermost first."""
+    blocks = (known() for known in reversed(_entered.get()))
     return [block for block in blocks if block is not None and block.held is not _NOTHING]
 
 
 def held_here() -> list[Any]:
-    """What they hold."""
+    """What the open blocks of the caller hold, the innermost first."""
     return [block.held for block in _open_here()]

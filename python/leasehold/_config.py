@@ -1,4 +1,4 @@
-"""The configuration: a file, the environment, and what the program says."""
+"""The configuration: a file, the environment, and keys that the program sets."""
 
 from __future__ import annotations
 
@@ -8,40 +8,41 @@ from typing import TypeAlias
 
 from . import _native
 from ._errors import InvalidArgument
-from ._times import text
+from ._arguments import text
 
 Path: TypeAlias = str | os.PathLike[str]
 
-#: The file of this process, if it named one.
+#: The configuration file of this process, if :func:`configure` named one.
 _file: str | None = None
-#: To be called when that changes.
-_forget: list[Callable[[], None]] = []
+#: Called when that file changes.
+_on_change: list[Callable[[], None]] = []
 
 
 def configure(file: Path | None = None) -> None:
-    """Makes a YAML file the configuration of this process: of every client that is made after this and not told
-    otherwise, of :mod:`leasehold.gpu`, :mod:`leasehold.task_lock` and :mod:`leasehold.celery`. To be called once, at
-    the start.
+    """Sets the YAML configuration file of this process. Call it once, at the start.
 
-    What a program says in a call wins over the environment (``LEASEHOLD_…``), which wins over the file. Without a call
-    it is the file that ``LEASEHOLD_CONFIG`` names, if that is set. ``docs/configuration.md`` lists the keys.
+    The file applies to every client that is made later without a `config` of its own, and to :mod:`leasehold.gpu`,
+    :mod:`leasehold.task_lock` and :mod:`leasehold.celery`. Arguments of a call override the environment
+    (``LEASEHOLD_…``), which overrides the file. If this is not called, the file is the one that ``LEASEHOLD_CONFIG``
+    names. ``docs/configuration.md`` lists the keys.
 
-    :raises InvalidArgument: everything that is wrong with it, each with its place.
+    :raises InvalidArgument: the file has errors; the message lists all of them with their places.
     """
     global _file
     path = absolute(file)
     _native.Config(path, [])
     _file = path
-    for forget in _forget:
+    for forget in _on_change:
         forget()
 
 
-def load(file: Path | None = None, said: Iterable[tuple[str, str]] = ()) -> _native.Config:
-    """A file, or the one of this process; the environment; and keys that are said outright."""
-    return _native.Config(absolute(file) or _file, list(said))
+def load(file: Path | None = None, keys: Iterable[tuple[str, str]] = ()) -> _native.Config:
+    """Reads a file, or the one of this process; then the environment; then the keys that the program sets."""
+    return _native.Config(absolute(file) or _file, list(keys))
 
 
 def absolute(file: Path | None) -> str | None:
+    """The absolute path of a file."""
     if file is None:
         return None
     if not isinstance(file, str | os.PathLike):
@@ -50,10 +51,10 @@ def absolute(file: Path | None) -> str | None:
 
 
 def this_file(file: Path | None = None) -> str | None:
-    """Which file that is, for another process."""
+    """The path of a file, or of this process's file, as another process can use it."""
     return absolute(file) or _file
 
 
-def when_configured(forget: Callable[[], None]) -> None:
-    """Forgets what was read from another file before."""
-    _forget.append(forget)
+def on_configure(forget: Callable[[], None]) -> None:
+    """Registers a function that drops what was read from the previous file."""
+    _on_change.append(forget)

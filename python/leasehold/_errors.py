@@ -1,6 +1,6 @@
-"""What can go wrong: one class per decision the caller can take.
+"""Exceptions: one class per decision that the caller can take.
 
-All of them can be pickled, so that they come through a process pool or a task queue.
+All of them can be pickled, so they pass through process pools and task queues.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from ._info import LockInfo
 
 
 class LeaseholdError(Exception):
-    """Whatever went wrong with a lock. The first argument says it in a sentence."""
+    """Base class of all errors. The first argument is the message."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
 
 
 class LockNotAcquired(LeaseholdError):
-    """Somebody else holds the lock, and the time to wait for it is over (or was zero)."""
+    """Another holder has the lock, and the time to wait for it is over (or was zero)."""
 
     def __init__(
         self,
@@ -32,57 +32,57 @@ class LockNotAcquired(LeaseholdError):
         super().__init__(message, name, holder, waited, store, members)
         #: The lock, or the pool.
         self.name = name
-        #: Who holds it, as far as is known.
+        #: The holder, if it is known.
         self.holder = holder
-        #: For how many seconds it was waited for.
+        #: How long the request waited, in seconds.
         self.waited = waited
-        #: Which store was asked.
+        #: The URL of the store, without its password.
         self.store = store
-        #: Of a pool: every member's number, and who holds it.
+        #: Of a pool: the number and the lock of each member.
         self.members = members
 
 
 class LockLost(LeaseholdError):
-    """The lease was lost while work was going on: somebody else may hold the lock by now."""
+    """The lease was lost during the work: another holder may have the lock by now."""
 
     def __init__(self, message: str, name: str, reason: str) -> None:
         super().__init__(message, name, reason)
         #: The lock.
         self.name = name
-        #: ``"expired"``, ``"gone"``, ``"revoked"``, ``"max_hold"``, ``"shutdown"``, ``"displaced"``; ``"forked"`` where a child
-        #: uses a guard of its parent's, ``"released"`` where a guard is used that was given back.
+        #: ``"expired"``, ``"gone"``, ``"revoked"``, ``"max_hold"``, ``"shutdown"``, ``"displaced"``; ``"forked"`` if a child
+        #: process uses a guard of its parent, ``"released"`` if a guard is used after its release.
         self.reason = reason
 
 
 class StoreUnavailable(LeaseholdError):
-    """The store did not answer, or not as asked: not the same as "somebody else holds it"."""
+    """The store did not answer, or answered with an error. This does not mean that the lock is held."""
 
     def __init__(
         self, message: str, store: str, name: str | None = None, kind: str = "other", retryable: bool = False
     ) -> None:
         super().__init__(message, store, name, kind, retryable)
-        #: Which store, without its secrets.
+        #: The URL of the store, without its password.
         self.store = store
-        #: The lock it was asked about, if it was one.
+        #: The lock of the request, if it had one.
         self.name = name
-        #: What went wrong, in a word: ``"unreachable"``, ``"no_answer"``, ``"not_authenticated"``…
+        #: The kind of error: ``"unreachable"``, ``"no_answer"``, ``"not_authenticated"``…
         self.kind = kind
-        #: Whether the same call can succeed later without anybody changing anything.
+        #: Whether the same call can succeed later without a change to the program or the store.
         self.retryable = retryable
 
 
 class NotEvicted(LeaseholdError):
-    """The lock has changed hands since it was looked at, or its holder cannot be asked to stop."""
+    """The lock has another holder than the one that was inspected, or its holder cannot be asked to stop."""
 
     def __init__(self, message: str, name: str, holder: LockInfo | None = None) -> None:
         super().__init__(message, name, holder)
         self.name = name
-        #: Who holds it now.
+        #: The holder now.
         self.holder = holder
 
 
 class OtherPayload(LeaseholdError):
-    """This id belongs to work that was asked for with another payload."""
+    """The id belongs to work that was requested with another payload."""
 
     def __init__(self, message: str, name: str) -> None:
         super().__init__(message, name)
@@ -94,10 +94,10 @@ class ClientClosed(LeaseholdError):
 
 
 class InvalidArgument(LeaseholdError, ValueError):
-    """A name, time, owner or URL was refused before anything was asked."""
+    """An argument is invalid. No request was sent."""
 
 
-# For the native module, which knows views as JSON.
+# Called by the native module, which passes views as JSON.
 
 
 def not_acquired(message: str, name: str, holder: str, waited: float, store: str) -> LockNotAcquired:

@@ -1,4 +1,4 @@
-"""GPU locks by the names of tasks, for services that acquire in one place and release in another."""
+"""GPU locks by task name, for services that acquire in one place and release in another."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 
 from ._client import Client
 from ._errors import LeaseholdError, LockNotAcquired
-from ._gpu_held import Gpu, held
+from ._gpu_current import Gpu, held
 from ._gpu_settings import client_of, settings
 from ._info import LockInfo
-from ._inside import Entry, Guest, here
+from ._reentry import Entry, Guest, caller
 from ._lock import Guard
-from ._times import Seconds, seconds
+from ._arguments import Seconds, seconds
 
 log = logging.getLogger("leasehold")
 
-#: Held for longer than this is worth a look; without a sign of life for so long, a holder counts as dead.
+#: A lock that is held for longer than this is reported. A holder that has not renewed for longer than this counts as dead.
 LONG_MS = SILENT_MS = 300_000
-#: More emergency releases than this, of all locks, are no accident.
+#: The health is degraded if emergency releases are more than this share of all locks.
 EMERGENCY_RATE = 0.05
 
 
@@ -34,27 +34,27 @@ class _Lease:
     guard: Guard
     client: Client
     #: The manager that acquired it.
-    by: Callable[[], SmartGpuLockManager | None]
+    manager: Callable[[], SmartGpuLockManager | None]
     #: The thread, asyncio task or greenlet that acquired it.
-    where: Callable[[], object | None]
-    #: The lock that was entered again: the first to enter releases it.
-    inner: Entry[Gpu] | None = None
+    caller: Callable[[], object | None]
+    #: Set if the lock was entered again; then the block that acquired it releases it.
+    reentered: Entry[Gpu] | None = None
     guest: Guest | None = None
 
     def release(self) -> bool:
-        if self.inner is None:
+        if self.reentered is None:
             return self.guard.release()
         if self.guest is not None:
-            self.inner.leave(self.guest)
+            self.reentered.leave(self.guest)
         return self.guard.is_valid
 
 
 class SmartGpuLockManager:
     """Acquires and releases GPU locks by task name.
 
-    A lease belongs to the process and the client: it is found by its task name, by every manager of that client. Another
-    thread may release it, or a Celery task's ``on_failure``. A holder that an older client wrote as the plain value ``locked_by_<task_name>`` is released as
-    well, compared in the same step, so that old and new services can share a GPU during a migration.
+    Every manager of the same client in this process finds a lease by its task name, so another thread, or a Celery task's
+    ``on_failure``, can release it. It also releases a lock that an older client wrote as the plain value
+    ``locked_by_<task_name>``, compared in the same step, so that old and new services can share a GPU during a migration.
 
     >>> from leasehold import gpu
     >>> gpu.configure("memory:")
@@ -70,22 +70,22 @@ class SmartGpuLockManager:
     """
 
     def __init__(self, client: Client | Callable[[], Client] | None = None) -> None:
-        """:param client: another one than was configured for GPUs."""
+        """:param client: the client to use. Default: the one configured for GPUs."""
         self._client = client
 
     @property
     def client(self) -> Client:
-        """The client it uses."""
+        """The client that the manager uses."""
         if isinstance(self._client, Client):
             return self._client
         return client_of() if self._client is None else self._client()
 
     def acquire_lock(self, task_name: str, lock_key: str, max_wait_time: Seconds | None = None) -> bool:
-        """Waits for the lock, at most `max_wait_time` (as configured, 300 s, unless said), and takes it for the
-        task. ``False``: somebody else still holds it. It is renewed until it is released. Whoever runs on that GPU
-        already (:func:`leasehold.gpu.gpu_lock`) enters once more.
+        """Waits for the lock, for at most `max_wait_time` (default: the configured 300 s), and acquires it for the task. Returns
+        ``False`` if it is still held then. The lease is renewed until it is released. A caller that runs on that GPU already
+        (:func:`leasehold.gpu.gpu_lock`) enters the lock again.
 
-        :raises StoreUnavailable: when the store did not answer, which is not the same as "held".
+        :raises StoreUnavailable: the store did not answer, which does not mean that the lock is held.
         """
         client = self.client
         around = held.find(client, (lock_key,))
@@ -110,9 +110,9 @@ class SmartGpuLockManager:
         return True
 
     def release_lock(self, task_name: str, lock_key: str, reason: str = "normal") -> bool:
-        """Gives the lock back, compared with its holder in one step. ``False``: the task does not hold it, and
-        nothing was touched; or there was no answer, and the release goes on in the background (by other means,
-        and in the end in the journal)."""
+        """Releases the lock if the task holds it, in one step. Returns ``False`` if the task does not hold it, and then nothing
+        is changed; and if the store did not answer: then the release goes on in the background, by fallbacks, and is written to
+        the journal if these fail."""
         lease = self._take(task_name, lock_key)
         try:
             if lease is not None:
@@ -129,10 +129,10 @@ class SmartGpuLockManager:
         return released
 
     def owns_here(self, task_name: str, lock_key: str) -> bool:
-        """Whether the task holds the lock by what this very thread, asyncio task or greenlet acquired, or by an
-        older client's plain value. (Another run of the same task may hold it by other means.)"""
+        """Whether the task holds the lock and this thread, asyncio task or greenlet acquired it, or an older client wrote it as
+        a plain value. (Another run of the same task may hold the lock, too.)"""
         if any(
-            lease.where() is here() and lease.guard.is_valid and lease.inner is None
+            lease.caller() is caller() and lease.guard.is_valid and lease.reentered is None
             for lease in self._found(task_name, lock_key)
         ):
             return True
@@ -140,7 +140,7 @@ class SmartGpuLockManager:
         return holder is not None and holder.foreign and holder.holder_id == _plain_holder(task_name)
 
     def get_statistics(self) -> dict[str, Any]:
-        """What this process counted, and what it holds: ``active_locks``, lock → task."""
+        """The counters of this process, and in ``active_locks`` the locks that it holds with their tasks."""
         counted = asdict(self.client.statistics())
         with _process.lock:
             known = list(_process.leases)
@@ -150,7 +150,7 @@ class SmartGpuLockManager:
         return counted
 
     def get_exception_statistics(self) -> dict[str, Any]:
-        """The four counters of bad ends, and their rates over all locks."""
+        """The four counters of failed releases, and two of them divided by all locks."""
         counted = self.get_statistics()
         names = ("normal_release_failures", "emergency_releases", "release_script_errors", "ownership_violations")
         bad = {name: counted[name] for name in names}
@@ -162,9 +162,9 @@ class SmartGpuLockManager:
         }
 
     def health_check(self) -> dict[str, Any]:
-        """How the GPU locks are, with the fields of ``GET /api/v1/monitoring/gpu-lock/health``. ``status`` is
-        ``healthy``; ``degraded``: there are zombies, or more than 5 % of all releases were emergencies;
-        ``unhealthy``: the store does not answer."""
+        """The health of the GPU locks, with the fields of ``GET /api/v1/monitoring/gpu-lock/health``. ``status`` is
+        ``healthy``; ``degraded`` if there are zombies or emergency releases are more than 5 % of all locks; ``unhealthy`` if the
+        store does not answer."""
         now = time.time()
         stats = self.get_exception_statistics()
         try:
@@ -183,30 +183,30 @@ class SmartGpuLockManager:
         return _health("degraded" if degraded else "healthy", True, zombies, long_held, stats, now)
 
     def _keep(
-        self, task_name: str, client: Client, guard: Guard, inner: Entry[Gpu] | None = None, guest: Guest | None = None
+        self, task_name: str, client: Client, guard: Guard, reentered: Entry[Gpu] | None = None, guest: Guest | None = None
     ) -> None:
-        lease = _Lease(guard, client, weakref.ref(self), weakref.ref(here()), inner, guest)
+        lease = _Lease(guard, client, weakref.ref(self), weakref.ref(caller()), reentered, guest)
         with _process.lock:
             _process.leases.setdefault((task_name, guard.name), []).append(lease)
 
     def _found(self, task_name: str, lock_key: str) -> list[_Lease]:
-        """The leases of a task, of this client. What this very manager acquired is found also after another client was
+        """The leases of a task with this client. Leases that this manager acquired are found even after another client was
         configured."""
         client = self.client
         with _process.lock:
             leases = _process.leases.get((task_name, lock_key), ())
-            return [lease for lease in leases if lease.client is client or lease.by() is self]
+            return [lease for lease in leases if lease.client is client or lease.manager() is self]
 
     def _take(self, task_name: str, lock_key: str) -> _Lease | None:
-        """A task that was delivered twice can have a lease that is over and one that lives, under one name: each
-        run gets its own. A run that is not known by where it acquired is the older one."""
+        """Removes and returns the lease of a task. A task that was delivered twice can have two leases under one name, one of
+        them lost: the caller gets the lease that it acquired itself, else the oldest."""
         found = self._found(task_name, lock_key)
-        mine = [lease for lease in found if lease.where() is here()]
+        mine = [lease for lease in found if lease.caller() is caller()]
         for lease in [*reversed(mine), *found]:
             with _process.lock:
                 leases = _process.leases.get((task_name, lock_key), [])
                 if not any(lease is known for known in leases):
-                    # Another thread was first.
+                    # Another thread took it first.
                     continue
                 leases[:] = [known for known in leases if known is not lease]
                 if not leases:
@@ -216,7 +216,7 @@ class SmartGpuLockManager:
 
 
 class _Process:
-    """What this process holds, by task and lock."""
+    """The leases of this process, by task and lock."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -225,17 +225,17 @@ class _Process:
 
 _process = _Process()
 
-# What the parent holds is the parent's.
+# Leases of the parent belong to the parent.
 os.register_at_fork(after_in_child=_process.__init__)  # type: ignore[misc]
 
 
 def _plain_value(task_name: str) -> str:
-    """What an older client writes."""
+    """The value that an older client writes."""
     return f"locked_by_{task_name}"
 
 
 def _plain_holder(task_name: str) -> str:
-    """The holder id of such a value: the beginning of its SHA-1."""
+    """The holder id of that value: the first digits of its SHA-1."""
     return hashlib.sha1(_plain_value(task_name).encode(), usedforsecurity=False).hexdigest()[:12]
 
 

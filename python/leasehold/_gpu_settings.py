@@ -1,4 +1,4 @@
-"""How GPU locks behave unless a call says otherwise, and in which store they are kept."""
+"""The defaults of GPU locks, and the store that has them."""
 
 from __future__ import annotations
 
@@ -12,63 +12,63 @@ from typing import Any, Literal, TypeAlias, cast
 
 from . import _native
 from ._client import Client
-from ._config import Path, load, this_file, when_configured
+from ._config import Path, load, on_configure, this_file
 from ._errors import InvalidArgument
-from ._times import Seconds, lease, seconds
+from ._arguments import Seconds, lease, seconds
 
 Scope: TypeAlias = Literal["shared", "host"]
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """Leases are renewed while their holder lives."""
+    """The renewal of leases while their holder lives."""
 
-    #: Off: a lease lasts ``lock_timeout``, whatever its holder does.
+    #: If ``False``, a lease ends after ``lock_timeout`` and is not renewed.
     enabled: bool = True
-    #: A lease is renewed at least this often.
+    #: The longest time between two renewals, in seconds.
     interval: float = 60.0
-    #: No renewing lease is longer than this: a holder that died is rid of its GPU by then.
+    #: The longest ttl of a renewed lease, in seconds: a holder that died loses its GPU within this time.
     timeout: float = 300.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The section ``gpu_lock`` of the configuration, as far as a request goes by it. The rest of it is the client's:
-    how it polls, renews and releases."""
+    """The settings of the configuration's section ``gpu_lock`` that requests use. The client uses the others: polling,
+    renewal and release."""
 
-    #: How long a request waits; a long task says more in its own call.
+    #: How long a request waits, in seconds, unless the call sets a time.
     max_wait_time: float = 300.0
-    #: The lease of a holder without a heartbeat.
+    #: The ttl of a lease without a heartbeat, in seconds.
     lock_timeout: float = 600.0
     heartbeat: Heartbeat = Heartbeat()
-    #: Whose the number of a GPU is: everybody's on this store, or this host's.
+    #: Whether GPU numbers are shared by all hosts that use the store, or belong to each host.
     scope: Scope = "shared"
-    #: How many GPUs there are; ``None``: as ``CUDA_VISIBLE_DEVICES`` says.
+    #: The number of GPUs; ``None`` for those in ``CUDA_VISIBLE_DEVICES``.
     gpus: int | None = None
 
     @classmethod
     def of(cls, config: _native.Config, gpus: int | None) -> Settings:
-        """As configured."""
+        """The settings of a configuration."""
         heartbeat = Heartbeat(config.gpu_heartbeat_enabled, config.gpu_heartbeat_interval, config.gpu_heartbeat_timeout)
         scope = cast(Scope, config.gpu_scope)
         return cls(config.gpu_max_wait_time, config.gpu_lock_timeout, heartbeat, scope, gpus)
 
     @property
     def ttl(self) -> float:
-        """The lease: a living holder's goes on for as long as it lives, a dead one's is over by this."""
+        """The ttl of a lease, in seconds: how long it outlives a holder that died."""
         return min(self.lock_timeout, self.heartbeat.timeout) if self.heartbeat.enabled else self.lock_timeout
 
     def lock_name(self, gpu_id: int) -> str:
-        """The lock of a GPU."""
+        """The name of a GPU's lock."""
         return f"{self.pool_name}:{gpu_number(gpu_id)}"
 
     @property
     def pool_name(self) -> str:
-        """What the names of all of them begin with."""
+        """The name of the pool of all GPUs, with which the names of their locks begin."""
         return "gpu_lock" if self.scope == "shared" else f"gpu_lock:{this_host()}"
 
     def members(self, gpus: int | None = None) -> tuple[int, ...]:
-        """The numbers of the GPUs there are."""
+        """The numbers of the GPUs."""
         count = gpus if gpus is not None else self.gpus
         if count is not None:
             if not isinstance(count, int) or count < 1:
@@ -77,13 +77,13 @@ class Settings:
         visible = visible_devices()
         if not visible:
             raise InvalidArgument(
-                'gpu="any": it is not known which GPUs there are: say gpus=N, or set CUDA_VISIBLE_DEVICES to numbers'
+                'gpu="any": it is not known which GPUs there are: pass gpus=N, or set CUDA_VISIBLE_DEVICES to numbers'
             )
         return visible
 
 
 def gpu_number(given: Any) -> int:
-    """A GPU as callers name it: by its number, of which a message may have made a text."""
+    """The number of a GPU. A number written as text is accepted, because messages may carry it that way."""
     number = int(given) if isinstance(given, str) and given.isdecimal() else given
     if isinstance(number, Integral) and not isinstance(number, bool) and int(number) >= 0:
         return int(number)
@@ -91,31 +91,31 @@ def gpu_number(given: Any) -> int:
 
 
 def visible_devices() -> tuple[int, ...]:
-    """What ``CUDA_VISIBLE_DEVICES`` names by numbers; nothing where it names them otherwise, or none."""
+    """The numbers in ``CUDA_VISIBLE_DEVICES``; empty if it is unset or lists GPUs by other names."""
     named = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     return tuple(int(part) for part in named) if all(part.isdecimal() for part in named) else ()
 
 
 def this_host() -> str:
-    """As the store says it of holders."""
+    """The name of this host, as it appears in owners."""
     return "".join(c for c in os.uname().nodename if c.isprintable() and c != "@")[:64]
 
 
 class _Configured:
-    """What was configured, once for the process. A client finds its way across forks by itself."""
+    """The configuration of this process. A forked child keeps it, and its client connects again."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.settings: Settings | None = None
         self.client: Client | None = None
-        #: The program named it.
+        #: Whether the program passed the client to :func:`configure`.
         self.client_is_given = False
         self.file: str | None = None
-        self.said: tuple[tuple[str, str], ...] = ()
+        self.keys: tuple[tuple[str, str], ...] = ()
         self.gpus: int | None = None
 
     def forget(self) -> None:
-        """Another file is this process's now."""
+        """Drops what was read from the previous configuration file."""
         with self.lock:
             self.settings = None
             if not self.client_is_given:
@@ -123,7 +123,7 @@ class _Configured:
 
 
 _configured = _Configured()
-when_configured(_configured.forget)
+on_configure(_configured.forget)
 os.register_at_fork(after_in_child=lambda: setattr(_configured, "lock", threading.Lock()))
 
 
@@ -137,42 +137,42 @@ def configure(
     scope: Scope | None = None,
     gpus: int | None = None,
 ) -> None:
-    """Says, once at the start, in which store GPU locks are kept and how they behave by default. What is left out is
-    as the section ``gpu_lock`` of the configuration has it: ``LEASEHOLD_GPU_LOCK_…`` in the environment, else the
-    file, else as said here.
+    """Sets the store and the defaults of GPU locks. Call it once, at the start. A setting that is left out comes from the
+    environment (``LEASEHOLD_GPU_LOCK_…``), then from the section ``gpu_lock`` of the configuration file, then from the
+    defaults below.
 
-    :param client: a client, or the URL of a store. Left out: ``LEASEHOLD_STORE``, else the default SQLite file
-        of this machine. A client goes on as it was made: how GPU locks poll, renew and are released
-        (``poll_interval``, ``exception_handling``…) is for one that is made here, of a URL.
-    :param config: a YAML file; left out, the one of :func:`leasehold.configure`, else the one that
-        ``LEASEHOLD_CONFIG`` names.
-    :param max_wait_time: how long a request waits: 300 s unless said. A long task says more in its own call.
-    :param lock_timeout: the lease of a holder without a heartbeat: 600 s unless said.
-    :param heartbeat: ``{"enabled": True, "interval": 60, "timeout": 300}``; ``False`` switches it off. With one, the
-        lease is at most the time-out and renewed for as long as the holder lives.
-    :param scope: ``"shared"``: GPU 0 is ``gpu_lock:0`` for everybody who uses the store. ``"host"``: it is
-        ``gpu_lock:<host>:0``, for fleets in which every machine has a GPU 0 of its own.
-    :param gpus: how many GPUs there are, for ``gpu="any"``.
-    :raises InvalidArgument: for what makes no sense.
+    :param client: a client, or the URL of a store. Default: ``LEASEHOLD_STORE``, else the default SQLite file of this
+        machine. The section's settings for polling, renewal and release (``poll_interval``, ``exception_handling``…) apply
+        to a client that is made here from a URL; a client that is passed in keeps its own.
+    :param config: a YAML file. Default: the file of :func:`leasehold.configure`, else the one that ``LEASEHOLD_CONFIG``
+        names.
+    :param max_wait_time: how long a request waits, unless the call sets a time. Default: 300 s.
+    :param lock_timeout: the ttl of a lease without a heartbeat. Default: 600 s.
+    :param heartbeat: ``{"enabled": True, "interval": 60, "timeout": 300}``; ``False`` switches it off. With a heartbeat the
+        lease is renewed as long as its holder lives, and its ttl is at most the timeout.
+    :param scope: ``"shared"``: GPU 0 is ``gpu_lock:0`` for all users of the store. ``"host"``: it is ``gpu_lock:<host>:0``,
+        for fleets in which each machine has its own GPU 0.
+    :param gpus: the number of GPUs, for ``gpu="any"``.
+    :raises InvalidArgument: an argument or the configuration is invalid.
 
     >>> configure("memory:", max_wait_time=60, gpus=2)
     """
-    said: list[tuple[str, str]] = []
+    keys: list[tuple[str, str]] = []
     if max_wait_time is not None:
-        said.append(("gpu_lock.max_wait_time", repr(seconds("max_wait_time", max_wait_time))))
+        keys.append(("gpu_lock.max_wait_time", repr(seconds("max_wait_time", max_wait_time))))
     if lock_timeout is not None:
-        said.append(("gpu_lock.lock_timeout", repr(lease("lock_timeout", lock_timeout))))
+        keys.append(("gpu_lock.lock_timeout", repr(lease("lock_timeout", lock_timeout))))
     if heartbeat is not None:
         given = {"enabled": heartbeat} if isinstance(heartbeat, bool) else heartbeat
-        said.extend((f"gpu_lock.heartbeat.{key}", _written(value)) for key, value in given.items())
+        keys.extend((f"gpu_lock.heartbeat.{key}", _config_value(value)) for key, value in given.items())
     if scope is not None:
-        said.append(("gpu_scope", scope))
-    new = Settings.of(load(config, said), gpus)
+        keys.append(("gpu_scope", scope))
+    new = Settings.of(load(config, keys), gpus)
     if gpus is not None:
         new.members(gpus)
     with _configured.lock:
         _configured.settings = new
-        _configured.file, _configured.said, _configured.gpus = this_file(config), tuple(said), gpus
+        _configured.file, _configured.keys, _configured.gpus = this_file(config), tuple(keys), gpus
         if client is not None:
             _configured.client = client if isinstance(client, Client) else _connect(client)
             _configured.client_is_given = True
@@ -181,14 +181,14 @@ def configure(
 
 
 def settings() -> Settings:
-    """What was configured, or else the defaults."""
+    """The settings of this process."""
     if _configured.settings is None:
-        _configured.settings = Settings.of(load(_configured.file, _configured.said), _configured.gpus)
+        _configured.settings = Settings.of(load(_configured.file, _configured.keys), _configured.gpus)
     return _configured.settings
 
 
 def client_of(store: Callable[[], str] | None = None) -> Client:
-    """The client that was configured; where none was, one of this store from now on."""
+    """The configured client. If there is none, a client of this store becomes it."""
     if _configured.client is None:
         with _configured.lock:
             if _configured.client is None:
@@ -197,13 +197,13 @@ def client_of(store: Callable[[], str] | None = None) -> Client:
 
 
 def _connect(url: str | None) -> Client:
-    """A client on the terms of GPU locks, which connects with its first call."""
-    file, said = _configured.file or this_file(), _configured.said
-    return Client(url, None, None, None, None, None, None, file, True, said)
+    """A client with the settings of GPU locks, which connects with its first call."""
+    file = _configured.file or this_file()
+    return Client(url, None, None, None, None, None, None, file, True, _configured.keys)
 
 
-def _written(value: Any) -> str:
-    """As the file would have it."""
+def _config_value(value: Any) -> str:
+    """A value as a configuration file would have it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return repr(value.total_seconds()) if isinstance(value, timedelta) else str(value)

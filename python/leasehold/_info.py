@@ -1,4 +1,4 @@
-"""A lock as people and programs see it: the fields of ``leasehold --json``."""
+"""Views of locks: the fields of ``leasehold --json``."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Waiter:
-    """Somebody who waits for a lock."""
+    """A waiter in the queue of a lock."""
 
     owner: str
-    #: Its place: lower is earlier.
+    #: Its queue position: a lower ticket is served earlier.
     ticket: int
     waiting_ms: int
 
 
 @dataclass(frozen=True)
 class LockInfo:
-    """Who holds a lock and who waits for it. What is not known is ``None``; moments are milliseconds since 1970.
+    """The holder and the waiters of a lock. Unknown fields are ``None``; timestamps are milliseconds since 1970.
 
     >>> import leasehold
     >>> client = leasehold.connect("memory:")
@@ -28,28 +28,28 @@ class LockInfo:
     """
 
     name: str
-    #: Whether anybody holds it.
+    #: Whether the lock is held.
     held: bool
-    #: Who, for people.
+    #: The holder: task, host and process id.
     owner: str | None = None
-    #: Names the holder without its secret.
+    #: The public id of the holder.
     holder_id: str | None = None
     fence: int | None = None
     since_ms: int | None = None
     held_ms: int | None = None
-    #: The lease that was asked for.
+    #: The requested ttl of the lease.
     ttl_ms: int | None = None
-    #: What is left of it if nobody renews it.
+    #: What is left of the lease, unless it is renewed.
     ttl_left_ms: int | None = None
-    #: The last sign of life: when the lease was taken or last renewed.
+    #: When the lease was acquired or last renewed.
     last_seen_ms: int | None = None
     #: Whether the holder's process can be reached.
     connected: bool | None = None
-    #: Told to give the lock up.
+    #: Whether the holder was revoked: it was notified and cannot renew the lease.
     revoked: bool = False
-    #: Held by another kind of client.
+    #: Whether another kind of client holds the lock.
     foreign: bool = False
-    #: Who waits, in order.
+    #: The waiters, in queue order.
     waiters: tuple[Waiter, ...] = ()
 
     @property
@@ -58,30 +58,30 @@ class LockInfo:
         return None if self.ttl_left_ms is None else self.ttl_left_ms / 1000
 
     def as_dict(self) -> dict[str, Any]:
-        """As the command and the API say it in JSON."""
+        """The lock as a dictionary, with the JSON fields of the command and the API."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, view: dict[str, Any]) -> LockInfo:
-        """Reads one lock of ``leasehold ls --json``, or of the API."""
+        """Reads one lock from the JSON of ``leasehold ls --json`` or of the API."""
         fields = dict(view)
         fields["waiters"] = tuple(Waiter(**waiter) for waiter in view.get("waiters", ()))
         return cls(**fields)
 
     @classmethod
     def from_json(cls, text: str) -> LockInfo:
-        """The same from text."""
+        """Reads one lock from JSON text."""
         return cls.from_dict(json.loads(text))
 
 
 @dataclass(frozen=True)
 class Evicted:
-    """What an eviction did, and to whom."""
+    """The result of an eviction."""
 
     name: str
     #: ``"revoked"``, ``"forced"`` or ``"free"``.
     outcome: str
-    #: Whether the lock was freed by this.
+    #: Whether the eviction freed the lock.
     released: bool
     holder_id: str | None = None
     owner: str | None = None
@@ -92,35 +92,35 @@ class Evicted:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What this process counted with one client."""
+    """Counters of this process for one client."""
 
     #: Locks acquired.
     total_locks: int = 0
-    #: Requests that ended without the lock because somebody else had it.
+    #: Requests that ended without the lock because it was held.
     not_acquired: int = 0
     #: Releases whose first try failed.
     normal_release_failures: int = 0
-    #: Releases done by other means.
+    #: Releases done by a fallback.
     emergency_releases: int = 0
     #: Releases that failed because the server could not run the script.
     release_script_errors: int = 0
-    #: Releases of a lock that was not ours any more.
+    #: Releases by a caller that did not hold the lock any more.
     ownership_violations: int = 0
-    #: Releases that failed by all means and stand in the journal.
+    #: Releases that failed in every way and were written to the journal.
     journalled_releases: int = 0
     #: Leases lost.
     lost_leases: int = 0
-    #: Work that ran without protection because the store was unreachable.
+    #: Runs without protection because the store was unreachable.
     unprotected_runs: int = 0
-    #: Locks taken away from others.
+    #: Evictions of other holders.
     evictions: int = 0
 
     @property
     def exception_rate(self) -> float:
-        """Failed releases over all locks."""
+        """Releases whose first try failed, divided by all locks."""
         return self.normal_release_failures / max(self.total_locks, 1)
 
     @property
     def emergency_release_rate(self) -> float:
-        """Emergency releases over all locks."""
+        """Emergency releases, divided by all locks."""
         return self.emergency_releases / max(self.total_locks, 1)

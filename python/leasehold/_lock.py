@@ -12,33 +12,32 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
 
 from . import _log, _native
-from ._blocks import Block, Blocks, held_here, leaves
-from ._ending import at_the_end, process_ends, stay_where_the_process_ends
+from ._blocks import Block, Blocks, held_here, per_block
+from ._exit import begin_exit, block_during_exit, run_at_exit
 from ._errors import LeaseholdError, LockLost
-from ._times import Seconds, flag, lease, one_of, optional_lease, optional_seconds, optional_text, text
-from ._waiting import Letters, wait, wait_async
+from ._arguments import Seconds, lease, one_of, optional_seconds, text
+from ._waiting import LoopMailbox, wait, wait_async
 
 OnLost: TypeAlias = Literal["cancel", "continue"]
-OnUnavailable: TypeAlias = Literal["closed", "open"]
 
 T = TypeVar("T")
 
-#: A process that ends waits at most this long, in seconds, for all that it gives back.
-EXIT_WITHIN = 2.0
+#: How long a process that ends waits for the release of its locks, in seconds.
+EXIT_TIMEOUT = 2.0
 
 log = logging.getLogger("leasehold")
 
 _WHY = {
     "expired": "its lease ran out before a renewal was confirmed",
     "gone": "the store no longer knows the lease",
-    "revoked": "it was taken away",
-    "max_hold": "it was held for as long as its holder allowed",
+    "revoked": "it was revoked",
+    "max_hold": "it was held for longer than max_hold",
     "shutdown": "the client was closed",
 }
 
 
 class Lost:
-    """Tells that a lease was lost: looked at, waited for by a thread, or awaited.
+    """Whether a lease was lost. It can be checked, waited for by a thread, or awaited.
 
     >>> import leasehold
     >>> with leasehold.connect("memory:").lock("order:42") as guard:
@@ -52,31 +51,31 @@ class Lost:
         self._guard = guard
 
     def is_set(self) -> bool:
-        """Whether the lease was lost; the same as its truth, so ``if guard.lost:`` says what it seems to say."""
+        """Whether the lease was lost. ``if guard.lost:`` tests the same."""
         return self._guard.loss is not None
 
     __bool__ = is_set
 
     @property
     def reason(self) -> str | None:
-        """Why, if it was: see :class:`LockLost`."""
+        """Why the lease was lost, if it was: see :class:`LockLost`."""
         return self._guard.loss
 
     def wait(self, timeout: Seconds | None = None) -> bool:
-        """Waits for the loss, at most so long, and says whether there was one. A release ends the waiting."""
+        """Waits for the loss, for at most `timeout`, and returns whether there was one. A release ends the waiting."""
         return wait(self._guard.lost(optional_seconds("timeout", timeout))) is not None
 
     def __await__(self) -> Generator[Any, None, str | None]:
-        """Waits for the loss and says why; ``None`` when the lock was released first."""
+        """Waits for the loss and returns its reason; ``None`` if the lock was released first."""
         return wait_async(self._guard.lost()).__await__()
 
 
 class Guard:
-    """Holds a lock, until it is released or its ``with`` ends.
+    """Holds a lock until it is released or its ``with`` ends.
 
-    While it lives the lease is renewed in the background (unless that was switched off). A guard that is
-    forgotten gives the lock back when it is garbage-collected, and a process that ends gives back all of its
-    own. A child that was forked while a guard was held has no part in it.
+    The lease is renewed in the background as long as the guard lives (unless renewal was switched off). A guard that is
+    garbage-collected releases its lock, and a process that ends releases all of its locks. A forked child does not share
+    the guards of its parent.
 
     >>> import leasehold
     >>> client = leasehold.connect("memory:")
@@ -85,25 +84,26 @@ class Guard:
     True
     """
 
-    __slots__ = ("__weakref__", "_again", "_is_left", "_native", "_on_lost")
+    __slots__ = ("__weakref__", "_block_ended", "_native", "_on_lost", "_reentered")
 
     def __init__(self, native: _native.Guard, on_lost: OnLost = "cancel") -> None:
         self._native = native
         self._on_lost = on_lost
-        #: The blocks that entered the lock again. One of them can end after the block that acquired it: see :class:`Last`.
-        self._again: tuple[weakref.ref[Any], ...] = ()
-        self._is_left = False
+        #: The blocks that entered the lock again. One of them can end after the block that acquired it: see
+        #: :class:`ReleaseIfLast`.
+        self._reentered: tuple[weakref.ref[Any], ...] = ()
+        self._block_ended = False
         _held.add(self)
 
     @property
     def name(self) -> str:
-        """The lock."""
+        """The name of the lock."""
         return self._native.name
 
     @property
     def fence(self) -> int | None:
-        """Higher than that of every grant of this name before: give it to whatever the lock protects. ``None``
-        for a lock that was asked for with ``fenced=False``, or is not protected."""
+        """A number that is higher than that of every earlier grant of this name: pass it to the resource that the lock
+        protects. ``None`` if the lock was acquired with ``fenced=False``, or is not protected."""
         return self._native.fence
 
     @property
@@ -113,45 +113,42 @@ class Guard:
 
     @property
     def holder_id(self) -> str:
-        """Names this holder without its secret."""
+        """The public id of this holder."""
         return self._native.holder_id
 
     @property
     def is_valid(self) -> bool:
-        """Whether the lease is proven at this moment."""
+        """Whether the lease is proven to be valid at this moment."""
         return self._native.is_valid
 
     @property
     def is_protected(self) -> bool:
-        """``False``: the store was unreachable, and the work goes on without a lock
-        (``on_unavailable="open"``). Somebody else may be at work too."""
+        """``False`` if the store was unreachable and the work goes on without a lock (``on_unavailable="open"``). Another
+        process may do the same work then."""
         return self._native.is_protected
 
     @property
     def time_left(self) -> float:
-        """For how many seconds the lease is still proven; every renewal adds to it."""
+        """For how many seconds the lease is still proven to be valid. Every renewal extends it."""
         return self._native.time_left
 
     @property
     def valid_until(self) -> datetime:
-        """The same as a moment, for people; programs that decide by it use :attr:`time_left`."""
+        """The end of the lease on the system's clock, for people. A program that decides by it uses :attr:`time_left`."""
         return datetime.now(timezone.utc) + timedelta(seconds=self.time_left)
 
     @property
     def lost(self) -> Lost:
-        """Tells that the lease was lost."""
+        """Whether the lease was lost, as an object that can be waited for."""
         return Lost(self._native)
 
     @property
     def asked_to_finish(self) -> str | None:
-        """What somebody said who wants this work to come to an end soon. The lease stays valid."""
+        """The reason of a request to finish soon; ``None`` if there was none. The lease stays valid."""
         return self._native.asked_to_finish
 
     def raise_if_lost(self) -> None:
-        """For work that goes on step by step.
-
-        :raises LockLost: when the lease was lost.
-        """
+        """Raises :class:`LockLost` if the lease was lost. Call it between the steps of long work."""
         reason = self._native.loss
         if reason is None and not self._native.is_held:
             reason = "released"
@@ -159,27 +156,26 @@ class Guard:
             raise self._lost_error(reason)
 
     def extend(self, ttl: Seconds) -> None:
-        """Prolongs the lease to `ttl` from now, and keeps renewing to that. It never shortens it.
+        """Extends the lease to `ttl` from now; renewals use the same ttl. A lease is never shortened.
 
-        :raises LockLost: when the lease is over.
-        :raises StoreUnavailable: when there was no answer; the lease is as valid as before.
+        :raises LockLost: the lease is over.
+        :raises StoreUnavailable: the store did not answer; the lease is as valid as before.
         """
         wait(self._native.extend(lease("ttl", ttl)))
 
     async def extend_async(self, ttl: Seconds) -> None:
-        """As :meth:`extend`."""
+        """:meth:`extend` for asyncio."""
         await wait_async(self._native.extend(lease("ttl", ttl)))
 
     def release(self) -> bool:
-        """Gives the lock back. ``True``: it was ours until now. ``False``: it was not ours any more, and
-        nothing was touched.
+        """Releases the lock. Returns ``False`` if the guard did not hold it any more; then nothing is changed.
 
-        :raises StoreUnavailable: when there was no answer; the release goes on in the background.
+        :raises StoreUnavailable: the store did not answer; the release goes on in the background.
         """
         return bool(wait(self._native.release()))
 
     async def release_async(self) -> bool:
-        """As :meth:`release`."""
+        """:meth:`release` for asyncio."""
         return bool(await wait_async(self._native.release()))
 
     def __enter__(self) -> Guard:
@@ -189,7 +185,7 @@ class Guard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._native.is_held:
-            self._left(_released(self.name, wait, self._native), error)
+            self._report_loss(self._release_at_block_end(), error)
 
     async def __aenter__(self) -> Guard:
         return self
@@ -198,27 +194,41 @@ class Guard:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._native.is_held:
-            self._left(await self._release_on_exit(), error)
+            self._report_loss(await self._release_at_block_end_async(), error)
 
     @property
-    def _is_entered_again(self) -> bool:
-        return any(block() is not None for block in self._again)
+    def _is_reentered(self) -> bool:
+        return any(block() is not None for block in self._reentered)
 
-    def _leave(self) -> bool:
-        """The block that acquired the lock ends. Whether it releases it: it is held, and no other block is inside."""
-        self._is_left = True
-        return self._native.is_held and not self._is_entered_again
+    def _end_block(self) -> bool:
+        """Records that the block which acquired the lock ends. Returns whether it releases the lock: not if the lock was
+        released before, or another block is still inside."""
+        self._block_ended = True
+        return self._native.is_held and not self._is_reentered
 
-    async def _release_on_exit(self) -> bool:
+    def _release_at_block_end(self) -> bool:
+        """Releases the lock. Returns whether the guard held it until then, as far as is known."""
+        try:
+            return bool(wait(self._native.release()))
+        except LeaseholdError as problem:
+            self._warn_of_release(problem)
+            return True
+
+    async def _release_at_block_end_async(self) -> bool:
         try:
             return bool(await wait_async(self._native.release()))
         except LeaseholdError as problem:
-            _warn(self.name, problem)
+            self._warn_of_release(problem)
             return True
 
-    def _left(self, was_ours: bool, error: BaseException | None) -> None:
-        """The lock was given back at the end of a ``with``."""
-        reason = self._native.loss or (None if was_ours else "gone")
+    def _warn_of_release(self, problem: LeaseholdError) -> None:
+        # A warning, so that it hides no result of the block. The release goes on in the background, and is written to the
+        # journal if it fails in every way.
+        log.warning("%r is released in the background: %s", self.name, problem)
+
+    def _report_loss(self, was_held: bool, error: BaseException | None) -> None:
+        """Raises or logs a loss of the lease, at the end of a ``with``."""
+        reason = self._native.loss or (None if was_held else "gone")
         if reason is None or not self.is_protected:
             return
         if self._on_lost == "continue":
@@ -228,10 +238,10 @@ class Guard:
 
     def _lost_error(self, reason: str) -> LockLost:
         if reason == "shutdown":
-            stay_where_the_process_ends()
+            block_during_exit()
         if reason == "forked":
             return LockLost(
-                f"the lease on {self.name!r} belongs to process {self._native.pid}, which this one was forked from",
+                f"the lease on {self.name!r} belongs to process {self._native.pid}, from which this one was forked",
                 self.name,
                 reason,
             )
@@ -240,10 +250,10 @@ class Guard:
         return LockLost(f"the lease on {self.name!r} was lost: {_WHY.get(reason, reason)}", self.name, reason)
 
     def __reduce__(self) -> NoReturn:
-        # Two of them would both release it; and another process holds nothing.
+        # A copy would release the lock of the original, and another process does not hold it.
         raise TypeError(
-            "a guard belongs to the process that acquired the lock and is neither copied nor pickled: hand on its name, "
-            "or lease it by a token (acquire_token)"
+            "a guard belongs to the process that acquired the lock and can be neither copied nor pickled: pass on its name, "
+            "or acquire the lock by a token (acquire_token)"
         )
 
     def __repr__(self) -> str:
@@ -251,17 +261,17 @@ class Guard:
         return f"<leasehold.Guard {self.name!r} {held}, holder {self.holder_id}, fence {self.fence}>"
 
 
-class Last:
-    """Around a block that enters a lock again. It releases the lock if the block that acquired it has ended, as a generator's
-    can, and no other block is inside."""
+class ReleaseIfLast:
+    """Wraps a block that enters a lock again. It releases the lock if the block that acquired it has ended before (a suspended
+    generator can outlive it) and no other block is inside."""
 
     __slots__ = ("_guard",)
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
 
-    def _releases(self) -> bool:
-        return self._guard._is_left and not self._guard._is_entered_again
+    def _is_last(self) -> bool:
+        return self._guard._block_ended and not self._guard._is_reentered
 
     def __enter__(self) -> None:
         pass
@@ -269,7 +279,7 @@ class Last:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._releases():
+        if self._is_last():
             self._guard.__exit__(kind, error, trace)
 
     async def __aenter__(self) -> None:
@@ -278,7 +288,7 @@ class Last:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._releases():
+        if self._is_last():
             await self._guard.__aexit__(kind, error, trace)
 
 
@@ -290,87 +300,52 @@ def _all_held() -> list[Guard]:
         try:
             return list(_held)
         except RuntimeError:
-            # A daemon thread acquired one meanwhile.
+            # A daemon thread acquired a lock meanwhile.
             continue
 
 
-@at_the_end
-def _give_everything_back() -> None:
-    """A process that ends leaves no lock behind: all are released at once, and a store that is away is waited for once."""
-    process_ends()
+@run_at_exit
+def release_everything() -> None:
+    """Releases all locks of this process together, so that an unreachable store delays the end only once."""
+    begin_exit()
     held = [guard._native for guard in _all_held() if guard._native.is_held]
-    # Also what a call that was interrupted may have got, which is given back in the background.
-    left = json.loads(_native.close_all(held, EXIT_WITHIN).wait())
+    # Closing the connections also waits for background releases, such as that of an interrupted call.
+    left = json.loads(_native.close_all(held, EXIT_TIMEOUT).wait())
     if left:
         names = ", ".join(repr(name) for name in sorted(left))
         log.warning("the store has not confirmed these releases; the locks end with their leases at the latest: %s", names)
     _log.end()
 
 
-def _released(name: str, how: Any, guard: _native.Guard) -> bool:
-    try:
-        return bool(how(guard.release()))
-    except LeaseholdError as problem:
-        _warn(name, problem)
-        return True
-
-
-def _warn(name: str, problem: LeaseholdError) -> None:
-    # It hides nobody's result: the release goes on in the background, and in the end in the journal.
-    log.warning("%r is released in the background: %s", name, problem)
-
-
 class Lock:
-    """A lock that can be asked for, in a ``with`` or an ``async with``, any number of times and by any number
-    of threads and tasks. Made by :meth:`Client.lock`."""
+    """A request for a lock, for ``with`` or ``async with``. Made by :meth:`Client.lock`. It can be used many times, by many
+    threads and tasks."""
 
-    __slots__ = ("_blocks", "_client", "_fenced", "_max_hold", "_name", "_on_lost", "_on_unavailable", "_owner", "_renew",
-                 "_ttl", "_wait")  # fmt: skip
+    __slots__ = ("_blocks", "_client", "_name", "_on_lost", "_terms")
 
-    def __init__(
-        self,
-        client: _native.Client,
-        name: str,
-        *,
-        ttl: Seconds | None = None,
-        wait: Seconds | None = None,
-        renew: bool = True,
-        max_hold: Seconds | None = None,
-        fenced: bool = True,
-        owner: str | None = None,
-        on_lost: OnLost = "cancel",
-        on_unavailable: OnUnavailable | None = None,
-    ) -> None:
+    def __init__(self, client: _native.Client, name: str, terms: _native.Terms, on_lost: OnLost = "cancel") -> None:
         one_of("on_lost", on_lost, "cancel", "continue")
-        if on_unavailable is not None:
-            one_of("on_unavailable", on_unavailable, "closed", "open")
         self._client = client
         self._name = text("name", name)
-        self._ttl = optional_lease("ttl", ttl)
-        self._wait = optional_seconds("wait", wait)
-        self._renew = flag("renew", renew)
-        self._max_hold = optional_seconds("max_hold", max_hold)
-        self._fenced = flag("fenced", fenced)
-        self._owner = optional_text("owner", owner)
+        self._terms = terms
         self._on_lost: OnLost = on_lost
-        self._on_unavailable = on_unavailable
         self._blocks: Blocks[_Entered] = Blocks()
 
     @property
     def name(self) -> str:
-        """The lock."""
+        """The name of the lock."""
         return self._name
 
     def acquire(self) -> Guard:
-        """Waits for the lock, as long as was said, and takes it. Ctrl-C ends the waiting.
+        """Waits for the lock and acquires it. Ctrl-C ends the waiting.
 
-        :raises LockNotAcquired: when the time to wait is over; it says who holds the lock.
-        :raises StoreUnavailable: when the store did not answer.
+        :raises LockNotAcquired: the time to wait is over; the exception names the holder.
+        :raises StoreUnavailable: the store did not answer.
         """
         return Guard(wait(self._call()), self._on_lost)
 
     async def acquire_async(self) -> Guard:
-        """As :meth:`acquire`. Cancelled, it leaves nothing behind."""
+        """:meth:`acquire` for asyncio. A cancelled call keeps no lock."""
         return Guard(await wait_async(self._call()), self._on_lost)
 
     def __enter__(self) -> Guard:
@@ -383,7 +358,7 @@ class Lock:
             self._blocks.forget(entered)
             raise
 
-    @leaves
+    @per_block
     def __exit__(
         self,
         block: Block[_Entered] | None,
@@ -392,8 +367,8 @@ class Lock:
         trace: TracebackType | None,
     ) -> None:
         guard, _ = self._blocks.leave(block)
-        if guard._leave():
-            guard._left(_released(self._name, wait, guard._native), error)
+        if guard._end_block():
+            guard._report_loss(guard._release_at_block_end(), error)
 
     async def __aenter__(self) -> Guard:
         block = self._blocks.begin()
@@ -401,7 +376,7 @@ class Lock:
         self._blocks.enter(block, _Entered(guard, Watch(guard) if self._on_lost == "cancel" else None))
         return guard
 
-    @leaves
+    @per_block
     async def __aexit__(
         self,
         block: Block[_Entered] | None,
@@ -411,32 +386,23 @@ class Lock:
     ) -> None:
         guard, watch = self._blocks.leave(block)
         cancelled_by_loss = watch is not None and watch.stop()
-        was_ours = not guard._leave() or await guard._release_on_exit()
+        was_held = not guard._end_block() or await guard._release_at_block_end_async()
         if cancelled_by_loss and (error is None or isinstance(error, asyncio.CancelledError)):
             raise guard._lost_error(guard._native.loss or "gone") from error
-        guard._left(was_ours, error)
+        guard._report_loss(was_held, error)
 
     def _call(self) -> _native.Call:
-        return self._client.acquire(
-            self._name,
-            self._ttl,
-            self._wait,
-            self._renew,
-            self._max_hold,
-            self._fenced,
-            self._owner,
-            self._on_unavailable,
-        )
+        return self._client.acquire(self._name, self._terms)
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a lock is its client's and is not pickled: pickle the client, and ask it for the lock there")
+        raise TypeError("a lock belongs to its client and cannot be pickled: pickle the client, and call its lock() in the other process")
 
     def __repr__(self) -> str:
         return f"<leasehold.Lock {self._name!r}>"
 
 
 class Watch:
-    """Cancels the running task when a lease is lost, as `asyncio.timeout` does it when its time is over."""
+    """Cancels the running task when a lease is lost, the way `asyncio.timeout` does at its deadline."""
 
     def __init__(self, guard: Guard) -> None:
         task = asyncio.current_task()
@@ -445,18 +411,18 @@ class Watch:
         self._cancelling = _cancelling(task)
         self._fired = False
         self._is_cause = False
-        self._letters = Letters.of(asyncio.get_running_loop())
+        self._mailbox = LoopMailbox.of(asyncio.get_running_loop())
         self._call = guard._native.lost()
-        self._ticket = self._letters.ask(self._call, _weakly(self._told))
+        self._call_id = self._mailbox.start(self._call, _weakly(self._on_answer))
 
-    def _told(self) -> None:
+    def _on_answer(self) -> None:
         if self._call.result() is not None:
             self._fired = True
             self._task.cancel("the lease was lost")
 
     def stop(self) -> bool:
-        """Whether the task was cancelled by this, and by nobody else."""
-        self._letters.forget(self._ticket)
+        """Stops watching. Returns whether the loss cancelled the task, and nothing else did."""
+        self._mailbox.forget(self._call_id)
         self._call.cancel()
         if self._fired:
             self._fired = False
@@ -466,7 +432,7 @@ class Watch:
 
 
 async def work_under(guard: Guard, work: Callable[[], Awaitable[T]]) -> T:
-    """Awaits work that is cancelled, with :class:`LockLost`, when the lease is lost."""
+    """Awaits work, and cancels it with :class:`LockLost` when the lease is lost."""
     watch = Watch(guard)
     try:
         return await work()
@@ -479,13 +445,14 @@ async def work_under(guard: Guard, work: Callable[[], Awaitable[T]]) -> T:
 
 
 def _weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """Calls a method as long as there is its object: that of a block, which no event loop is to keep."""
-    known = weakref.WeakMethod(method)
+    """A function that calls a method while its object lives. The event loop must not keep the object alive, because it
+    belongs to a block."""
+    reference = weakref.WeakMethod(method)
 
     def call() -> None:
-        there = known()
-        if there is not None:
-            there()
+        known = reference()
+        if known is not None:
+            known()
 
     return call
 
@@ -502,8 +469,7 @@ class _Entered(NamedTuple):
 
 
 def current_fence() -> int | None:
-    """The fence of the innermost lock that the caller runs under, however deep it was called; ``None``
-    outside of any, and where the lock has no fence.
+    """The fence of the innermost lock that the caller runs under; ``None`` outside of any lock, and if the lock has no fence.
 
     >>> import leasehold
     >>> with leasehold.connect("memory:").lock("order:42") as guard:

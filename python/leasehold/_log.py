@@ -1,8 +1,8 @@
-"""What the native half has to say, passed on to :mod:`logging`.
+"""Passes the log messages of the native module to :mod:`logging`.
 
-A native thread reports it, and without greenlets that thread calls ``logging`` itself. After monkey-patching it must
-not: the locks and sockets of the program's handlers belong to greenlets, and a second thread at one of them stops
-the whole program. There the native thread only queues its lines, and a greenlet of the program's own thread logs them.
+Without greenlets, a native thread calls ``logging`` itself. After monkey-patching it must not: the locks and sockets of the
+program's handlers belong to greenlets then, and a second thread that uses them blocks the whole program. There the native
+thread only queues its messages, and a greenlet of the program logs them.
 """
 
 from __future__ import annotations
@@ -19,86 +19,87 @@ from . import _native
 
 log = logging.getLogger("leasehold")
 
-#: As many lines wait for the program's thread at most; the rest is counted.
-MOST_LINES = 1000
+#: How many messages the queue holds. Messages beyond that are counted and dropped.
+MAX_QUEUED = 1000
 
-#: A module of these that is patched makes a handler one for greenlets.
+#: Log handlers belong to greenlets if any of these modules is patched.
 _PATCHED = ("thread", "threading", "_thread", "socket", "ssl", "select", "time", "os", "queue")
 
 
-class _Lines:
-    """The lines that wait, and the greenlet that logs them."""
+class _Queue:
+    """The queued messages, and the greenlet that logs them."""
 
     def __init__(self) -> None:
-        self.waiting: deque[tuple[int, str]] = deque()
-        self.lost = 0
-        #: Becomes readable with the first line. -1 while no greenlet waits for it.
+        self.messages: deque[tuple[int, str]] = deque()
+        self.dropped = 0
+        #: Becomes readable with the first message. -1 while no greenlet waits for it.
         self.fd = -1
-        self._pump: Any = None
+        self._greenlet: Any = None
         #: Identifies the greenlet that was started last.
         self._newest: object = None
         self._thread = 0
 
     def add(self, level: int, text: str) -> None:
-        """Never waits, and uses nothing that monkey-patching replaces."""
-        if len(self.waiting) < MOST_LINES:
-            self.waiting.append((level, text))
+        """Queues a message. It never waits, and uses nothing that monkey-patching replaces."""
+        if len(self.messages) < MAX_QUEUED:
+            self.messages.append((level, text))
         else:
-            self.lost += 1
+            self.dropped += 1
         if self.fd >= 0:
             os.eventfd_write(self.fd, 1)
 
     def log(self) -> None:
-        """Logs them, in the calling thread."""
+        """Logs the queued messages in the calling thread."""
         while True:
             try:
-                level, text = self.waiting.popleft()
+                level, text = self.messages.popleft()
             except IndexError:
                 break
             with contextlib.suppress(Exception):
                 log.log(level, "%s", text)
-        lost, self.lost = self.lost, 0
-        if lost:
-            log.warning("%d lines were not logged: they came faster than the handlers took them", lost)
+        dropped, self.dropped = self.dropped, 0
+        if dropped:
+            log.warning("%d messages were not logged: they came faster than the handlers could log them", dropped)
 
-    def is_seen_to(self) -> bool:
-        """Whether the right greenlet waits for them. That is one of the main thread, once the main thread uses leasehold:
-        any other thread may end, or never run its hub again."""
-        if self._pump is None or self._pump.dead:
+    def has_greenlet(self) -> bool:
+        """Whether a greenlet of the right thread logs the messages. That is the main thread, once it uses leasehold: another
+        thread can end, or never run its hub again."""
+        if self._greenlet is None or self._greenlet.dead:
             return False
         here, main = threading.get_native_id(), os.getpid()
         if self._thread in (here, main):
             return True
-        return here != main and (not self.waiting or os.path.exists(f"/proc/self/task/{self._thread}"))
+        return here != main and (not self.messages or os.path.exists(f"/proc/self/task/{self._thread}"))
 
-    def begin(self, spawn: Any, readable: Any) -> None:
-        """Starts that greenlet in this thread."""
+    def start_greenlet(self, spawn: Any, wait_readable: Any) -> None:
+        """Starts the greenlet in this thread."""
         if self.fd < 0:
             self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
         me = object()
 
-        def pump() -> None:
+        def log_messages() -> None:
             self.log()
             while True:
-                readable(self.fd)
-                if self is not _lines or self._newest is not me:
-                    # A forked child, whose parent waits for this descriptor; or another thread does by now.
+                wait_readable(self.fd)
+                if self is not _queue or self._newest is not me:
+                    # This is a forked child, and its parent waits for the descriptor; or another greenlet took over.
                     return
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self.fd)
                 self.log()
 
         self._thread, self._newest = threading.get_native_id(), me
-        self._pump = spawn(pump)
+        self._greenlet = spawn(log_messages)
 
 
-_lines = _Lines()
+_queue = _Queue()
 _green = False
 
 
 def is_green() -> bool:
-    """Whether gevent or eventlet has patched what handlers use. Nothing is imported: another thread may be at it."""
+    """Whether gevent or eventlet has patched a module that log handlers use. It imports nothing, because another thread may
+    hold the import lock."""
     global _green
     if not _green:
         gevent = getattr(sys.modules.get("gevent.monkey"), "is_module_patched", None)
@@ -107,16 +108,16 @@ def is_green() -> bool:
     return _green
 
 
-def see_to_lines() -> None:
-    """Makes sure that a greenlet logs the lines, where handlers are for greenlets: in the main thread if it uses leasehold,
-    until then in another one with a hub that does."""
-    if not is_green() or _lines.is_seen_to():
+def start_greenlet_if_needed() -> None:
+    """Makes sure that a greenlet logs the messages after monkey-patching: in the main thread if that uses leasehold, until
+    then in another thread that does and has a hub."""
+    if not is_green() or _queue.has_greenlet():
         return
     is_main = threading.get_native_id() == os.getpid()
-    for how in (_gevent, _eventlet):
-        found = how(create=is_main)
-        if found is not None:
-            _lines.begin(*found)
+    for library in (_gevent, _eventlet):
+        functions = library(create=is_main)
+        if functions is not None:
+            _queue.start_greenlet(*functions)
             return
 
 
@@ -130,15 +131,15 @@ def _gevent(*, create: bool) -> tuple[Any, Any] | None:
     if hub is None:
         return None
 
-    def readable(fd: int) -> None:
-        # It keeps no program from ending, and hides no deadlock.
+    def wait_readable(fd: int) -> None:
+        # Without a reference the watcher neither keeps the program running nor hides a deadlock from gevent.
         watcher = hub.loop.io(fd, 1, ref=False)
         try:
             hub.wait(watcher)
         finally:
             watcher.close()
 
-    return spawn, readable
+    return spawn, wait_readable
 
 
 def _eventlet(*, create: bool) -> tuple[Any, Any] | None:
@@ -151,25 +152,25 @@ def _eventlet(*, create: bool) -> tuple[Any, Any] | None:
     return spawn, lambda fd: trampoline(fd, read=True)
 
 
-def _say(level: int, text: str) -> None:
-    """Called by the native thread."""
+def _on_message(level: int, text: str) -> None:
+    """Logs or queues a message. The native thread calls it."""
     if is_green():
-        _lines.add(level, text)
+        _queue.add(level, text)
     else:
         log.log(level, "%s", text)
 
 
 def end() -> None:
-    """Logs what is left: this process is about to end, and the calling thread ends it."""
+    """Logs the remaining messages, in the thread that ends the process."""
     _native.end_log()
-    _lines.log()
+    _queue.log()
 
 
 def _forked() -> None:
-    """What the parent has to say, the parent says."""
-    global _lines
-    _lines = _Lines()
+    """Drops the parent's messages, which the parent logs."""
+    global _queue
+    _queue = _Queue()
 
 
 os.register_at_fork(after_in_child=_forked)
-_native.begin_log(_say)
+_native.begin_log(_on_message)

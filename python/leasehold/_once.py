@@ -1,4 +1,4 @@
-"""Work that is done once, and values that are created once."""
+"""Work that is done once for an id, and values that are bound once to an id."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from . import _native
 from ._lock import Guard, work_under
-from ._times import Seconds, as_json, kept, optional_lease, optional_seconds, optional_text, text
+from ._arguments import Seconds, as_json, retention, terms, text
 from ._waiting import wait, wait_async
 
 
@@ -17,32 +17,32 @@ from ._waiting import wait, wait_async
 class Claim:
     """A value bound to an id."""
 
-    #: Whether this very call bound it.
+    #: Whether this call bound it.
     created: bool
     value: Any
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of work that is done once."""
+    """The result of work that is done once."""
 
-    #: What it returned.
+    #: The value that the work returned.
     value: Any
-    #: Whether it was done by this very call. Otherwise it was done before, and this is its stored result.
+    #: Whether this call did the work. Otherwise the value is the stored result of an earlier call.
     fresh: bool
-    #: Whether the result is stored. ``False`` only for a fresh one when the store went away.
+    #: Whether the result is stored. ``False`` only for a fresh result when the store became unreachable.
     stored: bool = True
-    #: Who did it, where it was done before.
+    #: The owner of the earlier call that did the work.
     by: str | None = None
-    #: When, in milliseconds since 1970.
+    #: When that call finished, in milliseconds since 1970.
     at_ms: int | None = None
 
 
 class Once:
     """Work that is done once for an id. Made by :meth:`Client.once`.
 
-    It runs under the lock ``once:<id>``. A runner that crashes stores nothing, and the next one works: so work
-    may be *begun* more than once; what is stored is the result of one.
+    It runs under the lock ``once:<id>``. If a caller crashes during the work, nothing is stored, and the next caller does the
+    work. So the work can be *started* more than once, but only one result is stored.
     """
 
     def __init__(
@@ -58,23 +58,18 @@ class Once:
     ) -> None:
         self._client = client
         self.id = text("id", id)
-        # Sorted: the same payload must come out the same each time.
-        asked_with = None if payload is None else as_json("payload", payload, sort_keys=True).encode()
-        self._terms = (
-            None if keep is None else kept("keep", keep),
-            asked_with,
-            optional_lease("ttl", ttl),
-            optional_seconds("wait", wait),
-            optional_text("owner", owner),
-        )
+        # With sorted keys, equal payloads are equal bytes.
+        self._payload = None if payload is None else as_json("payload", payload, sort_keys=True).encode()
+        self._keep = None if keep is None else retention("keep", keep)
+        self._terms = terms(ttl=ttl, wait=wait, owner=owner)
 
     def run(self, work: Callable[[], Any]) -> Outcome:
-        """Does the work, or gets its stored result. What it returns must be JSON. What it raises is this
-        caller's alone: nothing is stored, and the next one tries again.
+        """Does the work, or returns its stored result. The work must return JSON. If it raises, only this caller gets the
+        exception: nothing is stored, and the next caller does the work.
 
-        :raises LockNotAcquired: when the time to wait for somebody else's work is over.
-        :raises LockLost: when the lease was lost meanwhile; nothing is stored.
-        :raises OtherPayload: when the id belongs to another payload.
+        :raises LockNotAcquired: another caller is still doing the work, and the time to wait is over.
+        :raises LockLost: the lease was lost during the work; nothing is stored.
+        :raises OtherPayload: the id belongs to another payload.
         """
         running = wait(self._start())
         if isinstance(running, str):
@@ -88,7 +83,7 @@ class Once:
         return Outcome(value, fresh=True, stored=wait(running.finish(result)))
 
     async def run_async(self, work: Callable[[], Awaitable[Any]]) -> Outcome:
-        """As :meth:`run`, for a function that is awaited; it is cancelled when the lease is lost."""
+        """:meth:`run` for an async function, which is cancelled when the lease is lost."""
         running = await wait_async(self._start())
         if isinstance(running, str):
             return _done(running)
@@ -101,23 +96,23 @@ class Once:
         return Outcome(value, fresh=True, stored=await wait_async(running.finish(result)))
 
     def result(self) -> Any:
-        """The stored result, without doing anything; ``None`` when there is none (yet)."""
+        """The stored result; ``None`` if there is none (yet)."""
         return _value(wait(_native.once_result(self._client, self.id)))
 
     async def result_async(self) -> Any:
-        """As :meth:`result`."""
+        """:meth:`result` for asyncio."""
         return _value(await wait_async(_native.once_result(self._client, self.id)))
 
     def forget(self) -> bool:
-        """Forgets the stored result: whoever asks next does the work. ``False``: there is none."""
+        """Deletes the stored result, so that the next caller does the work. Returns ``False`` if there is none."""
         return bool(wait(_native.once_forget(self._client, self.id)))
 
     async def forget_async(self) -> bool:
-        """As :meth:`forget`."""
+        """:meth:`forget` for asyncio."""
         return bool(await wait_async(_native.once_forget(self._client, self.id)))
 
     def _start(self) -> _native.Call:
-        return _native.once(self._client, self.id, *self._terms)
+        return _native.once(self._client, self.id, self._keep, self._payload, self._terms)
 
     def __repr__(self) -> str:
         return f"<leasehold.Once {self.id!r}>"

@@ -10,31 +10,31 @@ from types import TracebackType
 from typing import NamedTuple
 
 from . import _native
-from ._blocks import Block, Blocks, leaves
+from ._blocks import Block, Blocks, per_block
 from ._errors import InvalidArgument, LockLost
 from ._info import LockInfo
-from ._lock import Guard, Watch, _released
-from ._times import Seconds, flag, optional_lease, optional_seconds, optional_text, text
+from ._lock import Guard, Watch
+from ._arguments import Seconds, terms, text
 from ._waiting import wait, wait_async
 
 
 @dataclass(frozen=True)
 class PoolMember:
-    """One member of a pool: its number, and the lock that it is."""
+    """One member of a pool: its number and its lock."""
 
     index: int
     lock: LockInfo
 
 
 class Pool:
-    """Locks of which any are good. Made by :meth:`Client.pool`.
+    """Locks of which a request takes any. Made by :meth:`Client.pool`.
 
-    Requests are served in the order of asking, those for a member by its name among them.
+    Requests are served in the order of asking, together with requests for a single member by its name.
     """
 
     def __init__(self, client: _native.Client, name: str, members: Iterable[int]) -> None:
         self._client = client
-        #: What its members' names begin with.
+        #: The prefix of its members' names.
         self.name = text("name", name)
         if not isinstance(members, Iterable) or isinstance(members, str | bytes):
             raise InvalidArgument(f"members: {members!r} is not several numbers, such as range(4)")
@@ -54,7 +54,7 @@ class Pool:
         max_hold: Seconds | None = None,
         owner: str | None = None,
     ) -> PoolRequest:
-        """Asks for any `k` members, all of them or none, by ``with`` or ``async with``; the times are those of
+        """Requests any `k` members, all of them or none, for ``with`` or ``async with``. The other arguments are those of
         :meth:`Client.lock`.
 
         >>> import leasehold
@@ -66,11 +66,11 @@ class Pool:
         return PoolRequest(self, k, wait, ttl, renew, max_hold, owner)
 
     def status(self) -> list[PoolMember]:
-        """Who holds each member, and who waits for it."""
+        """The holder and the waiters of each member."""
         return _members(wait(_native.pool_status(self._client, self.name, list(self.members))))
 
     async def status_async(self) -> list[PoolMember]:
-        """As :meth:`status`."""
+        """:meth:`status` for asyncio."""
         return _members(await wait_async(_native.pool_status(self._client, self.name, list(self.members))))
 
     def __repr__(self) -> str:
@@ -78,8 +78,8 @@ class Pool:
 
 
 class PoolRequest:
-    """A request for members of a pool: ``with pool.acquire() as permit``, any number of times and by any number of threads
-    and tasks."""
+    """A request for members of a pool: ``with pool.acquire() as permit``. It can be used many times, by many threads and
+    tasks."""
 
     def __init__(
         self,
@@ -94,25 +94,19 @@ class PoolRequest:
         if not _is_number(k) or not 1 <= k < 2**32:
             raise InvalidArgument(f"k: {k!r} is not a number of members, 1 or more")
         self._pool = pool
-        self._terms = (
-            k,
-            optional_lease("ttl", ttl),
-            optional_seconds("wait", wait),
-            flag("renew", renew),
-            optional_seconds("max_hold", max_hold),
-            optional_text("owner", owner),
-        )
+        self._k = k
+        self._terms = terms(ttl=ttl, wait=wait, renew=renew, max_hold=max_hold, owner=owner)
         self._blocks: Blocks[_Entered] = Blocks()
 
     def permit(self) -> Permit:
-        """Waits, as long as was said, and takes them, to be released by hand.
+        """Waits for the members and acquires them. The caller releases the permit.
 
-        :raises LockNotAcquired: when so many are not free; it says who holds which.
+        :raises LockNotAcquired: fewer than `k` members were free in time; the exception has the holder of each.
         """
         return Permit(wait(self._call()))
 
     async def permit_async(self) -> Permit:
-        """As :meth:`permit`."""
+        """:meth:`permit` for asyncio."""
         return Permit(await wait_async(self._call()))
 
     def __enter__(self) -> Permit:
@@ -125,7 +119,7 @@ class PoolRequest:
             self._blocks.forget(entered)
             raise
 
-    @leaves
+    @per_block
     def __exit__(
         self,
         block: Block[_Entered] | None,
@@ -142,7 +136,7 @@ class PoolRequest:
         self._blocks.enter(block, _Entered(permit, [Watch(guard) for guard in permit.guards]))
         return permit
 
-    @leaves
+    @per_block
     async def __aexit__(
         self,
         block: Block[_Entered] | None,
@@ -151,7 +145,7 @@ class PoolRequest:
         trace: TracebackType | None,
     ) -> None:
         permit, watches = self._blocks.leave(block)
-        # All of them are stopped, whichever was the cause.
+        # A list, not a generator: every watch has to be stopped.
         if any([watch.stop() for watch in watches]) and isinstance(error, asyncio.CancelledError):
             try:
                 await permit.__aexit__(None, None, None)
@@ -160,39 +154,40 @@ class PoolRequest:
         await permit.__aexit__(kind, error, trace)
 
     def _call(self) -> _native.Call:
-        return _native.acquire_any(self._pool._client, self._pool.name, list(self._pool.members), *self._terms)
+        pool = self._pool
+        return _native.acquire_any(pool._client, pool.name, list(pool.members), self._k, self._terms)
 
 
 class Permit:
-    """Holds members of a pool: a guard for each."""
+    """Holds members of a pool, with a guard for each."""
 
     def __init__(self, permits: list[tuple[int, _native.Guard]]) -> None:
-        #: Their numbers, in the order in which the pool names them.
+        #: Their numbers, in the order of the pool's members.
         self.indices = tuple(index for index, _ in permits)
         #: Their guards.
         self.guards = tuple(Guard(guard) for _, guard in permits)
 
     @property
     def index(self) -> int:
-        """The number of the member; of the first one where several were asked for."""
+        """The number of the member, or of the first one."""
         return self.indices[0]
 
     @property
     def guard(self) -> Guard:
-        """Its guard."""
+        """The guard of the member, or of the first one."""
         return self.guards[0]
 
     def raise_if_lost(self) -> None:
-        """:raises LockLost: when any of them was lost."""
+        """Raises :class:`LockLost` if the lease on any member was lost."""
         for guard in self.guards:
             guard.raise_if_lost()
 
     def release(self) -> bool:
-        """Gives all of them back. ``True``: all were ours until now."""
+        """Releases all members. Returns ``True`` if the permit held all of them until now."""
         return all([guard.release() for guard in self.guards])
 
     async def release_async(self) -> bool:
-        """As :meth:`release`."""
+        """:meth:`release` for asyncio."""
         return all([await guard.release_async() for guard in self.guards])
 
     def __enter__(self) -> Permit:
@@ -201,10 +196,10 @@ class Permit:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        held = [guard for guard in self.guards if guard._leave()]
-        ours = [_released(guard.name, wait, guard._native) for guard in held]
+        held = [guard for guard in self.guards if guard._end_block()]
+        ours = [guard._release_at_block_end() for guard in held]
         for guard, was_ours in zip(held, ours, strict=True):
-            guard._left(was_ours, error)
+            guard._report_loss(was_ours, error)
 
     async def __aenter__(self) -> Permit:
         return self
@@ -212,10 +207,10 @@ class Permit:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        held = [guard for guard in self.guards if guard._leave()]
-        ours = [await guard._release_on_exit() for guard in held]
+        held = [guard for guard in self.guards if guard._end_block()]
+        ours = [await guard._release_at_block_end_async() for guard in held]
         for guard, was_ours in zip(held, ours, strict=True):
-            guard._left(was_ours, error)
+            guard._report_loss(was_ours, error)
 
     def __repr__(self) -> str:
         return f"<leasehold.Permit {self.indices}>"

@@ -1,4 +1,4 @@
-"""GPUs: one task at a time on each, and a dead one is rid of it.
+"""GPU locks: one task at a time on each GPU, and a task that dies loses its GPU.
 
     >>> from leasehold import gpu
     >>> gpu.configure("memory:")  # or redis://…; the default is this machine's SQLite file
@@ -8,9 +8,8 @@
     >>> transcribe("talk.wav")
     'talk.wav on GPU 0'
 
-The lock of a GPU is ``gpu_lock:<id>``, an ordinary lock that people can see and wait for. Its lease (300 s unless
-configured otherwise) is renewed for as long as the task lives: an hour of work keeps its GPU, a process that was
-killed is rid of it in five minutes.
+The lock of a GPU is ``gpu_lock:<id>``, an ordinary lock that can be inspected and waited for. Its lease (300 s by default) is
+renewed as long as the task lives: an hour of work keeps its GPU, and a process that was killed loses it after five minutes.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Literal, TypeVar, cast
 
 from ._errors import InvalidArgument
-from ._gpu_held import Gpu, current, held
+from ._gpu_current import Gpu, current, held
 from ._gpu_manager import SmartGpuLockManager
 from ._gpu_settings import Heartbeat, Settings, client_of, configure, gpu_number, settings, visible_devices
-from ._inside import Entry
-from ._lock import Guard, Last
+from ._reentry import Entry
+from ._lock import Guard, ReleaseIfLast
 from ._pool import Permit
-from ._times import Seconds, lease, optional_lease, optional_seconds, seconds
+from ._arguments import Seconds, lease, optional_lease, optional_seconds, seconds
 
 __all__ = [
     "Gpu",
@@ -53,8 +52,8 @@ log = logging.getLogger("leasehold")
 
 
 def empty_torch_cache() -> None:
-    """Gives PyTorch's cached GPU memory back to the device: the clean-up unless another one is named. It does
-    nothing where PyTorch is not loaded, or has not used a GPU; it never loads it."""
+    """Frees PyTorch's cached GPU memory. This is the default clean-up. It does nothing if PyTorch is not loaded or has not used a
+    GPU; it never loads PyTorch."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is not None and getattr(cuda, "is_initialized", lambda: True)():
@@ -72,20 +71,20 @@ def gpu_lock(
     cleanup: Callable[[], Any] | None = empty_torch_cache,
     task_name: str | None = None,
 ) -> Callable[[F], F]:
-    """Runs a function, ``def`` or ``async def``, on a GPU of its own. What it calls may enter it again. A task or thread
-    that it starts takes a GPU of its own, or waits for one.
+    """Decorates a function, ``def`` or ``async def``, which then runs alone on a GPU. Functions that it calls may enter the lock
+    again. A task or thread that it starts takes its own GPU, or waits for one.
 
-    :param gpu_id: which GPU; a text names the parameter that says it.
-    :param max_wait_time: at most so many seconds, then :class:`~leasehold.LockNotAcquired`, which says who holds
-        it. As configured (300 s) unless said.
-    :param gpu: ``"any"``: any one that is free. The function learns which by a parameter ``gpu_id``, if it has
-        one, or by :func:`current`.
-    :param gpus: with ``gpu="any"``: there are so many, 0 to N-1; otherwise as configured, or as
-        ``CUDA_VISIBLE_DEVICES`` says.
-    :param lock_timeout: another lease than the configured one.
-    :param cleanup: runs before the GPU is given back, whatever happened; with ``async def`` it may be one, too.
-        When it fails, that is a warning, and the GPU is given back all the same. ``None``: nothing.
-    :param task_name: what people read who ask for the holder; the function's name unless said.
+    :param gpu_id: the number of the GPU, or the name of the function's parameter that has it.
+    :param max_wait_time: how many seconds to wait before :class:`~leasehold.LockNotAcquired`, which names the holder.
+        Default: the configured time (300 s).
+    :param gpu: ``"any"`` for any free GPU. The function gets its number as the parameter ``gpu_id``, if it has one, and by
+        :func:`current`.
+    :param gpus: with ``gpu="any"``: the number of GPUs, which are 0 to N-1. Default: the configured number, else the GPUs
+        in ``CUDA_VISIBLE_DEVICES``.
+    :param lock_timeout: the ttl of the lease. Default: the configured one.
+    :param cleanup: a function that runs before the GPU is released, even after an exception; for ``async def`` it may be
+        async, too. If it fails, a warning is logged and the GPU is released. ``None`` for no clean-up.
+    :param task_name: the name that people see for the holder. Default: the function's name.
 
     >>> configure("memory:")
     >>> @gpu_lock(gpu="any", gpus=2)
@@ -97,7 +96,7 @@ def gpu_lock(
     if callable(gpu_id):
         raise InvalidArgument("gpu_lock is a decorator with arguments: write @gpu_lock() or @gpu_lock(gpu_id=0)")
     if gpu not in (None, "any"):
-        raise InvalidArgument(f'gpu: {gpu!r} is not "any"; a certain one is named by gpu_id')
+        raise InvalidArgument(f'gpu: {gpu!r} is not "any"; name a certain GPU with gpu_id')
     if not isinstance(gpu_id, str):
         gpu_number(gpu_id)
     wait = optional_seconds("max_wait_time", max_wait_time)
@@ -108,13 +107,13 @@ def gpu_lock(
         owner = task_name or _name_of(function)
         is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            # Calling it only makes the generator: what it does would be done after the GPU was given back.
-            raise InvalidArgument(f"gpu_lock: {owner} is a generator: hold the GPU inside of it, `with gpu.hold(0):`")
+            # The call only makes the generator, whose body would run after the release of the GPU.
+            raise InvalidArgument(f"gpu_lock: {owner} is a generator: hold the GPU inside it, `with gpu.hold(0):`")
         if inspect.iscoroutinefunction(cleanup) and not is_async:
-            raise InvalidArgument(f"cleanup of {owner}: an async one needs an async function")
+            raise InvalidArgument(f"cleanup of {owner}: an async cleanup needs an async function")
         if isinstance(gpu_id, str) and gpu_id not in signature.parameters:
             raise InvalidArgument(f"gpu_id: {owner} has no parameter {gpu_id!r}")
-        tell = gpu == "any" and "gpu_id" in signature.parameters
+        passes_id = gpu == "any" and "gpu_id" in signature.parameters
 
         def which(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
             if gpu == "any":
@@ -129,13 +128,13 @@ def gpu_lock(
         def run(*args: Any, **kwargs: Any) -> Any:
             with hold(which(args, kwargs), gpus=gpus, max_wait_time=wait, lock_timeout=ttl, cleanup=cleanup,
                       task_name=owner) as mine:  # fmt: skip
-                return function(*args, **({**kwargs, "gpu_id": mine.id} if tell else kwargs))
+                return function(*args, **({**kwargs, "gpu_id": mine.id} if passes_id else kwargs))
 
         @functools.wraps(function)
         async def run_async(*args: Any, **kwargs: Any) -> Any:
             async with hold_async(which(args, kwargs), gpus=gpus, max_wait_time=wait, lock_timeout=ttl,
                                   cleanup=cleanup, task_name=owner) as mine:  # fmt: skip
-                return await function(*args, **({**kwargs, "gpu_id": mine.id} if tell else kwargs))
+                return await function(*args, **({**kwargs, "gpu_id": mine.id} if passes_id else kwargs))
 
         return cast(F, run_async if is_async else run)
 
@@ -152,7 +151,7 @@ def hold(
     cleanup: Callable[[], Any] | None = empty_torch_cache,
     task_name: str | None = None,
 ) -> Iterator[Gpu]:
-    """Holds a GPU for the length of a ``with``; ``None`` is any. The rest is as for :func:`gpu_lock`.
+    """Holds a GPU during a ``with``; ``None`` stands for any GPU. The other arguments are those of :func:`gpu_lock`.
 
     >>> configure("memory:")
     >>> with hold(1) as mine:
@@ -161,11 +160,11 @@ def hold(
     """
     again = _entered(gpu_id, gpus)
     if again is not None:
-        with Last(again.guard), held.entered_again(again) as mine:
+        with ReleaseIfLast(again.guard), held.entered_again(again) as mine:
             yield mine
         return
     request = _Request(gpu_id, gpus, max_wait_time, lock_timeout, task_name)
-    with request.asked() as permit:
+    with request.lock as permit:
         mine = request.granted(permit)
         with held.entered(request.client, mine.guard, mine):
             try:
@@ -186,16 +185,15 @@ async def hold_async(
     cleanup: Callable[[], Any] | None = empty_torch_cache,
     task_name: str | None = None,
 ) -> AsyncIterator[Gpu]:
-    """As :func:`hold`, for ``async with``. When the lease is lost, the work is cancelled with
-    :class:`~leasehold.LockLost`."""
+    """:func:`hold` for ``async with``. When the lease is lost, the work is cancelled with :class:`~leasehold.LockLost`."""
     again = _entered(gpu_id, gpus)
     if again is not None:
-        async with Last(again.guard):
+        async with ReleaseIfLast(again.guard):
             with held.entered_again(again) as mine:
                 yield mine
         return
     request = _Request(gpu_id, gpus, max_wait_time, lock_timeout, task_name)
-    async with request.asked() as permit:
+    async with request.lock as permit:
         mine = request.granted(permit)
         with held.entered(request.client, mine.guard, mine):
             try:
@@ -209,7 +207,7 @@ async def hold_async(
 
 
 class _Request:
-    """One request for a GPU, as the settings say it."""
+    """One request for a GPU, with the configured settings."""
 
     def __init__(
         self,
@@ -226,13 +224,10 @@ class _Request:
         ttl = now.ttl if lock_timeout is None else lease("lock_timeout", lock_timeout)
         if gpu_id is None:
             pool = self.client.pool(now.pool_name, now.members(gpus))
-            self._asked: Any = pool.acquire(wait=wait, ttl=ttl, renew=now.heartbeat.enabled, owner=task_name)
+            self.lock: Any = pool.acquire(wait=wait, ttl=ttl, renew=now.heartbeat.enabled, owner=task_name)
         else:
             name = now.lock_name(gpu_id)
-            self._asked = self.client.lock(name, wait=wait, ttl=ttl, renew=now.heartbeat.enabled, owner=task_name)
-
-    def asked(self) -> Any:
-        return self._asked
+            self.lock = self.client.lock(name, wait=wait, ttl=ttl, renew=now.heartbeat.enabled, owner=task_name)
 
     def granted(self, granted: Permit | Guard) -> Gpu:
         if isinstance(granted, Permit):
@@ -242,7 +237,7 @@ class _Request:
 
 
 def _name_of(function: Callable[..., Any]) -> str:
-    """What people call it; an object that is called like a function has its class's name."""
+    """The name of a function; for a callable object, the name of its class."""
     named = getattr(function, "func", function)
     return str(getattr(named, "__qualname__", type(named).__qualname__))[-256:]
 
@@ -253,7 +248,7 @@ def _gpu(gpu_id: int, guard: Guard) -> Gpu:
 
 
 def _entered(gpu_id: int | None, gpus: int | None) -> Entry[Gpu] | None:
-    """The lock of the GPU, if the caller is inside of it already."""
+    """The lock of the GPU, if the caller has entered it already."""
     now = settings()
     ids = now.members(gpus) if gpu_id is None else (gpu_id,)
     return held.find(client_of(), [now.lock_name(gpu_id) for gpu_id in ids])
@@ -261,8 +256,8 @@ def _entered(gpu_id: int | None, gpus: int | None) -> Entry[Gpu] | None:
 
 @contextmanager
 def only_warn(lock_name: str) -> Iterator[None]:
-    """A clean-up that fails keeps nobody's GPU, and hides nobody's error."""
+    """Logs a failed clean-up as a warning, so that it neither keeps the GPU nor hides an error of the task."""
     try:
         yield
     except Exception as problem:
-        log.warning("the clean-up failed, %s is given back all the same: %r", lock_name, problem)
+        log.warning("the clean-up failed; %s is released anyway: %r", lock_name, problem)

@@ -1,47 +1,55 @@
-"""Locks for tasks: one run of a task at a time, whoever starts it.
+"""Task locks: one run of a task at a time, across all workers.
 
     >>> from leasehold.task_lock import configure, task_lock_context
-    >>> configure("memory:")  # or sqlite:, redis://…; left out, LEASEHOLD_STORE
+    >>> configure("memory:")  # or sqlite:, redis://…; default: LEASEHOLD_STORE
     >>> with task_lock_context("task_lock:6") as acquired:
     ...     acquired
     True
 
-Keys are ``task_lock:{id}``, in Redis as they are: ``redis-cli TTL task_lock:6``. Times are seconds.
+Keys are ``task_lock:{id}``, and the same in Redis: ``redis-cli TTL task_lock:6``. Times are in seconds.
 
-**How long.** `timeout` is how long the lock outlives a worker that was killed: 300 s for tasks of less than a
-minute, 1,800 s for those of up to ten, 3,600 s (the default) for longer ones. A task that may take longer than
-that says ``renew=True``: its lock is renewed for as long as its process lives, and then a short `timeout` is
-enough.
+**Timeout.** `timeout` is how long the lock outlives a worker that was killed: 300 s for tasks of less than a minute,
+1,800 s for tasks of up to ten minutes, 3,600 s (the default) for longer ones. For a task that may take longer, set
+``renew=True``: its lock is renewed as long as its process lives, and a short `timeout` is enough.
 
-**Whose.** A lock belongs to the process that acquired it. ``release_task_lock(key)`` and ``extend_task_lock(key)``
-find it by its key: first what the calling thread, task or greenlet has acquired itself, so that one that is late
-never frees its successor's; then what another thread of this process has. Whatever is not ours is not touched:
-``False``, a warning, and ``ownership_violations`` in the statistics. A process that ends gives its locks back; a
-forked child has no part in those of its parent.
+**Ownership.** A lock belongs to the process that acquired it. ``release_task_lock(key)`` and ``extend_task_lock(key)`` find it
+by its key: first among the locks that the calling thread, task or greenlet acquired, so that a late task never releases its
+successor's lock; then among those of other threads of this process. A call for a lock that the process does not hold changes
+nothing: it returns ``False``, logs a warning and counts in ``ownership_violations`` of the statistics. A process that ends
+releases its locks. A forked child does not share its parent's locks.
 
-**When the store is down**, tasks go on without a lock, because a store that fails must not stop all work: with a
-warning and an entry in the journal (``leasehold journal``). ``configure(on_unavailable="closed")`` makes it
+**Outages.** When the store cannot be reached, tasks run without a lock, with a warning and an entry in the journal
+(``leasehold journal``), so that a failed store does not stop all work. With ``configure(on_unavailable="closed")`` they get
 :class:`~leasehold.StoreUnavailable` instead.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import weakref
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Literal, TypeAlias, TypedDict, cast
+from typing import Any, Literal, TypeAlias, TypedDict
 
 from . import _native
-from ._blocks import Block, Blocks, leaves, nobody
-from ._client import Client, connect
-from ._config import Path, load
-from ._errors import InvalidArgument, LeaseholdError, LockLost, LockNotAcquired, NotEvicted, StoreUnavailable
-from ._info import LockInfo
-from ._lock import Guard, OnUnavailable
-from ._times import Seconds, flag, lease, one_of, optional_text, seconds, text
+from ._arguments import Seconds, flag, lease, seconds, terms, text
+from ._blocks import Block, Blocks, dead, per_block
+from ._errors import InvalidArgument, LeaseholdError, LockLost, LockNotAcquired, StoreUnavailable
+from ._lock import Guard
+from ._task_info import (
+    KEY_PREFIX,
+    STALE_AFTER,
+    TaskLockInfo,
+    check_stale_locks,
+    force_release_task_lock,
+    get_lock_holder,
+    get_lock_info,
+    get_lock_ttl,
+    is_task_locked,
+    list_all_task_locks,
+)
+from ._task_settings import configure, task_settings
 from ._waiting import wait as _wait
 from ._waiting import wait_async
 
@@ -70,7 +78,7 @@ __all__ = [
 
 log = logging.getLogger("leasehold.task_lock")
 
-#: How long a lock outlives a worker that was killed, unless said: an hour.
+#: The default timeout, in seconds: an hour.
 DEFAULT_TIMEOUT = 3600
 #: What the keys of tasks begin with.
 KEY_PREFIX = "task_lock:"
@@ -79,26 +87,11 @@ STALE_AFTER = 7200
 
 
 class TaskLockAcquireError(LockNotAcquired):
-    """The task is running already; :attr:`holder` says where."""
-
-
-class TaskLockInfo(TypedDict):
-    """A task's lock."""
-
-    key: str
-    locked: bool
-    #: Who holds it, for people; what another kind of client wrote.
-    holder: str | None
-    #: Seconds left, as ``redis-cli TTL`` says it: -2 when it is free, -1 when it has no end.
-    ttl: int
-    #: Names the holder without its secret.
-    holder_id: str | None
-    #: When it was acquired, in milliseconds since 1970; ``None`` when that is not known.
-    since_ms: int | None
+    """The task is running already; :attr:`holder` is its lock's holder."""
 
 
 class RunResult(TypedDict, total=False):
-    """What came of :func:`run_once`: ``{"status": "success", "result": …}``, or ``{"status": "skipped", "reason":
+    """The result of :func:`run_once`: ``{"status": "success", "result": …}``, or ``{"status": "skipped", "reason":
     "already_processed"}``."""
 
     status: Literal["success", "skipped"]
@@ -106,51 +99,12 @@ class RunResult(TypedDict, total=False):
     result: Any
 
 
-class _Settings:
-    def __init__(self, client: Client, on_unavailable: OnUnavailable) -> None:
-        self.client = client
-        self.on_unavailable: OnUnavailable = on_unavailable
-
-
-_settings: _Settings | None = None
-#: A lock's guard, as long as there is one: that of a :class:`task_lock_context` is its block's alone.
-_Known: TypeAlias = Callable[[], Guard | None]
-#: What this process holds.
-_held: dict[str, _Known] = {}
-#: What the running thread, task or greenlet has acquired itself.
-_mine: ContextVar[dict[str, _Known]] = ContextVar("leasehold_task_locks")
-
-
-def configure(
-    url: str | None = None,
-    *,
-    client: Client | None = None,
-    namespace: str | None = None,
-    owner: str | None = None,
-    on_unavailable: OnUnavailable | None = None,
-    config: Path | None = None,
-) -> None:
-    """Says where the locks of this process's tasks are; to be called before the first of them.
-
-    :param url: as for :func:`leasehold.connect`. Left out: ``LEASEHOLD_STORE``, else the default SQLite file, which
-        is for the workers of one machine. ``REDIS_URL`` is not read: workers on different stores do not exclude
-        each other, so the store is always said.
-    :param client: a client to use instead of a URL.
-    :param on_unavailable: ``"open"`` (unless it is configured otherwise): tasks go on without a lock when the store is
-        down; ``"closed"``: they get :class:`~leasehold.StoreUnavailable`.
-    :param config: as for :func:`leasehold.connect`.
-
-    >>> configure("memory:", on_unavailable="closed")
-    """
-    global _settings
-    if on_unavailable is not None:
-        one_of("on_unavailable", on_unavailable, "closed", "open")
-    if client is not None and not isinstance(client, Client):
-        raise InvalidArgument(f"client: {client!r} is not a leasehold.Client; a URL is named by url")
-    policy = on_unavailable or cast("OnUnavailable", load(config).said("on_unavailable") or "open")
-    if client is None:
-        client = connect(url, namespace=namespace, owner=owner, on_unavailable=policy, config=config, lazy=True)
-    _settings = _Settings(client, policy)
+#: Returns a lock's guard, if it still exists: the guard of a :class:`task_lock_context` belongs to its block.
+_GuardRef: TypeAlias = Callable[[], Guard | None]
+#: The locks of this process, by key.
+_held: dict[str, _GuardRef] = {}
+#: The locks that the running thread, task or greenlet acquired, by key.
+_mine: ContextVar[dict[str, _GuardRef]] = ContextVar("leasehold_task_locks")
 
 
 def acquire_task_lock(
@@ -161,13 +115,13 @@ def acquire_task_lock(
     renew: bool = False,
     owner: str | None = None,
 ) -> bool:
-    """Takes a task's lock. ``False``: the task is running already, here or elsewhere.
+    """Acquires a task's lock. Returns ``False`` if the task is running already, here or elsewhere.
 
-    :param timeout: the lock ends after so many seconds, unless it is released or extended before.
-    :param wait: how long to wait for it; 0, not at all.
-    :param renew: renew it for as long as this process lives. It ends `timeout` after a process that was killed.
-    :param owner: what people read who ask for the holder; the program's name unless said.
-    :raises StoreUnavailable: when the store is down and that is not to be passed over; see :func:`configure`.
+    :param timeout: the lock ends after this many seconds, unless it is released or extended before.
+    :param wait: how long to wait; 0 does not wait.
+    :param renew: renew the lock as long as this process lives. It ends `timeout` seconds after the process was killed.
+    :param owner: the name that people see for the holder. Default: the program's name.
+    :raises StoreUnavailable: the store cannot be reached, and the policy is ``"closed"``; see :func:`configure`.
 
     >>> configure("memory:")
     >>> acquire_task_lock("task_lock:1", 300)
@@ -186,32 +140,33 @@ def acquire_task_lock(
 
 
 def release_task_lock(key: str) -> bool:
-    """Gives a task's lock back. ``False``: it is not ours (any more), and nothing was touched.
+    """Releases a task's lock. Returns ``False`` if this process does not hold it (any more); then nothing is changed.
 
-    When the store is down it goes on in the background, with a warning; it never raises for that, so that it hides
-    no error of the task.
+    If the store cannot be reached, it logs a warning, returns ``False``, and the release goes on in the background. It does not
+    raise, so that it hides no error of the task.
     """
     guard = _forget(text("key", key))
     try:
         if guard is None:
-            # A token that nobody has: the store compares, counts it, and touches nothing.
-            ours = bool(_wait(_native_client().release_token(key, _native.new_token())))
+            # A new token holds no lock: the store compares it, counts an ownership violation, and changes nothing.
+            was_held = task_settings().client.release_token(key, _native.new_token())
         else:
-            ours = guard.release()
+            was_held = guard.release()
     except LockLost:
-        ours = False
+        was_held = False
     except InvalidArgument:
         raise
     except LeaseholdError as problem:
         return _released_later(key, problem)
-    return _released(key, ours)
+    return _released(key, was_held)
 
 
 def extend_task_lock(key: str, timeout: Seconds = DEFAULT_TIMEOUT) -> bool:
-    """Lets a task's lock end `timeout` seconds from now. ``False``: it is not ours (any more). It is never shortened.
+    """Extends a task's lock to `timeout` seconds from now; a lock is never shortened. Returns ``False`` if this process does not
+    hold it (any more).
 
-    :raises StoreUnavailable: when the store is down and that is not to be passed over; otherwise the answer is
-        whether the lock is still ours by what is known.
+    :raises StoreUnavailable: the store cannot be reached, and the policy is ``"closed"``. With ``"open"`` the result is
+        whether the lease is still valid.
 
     >>> configure("memory:")
     >>> acquire_task_lock("task_lock:2", 300), extend_task_lock("task_lock:2", 600), get_lock_ttl("task_lock:2")
@@ -227,96 +182,18 @@ def extend_task_lock(key: str, timeout: Seconds = DEFAULT_TIMEOUT) -> bool:
         log.warning("%s is not extended: %s", key, lost)
         return False
     except StoreUnavailable as problem:
-        if _configured().on_unavailable == "closed":
+        if task_settings().on_unavailable == "closed":
             raise
         log.warning("%s is not extended: %s", key, problem)
         return guard.is_valid
     return True
 
 
-def is_task_locked(key: str) -> bool:
-    """Whether anybody holds a task's lock. When the store is down and that is to be passed over: ``False``, with a
-    warning."""
-    try:
-        return _client().is_locked(text("key", key))
-    except StoreUnavailable as problem:
-        if _configured().on_unavailable == "closed":
-            raise
-        log.warning("whether %s is held is not known, and it is taken for free: %s", key, problem)
-        return False
-
-
-def get_lock_holder(key: str) -> str | None:
-    """Who holds a task's lock: what it calls itself, its machine and process; ``None`` when it is free."""
-    return get_lock_info(key)["holder"]
-
-
-def get_lock_ttl(key: str) -> int:
-    """Seconds left of a task's lock, as ``redis-cli TTL`` says it: -2 when it is free, -1 when it has no end."""
-    return get_lock_info(key)["ttl"]
-
-
-def get_lock_info(key: str) -> TaskLockInfo:
-    """All of it.
-
-    >>> configure("memory:")
-    >>> get_lock_info("task_lock:3")["locked"]
-    False
-    """
-    holder = _client().holder(text("key", key))
-    return _info(LockInfo(key, held=False) if holder is None else holder)
-
-
-def force_release_task_lock(key: str) -> bool:
-    """Takes a task's lock from whoever holds it at this moment, and from nobody who comes after: for operators who
-    know that nobody works under it any more. ``False``: it is free, or has changed hands meanwhile.
-
-    >>> configure("memory:")
-    >>> acquire_task_lock("task_lock:4"), force_release_task_lock("task_lock:4"), is_task_locked("task_lock:4")
-    (True, True, False)
-    """
-    client = _client()
-    holder = client.holder(text("key", key))
-    if holder is None:
-        return False
-    try:
-        evicted = client.evict(key, holder, force=True, reason="force_release_task_lock")
-    except NotEvicted as changed:
-        log.warning("%s is not released by force: %s", key, changed)
-        return False
-    if evicted.released:
-        log.warning("%s was released by force; it was held by %s", key, holder.owner)
-    return evicted.released
-
-
-def list_all_task_locks() -> list[TaskLockInfo]:
-    """All locks whose keys begin with ``task_lock:`` and that are held, by key."""
-    return [_info(lock) for lock in _client().locks(KEY_PREFIX) if lock.held]
-
-
-def check_stale_locks(over: Seconds = STALE_AFTER) -> list[TaskLockInfo]:
-    """The locks of tasks that have more than `over` seconds to run, or no end, each with a warning: to be called
-    now and then.
-
-    >>> configure("memory:")
-    >>> acquire_task_lock("task_lock:5", timeout=10_000)
-    True
-    >>> [lock["key"] for lock in check_stale_locks()]
-    ['task_lock:5']
-    """
-    most = seconds("over", over)
-    stale = [lock for lock in list_all_task_locks() if lock["ttl"] > most or lock["ttl"] == -1]
-    for lock in stale:
-        ends = "has no end" if lock["ttl"] == -1 else f"ends only in {lock['ttl']} s"
-        log.warning("%s may be stuck: it is held by %s and %s", lock["key"], lock["holder"], ends)
-    return stale
-
-
 class task_lock_context:  # noqa: N801: used like a function
-    """A task's lock around a block, by ``with`` or ``async with``; given back at its end, whatever happens.
+    """Holds a task's lock during a ``with`` or ``async with``.
 
-    The block gets ``True``. When the task is running already it is :class:`TaskLockAcquireError`; with
-    ``raise_on_fail=False`` the block runs, and gets ``False``. The rest is as for :func:`acquire_task_lock`.
+    ``as`` gets ``True``. If the task is running already, :class:`TaskLockAcquireError` is raised; with ``raise_on_fail=False``
+    the block runs and gets ``False``. The other arguments are those of :func:`acquire_task_lock`.
 
     >>> configure("memory:")
     >>> with task_lock_context("task_lock:7", timeout=300):
@@ -337,18 +214,18 @@ class task_lock_context:  # noqa: N801: used like a function
     ) -> None:
         self._key = key
         self._raise_on_fail = flag("raise_on_fail", raise_on_fail)
-        self._terms = (timeout, wait, renew, owner)
+        self._arguments = (timeout, wait, renew, owner)
         self._blocks: Blocks[Guard | None] = Blocks()
 
     def __enter__(self) -> bool:
         block = self._blocks.begin()
         try:
-            guard = Guard(_wait(_acquire(self._key, *self._terms)), "continue")
+            guard = Guard(_wait(_acquire(self._key, *self._arguments)), "continue")
         except LockNotAcquired as held:
             return self._not_entered(block, held)
         return self._entered(block, guard)
 
-    @leaves
+    @per_block
     def __exit__(
         self,
         block: Block[Guard | None] | None,
@@ -356,7 +233,7 @@ class task_lock_context:  # noqa: N801: used like a function
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        guard = self._leave(block)
+        guard = self._end(block)
         if guard is not None:
             try:
                 _released(self._key, guard.release())
@@ -366,12 +243,12 @@ class task_lock_context:  # noqa: N801: used like a function
     async def __aenter__(self) -> bool:
         block = self._blocks.begin()
         try:
-            guard = Guard(await wait_async(_acquire(self._key, *self._terms)), "continue")
+            guard = Guard(await wait_async(_acquire(self._key, *self._arguments)), "continue")
         except LockNotAcquired as held:
             return self._not_entered(block, held)
         return self._entered(block, guard)
 
-    @leaves
+    @per_block
     async def __aexit__(
         self,
         block: Block[Guard | None] | None,
@@ -379,7 +256,7 @@ class task_lock_context:  # noqa: N801: used like a function
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        guard = self._leave(block)
+        guard = self._end(block)
         if guard is not None:
             try:
                 _released(self._key, await guard.release_async())
@@ -402,10 +279,10 @@ class task_lock_context:  # noqa: N801: used like a function
         self._blocks.enter(block, None)
         return False
 
-    def _leave(self, block: Block[Guard | None] | None) -> Guard | None:
+    def _end(self, block: Block[Guard | None] | None) -> Guard | None:
         guard = self._blocks.leave(block)
         if guard is None or not guard._native.is_held:
-            # Not entered, or released inside, or this is a forked child.
+            # The lock was not acquired, or was released in the block, or this is a forked child.
             return None
         _forget(self._key, guard)
         return guard
@@ -419,15 +296,14 @@ def run_once(
     wait: Seconds = 0,
     owner: str | None = None,
 ) -> RunResult:
-    """Does work once for an id, across all workers: whoever comes later finds that it was processed, and does not do
-    it again.
+    """Does work once for an id, across all workers. Later calls with the id skip it.
 
-    What `work` returns must be JSON. What it raises is the caller's, nothing counts as processed, and the next one
-    tries again; so does the next one after a worker that was killed.
+    `work` must return JSON. If it raises, the caller gets the exception, the id does not count as processed, and the next call
+    does the work; the same is true after a worker was killed.
 
-    :param keep: for how long it is known that the id was processed: a day unless said.
-    :param wait: how long to wait for a worker that is at it.
-    :raises TaskLockAcquireError: when another worker is at it, and the time to wait is over.
+    :param keep: how long the id counts as processed. Default: a day.
+    :param wait: how long to wait while another worker processes the id.
+    :raises TaskLockAcquireError: another worker is still processing the id, and the time to wait is over.
 
     >>> configure("memory:")
     >>> run_once("record:7", lambda: 42)
@@ -438,17 +314,17 @@ def run_once(
     run = _Run(id)
 
     def working() -> Any:
-        run.began = True
-        return run.did(work())
+        run.started = True
+        return run.finished(work())
 
     try:
-        outcome = _client().once(id, keep=keep, wait=wait, owner=owner).run(working)
+        outcome = task_settings().client.once(id, keep=keep, wait=wait, owner=owner).run(working)
     except (LockNotAcquired, StoreUnavailable) as problem:
         if not run.goes_on_without(problem):
             return run.unstored(problem)
     else:
         return run.result(outcome.fresh, outcome.value)
-    # The lock that cannot be had says so in the log and in the journal.
+    # Without the store, the work runs under a lock that is not protected, which logs a warning and writes to the journal.
     with task_lock_context(f"once:{id}", wait=wait, owner=owner):
         return run.result(True, work())
 
@@ -461,15 +337,15 @@ async def run_once_async(
     wait: Seconds = 0,
     owner: str | None = None,
 ) -> RunResult:
-    """As :func:`run_once`, for a function that is awaited."""
+    """:func:`run_once` for an async function."""
     run = _Run(id)
 
     async def working() -> Any:
-        run.began = True
-        return run.did(await work())
+        run.started = True
+        return run.finished(await work())
 
     try:
-        outcome = await _client().once(id, keep=keep, wait=wait, owner=owner).run_async(working)
+        outcome = await task_settings().client.once(id, keep=keep, wait=wait, owner=owner).run_async(working)
     except (LockNotAcquired, StoreUnavailable) as problem:
         if not run.goes_on_without(problem):
             return run.unstored(problem)
@@ -480,27 +356,29 @@ async def run_once_async(
 
 
 class _Run:
-    """How far work came that is done once: what the work itself raises is passed on as it is."""
+    """The progress of one :func:`run_once`."""
 
     def __init__(self, id: str) -> None:
         self._id = id
-        self.began = False
+        self.started = False
         self._done: list[Any] = []
 
-    def did(self, value: Any) -> Any:
+    def finished(self, value: Any) -> Any:
         self._done.append(value)
         return value
 
     def goes_on_without(self, problem: LeaseholdError) -> bool:
-        """Whether the work is to be done though nobody can say whether it was done before."""
-        is_down = isinstance(problem, StoreUnavailable) and not self.began
-        return is_down and _configured().on_unavailable == "open"
+        """Whether the work runs although it is not known if it was done before: the store is unreachable and the policy is
+        ``"open"``."""
+        is_down = isinstance(problem, StoreUnavailable) and not self.started
+        return is_down and task_settings().on_unavailable == "open"
 
     def unstored(self, problem: LeaseholdError) -> RunResult:
+        """The result after an error of the store or the lock, or the exception to raise."""
         if self._done and isinstance(problem, StoreUnavailable):
-            log.warning("%r was processed, which could not be stored; it may be again: %s", self._id, problem)
+            log.warning("%r was processed, but this could not be stored; it may be processed again: %s", self._id, problem)
             return self.result(True, self._done[0])
-        if isinstance(problem, LockNotAcquired) and not self.began:
+        if isinstance(problem, LockNotAcquired) and not self.started:
             raise _running(problem) from None
         raise problem
 
@@ -511,43 +389,17 @@ class _Run:
         return {"status": "skipped", "reason": "already_processed"}
 
 
-def _configured() -> _Settings:
-    if _settings is None:
-        if os.environ.get("REDIS_URL") and load().said("store") is None:
-            log.warning(
-                "REDIS_URL is set, and is not read: the locks of tasks are in the default SQLite file of this machine. "
-                "Set LEASEHOLD_STORE, or call leasehold.task_lock.configure(url)"
-            )
-        configure()
-        assert _settings is not None
-    return _settings
-
-
-def _client() -> Client:
-    return _configured().client
-
-
-def _native_client() -> _native.Client:
-    return _client()._native
-
-
 def _acquire(key: str, timeout: Seconds, wait: Seconds, renew: bool, owner: str | None) -> _native.Call:
-    settings = _configured()
-    return settings.client._native.acquire(
-        text("key", key),
-        lease("timeout", timeout),
-        seconds("wait", wait),
-        flag("renew", renew),
-        None,
-        True,
-        optional_text("owner", owner),
-        settings.on_unavailable,
+    client, policy = task_settings()
+    asked = terms(
+        ttl=lease("timeout", timeout), wait=seconds("wait", wait), renew=renew, owner=owner, on_unavailable=policy
     )
+    return client._native.acquire(text("key", key), asked)
 
 
-def _remember(guard: Guard, known: _Known) -> None:
+def _remember(guard: Guard, known: _GuardRef) -> None:
     if not guard.is_protected:
-        log.warning("%s goes on WITHOUT its lock: the store is down", guard.name)
+        log.warning("%s runs WITHOUT its lock: the store cannot be reached", guard.name)
     for key, other in list(_held.items()):
         old = other()
         if old is None or old.lost:
@@ -558,25 +410,25 @@ def _remember(guard: Guard, known: _Known) -> None:
 
 
 def _find(key: str) -> Guard | None:
-    """What the caller has acquired itself; else what its process has."""
-    return _mine.get({}).get(key, nobody)() or _held.get(key, nobody)()
+    """The lock that the caller acquired, else the one that this process holds."""
+    return _mine.get({}).get(key, dead)() or _held.get(key, dead)()
 
 
 def _forget(key: str, guard: Guard | None = None) -> Guard | None:
     guard = guard or _find(key)
     if guard is None:
         return None
-    if _held.get(key, nobody)() is guard:
+    if _held.get(key, dead)() is guard:
         _held.pop(key, None)
-    if _mine.get({}).get(key, nobody)() is guard:
+    if _mine.get({}).get(key, dead)() is guard:
         _mine.set({known: held for known, held in _mine.get().items() if known != key})
     return guard
 
 
-def _released(key: str, ours: bool) -> bool:
-    if not ours:
-        log.warning("%s was to be released and is not ours (any more): nothing was touched", key)
-    return ours
+def _released(key: str, was_held: bool) -> bool:
+    if not was_held:
+        log.warning("%s was not released: this process does not hold it (any more), and nothing was touched", key)
+    return was_held
 
 
 def _released_later(key: str, problem: LeaseholdError) -> bool:
@@ -588,21 +440,3 @@ def _running(held: LockNotAcquired) -> TaskLockAcquireError:
     by = "" if held.holder is None else f" by {held.holder.owner}"
     message = f"{held.name} is held{by}: the task is running already"
     return TaskLockAcquireError(message, held.name, held.holder, held.waited, held.store)
-
-
-def _info(lock: LockInfo) -> TaskLockInfo:
-    if not lock.held:
-        ttl = -2
-    elif lock.ttl_left_ms is None:
-        ttl = -1
-    else:
-        # As Redis rounds it.
-        ttl = (lock.ttl_left_ms + 500) // 1000
-    return {
-        "key": lock.name,
-        "locked": lock.held,
-        "holder": lock.owner,
-        "ttl": ttl,
-        "holder_id": lock.holder_id,
-        "since_ms": lock.since_ms,
-    }

@@ -1,121 +1,141 @@
-//! One question to the store, and the ways to wait for its answer.
+//! A call: one request to the store, and the ways to wait for its answer.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pyo3::{IntoPyObject, IntoPyObjectExt};
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::task::AbortHandle;
 
-use crate::answer::Answer;
 use crate::engine::{Engine, Process};
 use crate::failure::Failure;
+use crate::lock;
 
-pub(crate) type Outcome = Result<Answer, Failure>;
+/// An answer that becomes `None` in Python.
+pub(crate) const NOTHING: Option<()> = None;
+
+/// A value that becomes a Python object once a thread with the GIL takes it.
+pub(crate) trait Answer: Send {
+    fn into_python(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>>;
+}
+
+impl<T: for<'py> IntoPyObject<'py> + Send> Answer for T {
+    fn into_python(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        (*self).into_py_any(py)
+    }
+}
+
+type Outcome = Result<Box<dyn Answer>, Failure>;
 type Work = Pin<Box<dyn Future<Output = Outcome> + Send>>;
 
-/// A question that has not been asked yet, is being asked, or was answered.
+/// A request that is new, in flight, or answered.
 ///
-/// A thread asks with `wait`. An event loop asks with `start`, is told by its mailbox, and then takes the
-/// `result`. Dropped or cancelled before that, nothing is kept: a lock that was granted is given back.
+/// A thread sends it with `wait`. An event loop sends it with `start`, is notified by its mailbox, and then takes the
+/// `result`. A call that is dropped or cancelled before that keeps nothing: a granted lock is released.
 #[pyclass(frozen, module = "leasehold._native")]
 pub(crate) struct Call {
     process: Process,
     engine: &'static Engine,
-    state: Arc<Mutex<State>>,
-    /// A release: once begun it goes on without its caller. One that is broken off has to begin anew, and counts as
-    /// one that failed.
-    to_the_end: bool,
+    state: Arc<Mutex<CallState>>,
+    /// The work goes on without its caller. A release is like that: one that is interrupted would have to start again, and
+    /// would count as failed.
+    uncancellable: bool,
 }
 
-enum State {
+enum CallState {
     New(Work),
-    UnderWay(Option<AbortHandle>),
-    Done(Outcome),
-    Over,
+    InFlight(Option<AbortHandle>),
+    Answered(Outcome),
+    Taken,
 }
 
 impl Call {
-    pub(crate) fn new(work: impl Future<Output = Outcome> + Send + 'static) -> PyResult<Self> {
+    pub(crate) fn new<A: Answer + 'static>(
+        work: impl Future<Output = Result<A, Failure>> + Send + 'static,
+    ) -> PyResult<Self> {
         let engine = Engine::this()?;
-        let state = Arc::new(Mutex::new(State::New(Box::pin(work))));
-        Ok(Self { process: engine.process(), engine, state, to_the_end: false })
+        let work = async move { work.await.map(|answer| Box::new(answer) as Box<dyn Answer>) };
+        let state = Arc::new(Mutex::new(CallState::New(Box::pin(work))));
+        Ok(Self { process: engine.process(), engine, state, uncancellable: false })
     }
 
-    /// A call that is done to its end, also when its caller is interrupted or cancelled.
-    pub(crate) fn to_the_end(work: impl Future<Output = Outcome> + Send + 'static) -> PyResult<Self> {
-        Ok(Self { to_the_end: true, ..Self::new(work)? })
+    /// Makes a call that runs to its end, even if its caller is interrupted or cancelled.
+    pub(crate) fn uncancellable<A: Answer + 'static>(
+        work: impl Future<Output = Result<A, Failure>> + Send + 'static,
+    ) -> PyResult<Self> {
+        Ok(Self { uncancellable: true, ..Self::new(work)? })
     }
 
-    fn take(&self) -> PyResult<State> {
+    fn take(&self) -> PyResult<CallState> {
         if !self.process.is_this() {
-            return Err(PyRuntimeError::new_err("this was begun before a fork, by another process"));
+            return Err(PyRuntimeError::new_err("this call was started by another process, before a fork"));
         }
-        Ok(std::mem::replace(&mut *lock(&self.state), State::Over))
+        Ok(std::mem::replace(&mut *lock(&self.state), CallState::Taken))
     }
 }
 
 #[pymethods]
 impl Call {
-    /// Asks, and waits in this thread, without the interpreter's lock. Signals get through.
+    /// Sends the request and waits in this thread, without the GIL. Signals are handled while it waits.
     fn wait(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let State::New(mut work) = self.take()? else { return Err(asked_before()) };
+        let CallState::New(mut work) = self.take()? else { return Err(sent_before()) };
         loop {
             if let Poll::Ready(outcome) = py.detach(|| self.engine.wait_for(&mut work)) {
-                return outcome.map_err(|failure| failure.raise(py))?.into_python(py);
+                return outcome?.into_python(py);
             }
             if let Err(interrupted) = py.check_signals() {
-                if self.to_the_end {
-                    drop(self.engine.start_for_loop(async { drop(work.await) }));
+                if self.uncancellable {
+                    drop(self.engine.spawn(async { drop(work.await) }));
                 } else {
-                    // Whatever it asked for is taken back, in the background.
+                    // The undo of the request runs in the background.
                     drop(work);
-                    self.engine.is_needed();
+                    self.engine.wake();
                 }
                 return Err(interrupted);
             }
         }
     }
 
-    /// Asks, and has the mailbox told `ticket` when the answer is there.
-    fn start(&self, mailbox: &Mailbox, ticket: u64) -> PyResult<()> {
-        let State::New(work) = self.take()? else { return Err(asked_before()) };
-        *lock(&self.state) = State::UnderWay(None);
-        let (state, tell) = (self.state.clone(), mailbox.tell.clone());
-        let task = self.engine.start_for_loop(async move {
+    /// Sends the request. The mailbox receives `call_id` when the answer is there.
+    fn start(&self, mailbox: &Mailbox, call_id: u64) -> PyResult<()> {
+        let CallState::New(work) = self.take()? else { return Err(sent_before()) };
+        *lock(&self.state) = CallState::InFlight(None);
+        let (state, sender) = (self.state.clone(), mailbox.sender.clone());
+        let task = self.engine.spawn(async move {
             let outcome = work.await;
             let mut state = lock(&state);
-            if matches!(*state, State::UnderWay(_)) {
-                *state = State::Done(outcome);
+            if matches!(*state, CallState::InFlight(_)) {
+                *state = CallState::Answered(outcome);
             }
             drop(state);
-            tell.done(ticket);
+            sender.send(call_id);
         });
-        if let State::UnderWay(abort) = &mut *lock(&self.state) {
+        if let CallState::InFlight(abort) = &mut *lock(&self.state) {
             *abort = Some(task.abort_handle());
         }
         Ok(())
     }
 
-    /// The answer, once.
+    /// Returns the answer, once.
     fn result(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         match self.take()? {
-            State::Done(outcome) => outcome.map_err(|failure| failure.raise(py))?.into_python(py),
+            CallState::Answered(outcome) => outcome?.into_python(py),
             other => {
                 *lock(&self.state) = other;
-                Err(PyRuntimeError::new_err("there is no answer (yet, or any more)"))
+                Err(PyRuntimeError::new_err("this call has no answer: none has arrived yet, or it was taken before"))
             }
         }
     }
 
-    /// Wants no answer any more. Whatever was granted is given back; a release goes on.
+    /// Gives the answer up. What was granted is released; an uncancellable call goes on.
     fn cancel(&self) -> PyResult<()> {
-        if let State::UnderWay(Some(task)) = self.take()?
-            && !self.to_the_end
+        if let CallState::InFlight(Some(task)) = self.take()?
+            && !self.uncancellable
         {
             task.abort();
         }
@@ -123,34 +143,29 @@ impl Call {
     }
 }
 
-fn asked_before() -> PyErr {
-    PyRuntimeError::new_err("a call is made once")
+fn sent_before() -> PyErr {
+    PyRuntimeError::new_err("this call was sent before: a call is sent once")
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Tells an event loop which of its calls were answered: its descriptor becomes readable.
+/// Notifies an event loop of the calls that were answered: its descriptor becomes readable.
 #[pyclass(frozen, module = "leasehold._native")]
 pub(crate) struct Mailbox {
-    /// Its queue is without locks, so a fork in the midst of it does no harm. This mutex is only taken under
-    /// the interpreter's lock.
-    done: Mutex<Receiver<u64>>,
-    tell: Tell,
+    /// A lock-free queue, so a fork in the middle of an operation does no harm. The mutex is taken only under the GIL.
+    answered: Mutex<Receiver<u64>>,
+    sender: MailboxSender,
 }
 
 #[derive(Clone)]
-struct Tell {
+struct MailboxSender {
     queue: Sender<u64>,
     fd: Arc<OwnedFd>,
 }
 
-impl Tell {
-    /// Never waits, and needs nothing of Python.
-    fn done(&self, ticket: u64) {
-        // Nobody listens any more: then nobody needs to know.
-        let _ = self.queue.send(ticket);
+impl MailboxSender {
+    /// Never waits, and needs neither the GIL nor a Python object.
+    fn send(&self, call_id: u64) {
+        // Fails only if the mailbox was dropped, and then no loop waits for the call.
+        let _ = self.queue.send(call_id);
         let _ = rustix::io::write(&self.fd, &1_u64.to_ne_bytes());
     }
 }
@@ -160,19 +175,19 @@ impl Mailbox {
     #[new]
     fn new() -> PyResult<Self> {
         let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
-        let (queue, done) = channel();
-        Ok(Self { done: Mutex::new(done), tell: Tell { queue, fd: Arc::new(fd) } })
+        let (queue, answered) = channel();
+        Ok(Self { answered: Mutex::new(answered), sender: MailboxSender { queue, fd: Arc::new(fd) } })
     }
 
-    /// The descriptor to watch for reading.
+    /// Returns the descriptor to watch for reading.
     fn fileno(&self) -> i32 {
-        self.tell.fd.as_raw_fd()
+        self.sender.fd.as_raw_fd()
     }
 
-    /// The tickets of the calls that were answered since the last time.
+    /// Returns the ids of the calls that were answered since the last time.
     fn collect(&self) -> Vec<u64> {
-        // Emptied first: what is told from here on makes it readable again.
-        let _ = rustix::io::read(&self.tell.fd, &mut [0_u8; 8]);
-        lock(&self.done).try_iter().collect()
+        // The descriptor is reset before the queue is read, so an answer that arrives in between makes it readable again.
+        let _ = rustix::io::read(&self.sender.fd, &mut [0_u8; 8]);
+        lock(&self.answered).try_iter().collect()
     }
 }

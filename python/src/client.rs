@@ -1,33 +1,32 @@
-//! A client: which store, and this process's connection to it.
+//! A client: the store it uses, and the connection of this process.
 
 use std::cell::RefCell;
-use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use leasehold::bindings::Retention;
 use leasehold::config::{Setting, StoreUrl};
-use leasehold::inspect::{EvictMode, Evicted, EvictedView, HolderId, LockInfo, LockView};
-use leasehold::lease::{Terms, Token, Ttl};
+use leasehold::inspect::{EvictMode, Evicted, EvictedView, FinishRequest, Holder, HolderId, LockInfo, LockView};
+use leasehold::lease::{Token, Ttl};
 use leasehold::store::sqlite::Forking;
 use leasehold::store::{KeySpace, Namespace};
 use leasehold::{Fence, LockManager, LockName, OnUnavailable, Options, Owner};
 use pyo3::prelude::*;
 use tokio::sync::OnceCell;
 
-use crate::answer::Answer;
-use crate::call::{Call, Outcome};
+use crate::call::{Answer, Call, NOTHING};
 use crate::config::Config;
-use crate::engine::{Process, forked};
-use crate::failure::{Failure, json};
-use crate::guard::Guard;
+use crate::engine::{Process, count_fork};
+use crate::failure::Failure;
+use crate::guard::{Guard, Held};
+use crate::terms::{Terms, duration, policy, ttl};
+use crate::{json, lock};
 
-/// What a client was told, from which each process makes its own options: the owner names the process.
+/// The arguments of a client. Each process makes its own [`Options`] of them, because the owner names the process.
 #[derive(Clone)]
-struct Place {
+struct ClientOptions {
     url: String,
-    /// As configured; the rest is what was said beside that.
+    /// The options of the configuration; the fields below override them.
     configured: Options,
     keys: KeySpace,
     owner: String,
@@ -37,9 +36,9 @@ struct Place {
     patience: Option<Duration>,
 }
 
-impl Place {
-    /// The store, without its secrets.
-    fn shown(&self) -> String {
+impl ClientOptions {
+    /// The URL of the store, without its password.
+    fn store(&self) -> String {
         StoreUrl::parse(&self.url).map_or_else(|_| String::from("a store"), |url| url.show())
     }
 
@@ -57,17 +56,17 @@ impl Place {
     }
 }
 
-/// The connection of one process. A child that finds its parent's makes one of its own.
+/// The connection of one process. A child replaces its parent's by one of its own.
 pub(crate) struct Connection {
     process: Process,
-    place: Place,
-    /// There until it is dropped; empty until it is used.
+    options: ClientOptions,
+    /// Empty until the first use. `None` only while the connection is dropped.
     locks: Option<OnceCell<LockManager>>,
 }
 
 impl Connection {
-    fn new(place: Place) -> Arc<Self> {
-        let new = Arc::new(Self { process: Process::this(), place, locks: Some(OnceCell::new()) });
+    fn new(options: ClientOptions) -> Arc<Self> {
+        let new = Arc::new(Self { process: Process::this(), options, locks: Some(OnceCell::new()) });
         let mut all = lock(&CONNECTIONS);
         all.retain(|connection| connection.strong_count() > 0);
         all.push(Arc::downgrade(&new));
@@ -75,18 +74,19 @@ impl Connection {
     }
 
     fn cell(&self) -> &OnceCell<LockManager> {
-        self.locks.as_ref().expect("there until it is dropped")
+        self.locks.as_ref().expect("taken only when it is dropped")
     }
 
-    /// Connects where nobody has yet. A server that is not there is one that was lost, unless `now` was said.
-    async fn locks(&self, now: bool) -> Result<LockManager, Failure> {
+    /// Connects with the first call. An unreachable server is an error if `eager`; otherwise it is like a server that was
+    /// lost.
+    async fn locks(&self, eager: bool) -> Result<LockManager, Failure> {
         if let Some(locks) = self.cell().get() {
             return Ok(locks.clone());
         }
         let connect = async || {
-            let mut options = self.place.options()?;
-            options.lazy_connect = !now;
-            Ok(LockManager::connect_with(&self.place.url, options).await?)
+            let mut options = self.options.options()?;
+            options.lazy_connect = !eager;
+            Ok(LockManager::connect_with(&self.options.url, options).await?)
         };
         self.cell().get_or_try_init(connect).await.cloned()
     }
@@ -95,73 +95,69 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         if !self.process.is_this() {
-            // Nothing of the parent's is touched: what its thread had locked at the fork is locked for ever.
+            // A mutex that a thread of the parent had locked at the fork stays locked for ever in the child.
             std::mem::forget(self.locks.take());
         }
     }
 }
 
-/// Every connection of this process. Only taken under the interpreter's lock, so never held at a fork.
+/// Every connection of this process. The mutex is taken only under the GIL, so no thread holds it at a fork.
 static CONNECTIONS: Mutex<Vec<Weak<Connection>>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// The fork this thread is in the midst of.
+    /// The fork that this thread is doing.
     static FORKING: RefCell<Option<Forking>> = const { RefCell::new(None) };
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Closes what must not be open while this process forks.
+/// Closes the SQLite files, which must not be open while this process forks.
 #[pyfunction]
 pub(crate) fn before_fork() {
     FORKING.set(Some(Forking::begin()));
 }
 
-/// Opens it again.
+/// Opens the SQLite files again after a fork.
 #[pyfunction]
 pub(crate) fn after_fork_in_parent() {
     FORKING.set(None);
 }
 
-/// Begins anew, without anything of the parent's.
+/// Leaves everything of the parent's alone, in the child after a fork.
 #[pyfunction]
 pub(crate) fn after_fork_in_child() {
-    forked();
+    count_fork();
     lock(&CONNECTIONS).clear();
     if let Some(forking) = FORKING.take() {
         forking.in_child();
     }
 }
 
-/// Releases these guards together and closes every connection of this process, which is about to end. All of it takes
-/// at most `within` seconds. Returns, in JSON, the locks whose release was not confirmed.
+/// Makes a call that releases these guards together and closes every connection, within `within` seconds: for a process
+/// that is about to end. It returns, in JSON, the locks whose release was not confirmed.
 #[pyfunction]
-pub(crate) fn close_all(py: Python<'_>, guards: Vec<Py<Guard>>, within: f64) -> PyResult<Call> {
-    let within = span("within", within).map_err(|failure| failure.raise(py))?;
+pub(crate) fn close_all(guards: Vec<Py<Guard>>, within: f64) -> PyResult<Call> {
+    let within = duration("within", within)?;
     let held: Vec<_> = guards.iter().filter_map(|guard| guard.get().take_ours()).collect();
     let all: Vec<_> = lock(&CONNECTIONS).iter().filter_map(Weak::upgrade).collect();
     Call::new(async move {
         let end = tokio::time::Instant::now() + within;
         let releases = held.into_iter().map(async |held| {
             let name = held.guard().name().to_string();
-            let released = tokio::time::timeout_at(end, async { held.alone().await.release().await }).await;
+            let released = tokio::time::timeout_at(end, async { held.into_guard().await.release().await }).await;
             (!matches!(released, Ok(Ok(_)))).then_some(name)
         });
         let left: Vec<_> = join_all(releases).await.into_iter().flatten().collect();
         let closing = all.iter().filter_map(|connection| connection.cell().get().map(LockManager::shutdown));
-        // What is late ends with its lease.
+        // A lock whose release is late ends with its lease.
         let _ = tokio::time::timeout_at(end, join_all(closing)).await;
-        Ok(Answer::json(&left))
+        Ok(json(&left))
     })
 }
 
-/// The way to locks in one store.
+/// A client of one store.
 #[pyclass(frozen, weakref, module = "leasehold._native")]
 pub(crate) struct Client {
-    place: Place,
-    /// `None` once it was closed. Only taken under the interpreter's lock.
+    options: ClientOptions,
+    /// `None` after `close`. The mutex is taken only under the GIL.
     connection: Mutex<Option<Arc<Connection>>>,
 }
 
@@ -169,32 +165,33 @@ impl Client {
     /// The connection of this process.
     pub(crate) fn connection(&self) -> Result<Arc<Connection>, Failure> {
         let mut connection = lock(&self.connection);
-        let Some(current) = &*connection else { return Err(Failure::Closed { store: self.place.shown() }) };
+        let Some(current) = &*connection else { return Err(Failure::Closed { store: self.options.store() }) };
         if current.process.is_this() {
             return Ok(current.clone());
         }
-        let new = Connection::new(self.place.clone());
-        // The parent's is left as it is.
+        let new = Connection::new(self.options.clone());
+        // The parent's connection is not dropped.
         std::mem::forget(connection.replace(new.clone()));
         Ok(new)
     }
 
-    /// A call on this process's connection.
-    pub(crate) fn call<F>(&self, py: Python<'_>, ask: impl FnOnce(LockManager) -> F + Send + 'static) -> PyResult<Call>
+    /// Makes a call on the connection of this process.
+    pub(crate) fn call<F, A>(&self, request: impl FnOnce(LockManager) -> F + Send + 'static) -> PyResult<Call>
     where
-        F: Future<Output = Outcome> + Send,
+        F: Future<Output = Result<A, Failure>> + Send,
+        A: Answer + 'static,
     {
-        let connection = self.connection().map_err(|failure| failure.raise(py))?;
-        Call::new(async move { ask(connection.locks(false).await?).await })
+        let connection = self.connection()?;
+        Call::new(async move { request(connection.locks(false).await?).await })
     }
 
-    /// The same of a release.
-    fn release<F>(&self, py: Python<'_>, ask: impl FnOnce(LockManager) -> F + Send + 'static) -> PyResult<Call>
+    /// Makes a call that releases a lock on the connection of this process.
+    fn release<F>(&self, request: impl FnOnce(LockManager) -> F + Send + 'static) -> PyResult<Call>
     where
-        F: Future<Output = Outcome> + Send,
+        F: Future<Output = Result<bool, Failure>> + Send,
     {
-        let connection = self.connection().map_err(|failure| failure.raise(py))?;
-        Call::to_the_end(async move { ask(connection.locks(false).await?).await })
+        let connection = self.connection()?;
+        Call::uncancellable(async move { request(connection.locks(false).await?).await })
     }
 }
 
@@ -204,7 +201,6 @@ impl Client {
     #[pyo3(signature = (config, gpu, url, namespace, owner, ttl, on_unavailable, answer_within, patience))]
     #[expect(clippy::too_many_arguments, reason = "Python gives them names")]
     fn new(
-        py: Python<'_>,
         config: &Config,
         gpu: bool,
         url: Option<String>,
@@ -215,31 +211,30 @@ impl Client {
         answer_within: Option<f64>,
         patience: Option<f64>,
     ) -> PyResult<Self> {
-        let read = || -> Result<Place, Failure> {
-            let config = &config.read;
-            Ok(Place {
-                url: url.unwrap_or_else(|| config.store.reveal().to_owned()),
-                configured: if gpu { config.gpu_options() } else { config.options() },
-                keys: namespace.map_or_else(|| Ok(config.keys.clone()), |namespace| keys(namespace, &config.keys))?,
-                owner,
-                ttl: ttl.map(|ttl| lease("ttl", ttl)).transpose()?,
-                on_unavailable: on_unavailable.map(policy).transpose()?,
-                answer_within: answer_within.map(|s| span("answer_within", s)).transpose()?,
-                patience: patience.map(|s| span("patience", s)).transpose()?,
-            })
+        let config = &config.read;
+        let options = ClientOptions {
+            url: url.unwrap_or_else(|| config.store.reveal().to_owned()),
+            configured: if gpu { config.gpu_options() } else { config.options() },
+            keys: namespace.map_or_else(|| Ok(config.keys.clone()), |namespace| keys(namespace, &config.keys))?,
+            owner,
+            ttl: ttl.map(|seconds| self::ttl("ttl", seconds)).transpose()?,
+            on_unavailable: on_unavailable.map(policy).transpose()?,
+            answer_within: answer_within.map(|seconds| duration("answer_within", seconds)).transpose()?,
+            patience: patience.map(|seconds| duration("patience", seconds)).transpose()?,
         };
-        let place = read().and_then(|place| place.options().map(|_| place)).map_err(|failure| failure.raise(py))?;
-        let connection = Mutex::new(Some(Connection::new(place.clone())));
-        Ok(Self { place, connection })
+        // Invalid arguments are refused here, not with the first call.
+        options.options()?;
+        let connection = Mutex::new(Some(Connection::new(options.clone())));
+        Ok(Self { options, connection })
     }
 
-    /// A call that makes the connection, where it is not there yet.
-    fn connect(&self, py: Python<'_>) -> PyResult<Call> {
-        let connection = self.connection().map_err(|failure| failure.raise(py))?;
-        Call::new(async move { connection.locks(true).await.map(|_| Answer::Nothing) })
+    /// Makes a call that connects, unless there is a connection already.
+    fn connect(&self) -> PyResult<Call> {
+        let connection = self.connection()?;
+        Call::new(async move { connection.locks(true).await.map(|_| NOTHING) })
     }
 
-    /// Which store this is, without its secrets; `None` before it is connected.
+    /// The URL of the store, without its password; `None` before the first connection.
     #[getter]
     fn store(&self) -> Option<String> {
         let connection = lock(&self.connection);
@@ -247,247 +242,135 @@ impl Client {
         connection.cell().get().map(LockManager::store)
     }
 
-    /// A call that takes a lock.
-    #[pyo3(signature = (name, ttl, wait, renew, max_hold, fenced, owner, on_unavailable))]
-    #[expect(clippy::too_many_arguments, reason = "Python gives them names")]
-    fn acquire(
-        &self,
-        py: Python<'_>,
-        name: String,
-        ttl: Option<f64>,
-        wait: Option<f64>,
-        renew: bool,
-        max_hold: Option<f64>,
-        fenced: bool,
-        owner: Option<String>,
-        on_unavailable: Option<&str>,
-    ) -> PyResult<Call> {
-        let terms = terms(ttl, wait, renew, max_hold, owner).map_err(|failure| failure.raise(py))?;
-        let policy = on_unavailable.map(policy).transpose().map_err(|failure| failure.raise(py))?;
-        self.call(py, async move |locks| {
-            let mut request = locks.lock(name).terms(&terms);
-            if !fenced {
-                request = request.unfenced();
-            }
-            if let Some(policy) = policy {
-                request = request.on_unavailable(policy);
-            }
-            Ok(Answer::Guard(request.await?.into()))
+    /// Makes a call that acquires a lock and returns its guard.
+    fn acquire(&self, name: String, terms: &Terms) -> PyResult<Call> {
+        let terms = terms.of_this_process();
+        self.call(async move |locks| Ok(Held::from(locks.lock(name).terms(&terms).await?)))
+    }
+
+    /// Makes a call that acquires a lock under a token of the caller's choice, without a guard, and returns its fence.
+    fn acquire_token(&self, name: String, token: &str, terms: &Terms) -> PyResult<Call> {
+        let terms = terms.of_this_process();
+        let token = Token::parse(token).map_err(Failure::from)?;
+        self.call(async move |locks| {
+            Ok(locks.lock(name).terms(&terms).under_token(&token).await?.try_fence().map(Fence::get))
         })
     }
 
-    /// A call that takes a lock under a token of the caller's choice, without a guard: its fence.
-    #[pyo3(signature = (name, token, ttl, wait, fenced, owner))]
-    #[expect(clippy::too_many_arguments, reason = "Python gives them names")]
-    fn acquire_token(
-        &self,
-        py: Python<'_>,
-        name: String,
-        token: &str,
-        ttl: Option<f64>,
-        wait: Option<f64>,
-        fenced: bool,
-        owner: Option<String>,
-    ) -> PyResult<Call> {
-        let terms = terms(ttl, wait, false, None, owner).map_err(|failure| failure.raise(py))?;
-        let token = Token::parse(token).map_err(|invalid| Failure::from(invalid).raise(py))?;
-        self.call(py, async move |locks| {
-            let mut request = locks.lock(name).terms(&terms);
-            if !fenced {
-                request = request.unfenced();
-            }
-            Ok(Answer::Number(request.under_token(&token).await?.try_fence().map(Fence::get)))
-        })
-    }
-
-    /// A call that renews a lease by its token; without a ttl to the one it was taken with.
-    fn renew_token(&self, py: Python<'_>, name: String, token: &str, ttl: Option<f64>) -> PyResult<Call> {
-        let ttl = ttl.map(|ttl| lease("ttl", ttl)).transpose().map_err(|failure| failure.raise(py))?;
-        let token = Token::parse(token).map_err(|invalid| Failure::from(invalid).raise(py))?;
-        self.call(py, async move |locks| {
+    /// Makes a call that renews a lease by its token, to `ttl` or to the ttl that it has.
+    fn renew_token(&self, name: String, token: &str, ttl: Option<f64>) -> PyResult<Call> {
+        let ttl = ttl.map(|seconds| self::ttl("ttl", seconds)).transpose()?;
+        let token = Token::parse(token).map_err(Failure::from)?;
+        self.call(async move |locks| {
             let ttl = ttl.map(Ttl::new).transpose()?;
             locks.lease(name, &token)?.renew(ttl).await?;
-            Ok(Answer::Nothing)
+            Ok(NOTHING)
         })
     }
 
-    /// A call that releases a lock by its token: whether it was that token's.
-    fn release_token(&self, py: Python<'_>, name: String, token: &str) -> PyResult<Call> {
-        let token = Token::parse(token).map_err(|invalid| Failure::from(invalid).raise(py))?;
-        self.release(py, async move |locks| Ok(Answer::Bool(locks.lease(name, &token)?.release().await?)))
+    /// Makes a call that releases a lock by its token and returns whether the token held it.
+    fn release_token(&self, name: String, token: &str) -> PyResult<Call> {
+        let token = Token::parse(token).map_err(Failure::from)?;
+        self.release(async move |locks| Ok(locks.lease(name, &token)?.release().await?))
     }
 
-    /// A call that gives back what another kind of client wrote as a plain value: whether it was that value's.
-    fn release_value(&self, py: Python<'_>, name: String, value: String, reason: String) -> PyResult<Call> {
-        self.release(py, async move |locks| Ok(Answer::Bool(locks.release_value(name, &value, &reason).await?)))
+    /// Makes a call that releases a lock which another kind of client wrote as a plain value, and returns whether that
+    /// value held it.
+    fn release_value(&self, name: String, value: String, reason: String) -> PyResult<Call> {
+        self.release(async move |locks| Ok(locks.release_value(name, &value, &reason).await?))
     }
 
-    /// A call that says who holds a lock and who waits for it: a view, in JSON.
-    fn info(&self, py: Python<'_>, name: String) -> PyResult<Call> {
-        self.call(py, async move |locks| Ok(Answer::json(&locks.info(name).await?.view())))
+    /// Makes a call that returns, in JSON, a view of a lock: its holder and its waiters.
+    fn info(&self, name: String) -> PyResult<Call> {
+        self.call(async move |locks| Ok(json(&locks.info(name).await?.view())))
     }
 
-    /// The same of whoever holds it; `None` when it is free.
-    fn holder(&self, py: Python<'_>, name: String) -> PyResult<Call> {
-        self.call(py, async move |locks| {
+    /// Makes a call that returns, in JSON, a view of a lock with its holder alone; `None` if the lock is free.
+    fn holder(&self, name: String) -> PyResult<Call> {
+        self.call(async move |locks| {
             let name = LockName::new(name)?;
-            let Some(holder) = locks.holder(&name).await? else { return Ok(Answer::Text(None)) };
-            Ok(Answer::Text(Some(json(&LockInfo { name, holder: Some(holder), waiters: Vec::new() }))))
+            Ok(locks.holder(&name).await?.map(|holder| held_by(name, holder)))
         })
     }
 
-    /// A call that lists the locks whose names begin with a prefix: views, in JSON.
-    fn locks(&self, py: Python<'_>, prefix: String) -> PyResult<Call> {
-        self.call(py, async move |locks| {
+    /// Makes a call that returns, in JSON, views of the locks whose names begin with a prefix.
+    fn locks(&self, prefix: String) -> PyResult<Call> {
+        self.call(async move |locks| {
             let views: Vec<LockView> = locks.overview(&prefix).await?.iter().map(LockInfo::view).collect();
-            Ok(Answer::json(&views))
+            Ok(json(&views))
         })
     }
 
-    /// A call that takes a lock away from the holder that was looked at: a view, in JSON.
-    fn evict(&self, py: Python<'_>, name: String, holder_id: &str, force: bool, reason: String) -> PyResult<Call> {
-        let holder = HolderId::parse(holder_id).map_err(|invalid| Failure::from(invalid).raise(py))?;
+    /// Makes a call that evicts a holder which was inspected before, and returns, in JSON, what was done.
+    fn evict(&self, name: String, holder_id: &str, force: bool, reason: String) -> PyResult<Call> {
+        let holder = HolderId::parse(holder_id).map_err(Failure::from)?;
         let mode = if force { EvictMode::Force } else { EvictMode::Revoke };
-        self.call(py, async move |locks| {
+        self.call(async move |locks| {
             let name = LockName::new(name)?;
-            let refused = |message: String, holder| {
-                let info = LockInfo { name: name.clone(), holder: Some(holder), waiters: Vec::new() };
-                Failure::NotEvicted { message, name: name.to_string(), holder: json(&info) }
-            };
-            match locks.evict(&name, holder, mode, &reason).await? {
-                Evicted::Done(old) => Ok(Answer::json(&EvictedView::done(&name, mode, old))),
-                Evicted::Free => Ok(Answer::json(&EvictedView::free(&name))),
+            let (message, now) = match locks.evict(&name, holder, mode, &reason).await? {
+                Evicted::Done(old) => return Ok(json(&EvictedView::done(&name, mode, old))),
+                Evicted::Free => return Ok(json(&EvictedView::free(&name))),
                 Evicted::ChangedHands(now) => {
-                    let message = format!("{name:?} has changed hands: it is held by {} ({})", now.owner, now.id);
-                    Err(refused(message, now))
+                    (format!("{name:?} has changed hands: it is held by {} ({})", now.owner, now.id), now)
                 }
                 Evicted::Foreign(now) => {
                     let message = format!(
                         "{name:?} is held by another kind of client ({}), which cannot be asked to stop: use force",
                         now.owner
                     );
-                    Err(refused(message, now))
+                    (message, now)
                 }
-            }
+            };
+            Err(Failure::NotEvicted { message, name: name.to_string(), holder: held_by(name, now) })
         })
     }
 
-    /// A call that asks the holder that was looked at to come to an end: whether it was told.
-    fn ask_to_finish(&self, py: Python<'_>, name: String, holder_id: &str, reason: String) -> PyResult<Call> {
-        let holder = HolderId::parse(holder_id).map_err(|invalid| Failure::from(invalid).raise(py))?;
-        self.call(py, async move |locks| {
+    /// Makes a call that asks a holder which was inspected before to finish soon, and returns whether it was notified.
+    fn ask_to_finish(&self, name: String, holder_id: &str, reason: String) -> PyResult<Call> {
+        let holder = HolderId::parse(holder_id).map_err(Failure::from)?;
+        self.call(async move |locks| {
             let asked = locks.ask_to_finish(name, holder, &reason).await?;
-            Ok(Answer::Bool(matches!(asked, leasehold::inspect::FinishRequest::Delivered(_))))
+            Ok(matches!(asked, FinishRequest::Delivered(_)))
         })
     }
 
-    /// What this process counted, in JSON.
+    /// The counters of this process, in JSON; `None` before the first connection.
     fn statistics(&self) -> Option<String> {
         let connection = lock(&self.connection);
         let connection = connection.as_ref().filter(|connection| connection.process.is_this())?;
-        let counted = connection.cell().get()?.statistics();
-        Some(serde_json::to_string(&counted).expect("numbers are JSON"))
+        Some(json(&connection.cell().get()?.statistics()))
     }
 
-    /// A call that lets nothing new begin, tells every holder, and gives everything back, at most so many
-    /// seconds.
-    fn close(&self, py: Python<'_>, within: f64) -> PyResult<Call> {
-        let within = span("within", within).map_err(|failure| failure.raise(py))?;
+    /// Makes a call that ends the client within `within` seconds: new calls fail, holders are notified, and all locks are
+    /// released.
+    fn close(&self, within: f64) -> PyResult<Call> {
+        let within = duration("within", within)?;
         let connection = lock(&self.connection).take();
         Call::new(async move {
             if let Some(connection) = connection.filter(|connection| connection.process.is_this())
                 && let Some(locks) = connection.cell().get()
             {
-                // Whoever is late is taken care of by the end of its lease.
+                // A lock whose release is late ends with its lease.
                 let _ = tokio::time::timeout(within, locks.shutdown()).await;
             }
-            Ok(Answer::Nothing)
+            Ok(NOTHING)
         })
     }
 }
 
-/// The terms of a request, as Python gives them.
-pub(crate) fn terms(
-    ttl: Option<f64>,
-    wait: Option<f64>,
-    renew: bool,
-    max_hold: Option<f64>,
-    owner: Option<String>,
-) -> Result<Terms, Failure> {
-    let mut terms = Terms::new().renew(renew);
-    if let Some(ttl) = ttl {
-        terms = terms.ttl(lease("ttl", ttl)?);
-    }
-    if let Some(wait) = wait {
-        terms = terms.wait_up_to(span("wait", wait)?);
-    }
-    if let Some(hold) = max_hold {
-        terms = terms.max_hold(span("max_hold", hold)?);
-    }
-    if let Some(owner) = owner {
-        terms = terms.owner(owner);
-    }
-    Ok(terms)
+/// Writes, in JSON, the view of a lock of which only the holder was read.
+fn held_by(name: LockName, holder: Holder) -> String {
+    json(&LockInfo { name, holder: Some(holder), waiters: Vec::new() }.view())
 }
 
-/// Seconds as Python counts them.
-pub(crate) fn span(what: &str, seconds: f64) -> Result<Duration, Failure> {
-    match Duration::try_from_secs_f64(seconds) {
-        Ok(span) => Ok(span),
-        // Longer than anybody counts.
-        Err(_) if seconds > 0.0 => Ok(Duration::MAX),
-        Err(_) => Err(Failure::Argument(format!("{what}: {seconds} is not a number of seconds, 0 or more"))),
-    }
-}
-
-/// The same of a lease.
-pub(crate) fn lease(what: &str, seconds: f64) -> Result<Duration, Failure> {
-    whole_millis(what, seconds, Ttl::MIN..=Ttl::MAX)
-}
-
-/// The same of how long something is kept.
-pub(crate) fn kept(what: &str, seconds: f64) -> Result<Duration, Failure> {
-    whole_millis(what, seconds, Retention::MIN..=Retention::MAX)
-}
-
-/// As stores count.
-fn whole_millis(what: &str, seconds: f64, bounds: RangeInclusive<Duration>) -> Result<Duration, Failure> {
-    let exact = span(what, seconds)?.saturating_add(Duration::from_micros(500));
-    let given = Duration::from_millis(u64::try_from(exact.as_millis()).unwrap_or(u64::MAX));
-    if bounds.contains(&given) {
-        return Ok(given);
-    }
-    let (least, most) = (bounds.start().as_secs_f64(), bounds.end().as_secs());
-    Err(Failure::Argument(format!("{what}: {seconds:?} is not between {least} and {most} seconds")))
-}
-
-/// Refuses what is no lease, by the name that it has where it was said.
-#[pyfunction]
-pub(crate) fn check_lease(py: Python<'_>, what: &str, seconds: f64) -> PyResult<()> {
-    lease(what, seconds).map(drop).map_err(|failure| failure.raise(py))
-}
-
-/// The same of how long something is kept.
-#[pyfunction]
-pub(crate) fn check_kept(py: Python<'_>, what: &str, seconds: f64) -> PyResult<()> {
-    kept(what, seconds).map(drop).map_err(|failure| failure.raise(py))
-}
-
-fn policy(text: &str) -> Result<OnUnavailable, Failure> {
-    match text {
-        "closed" => Ok(OnUnavailable::FailClosed),
-        "open" => Ok(OnUnavailable::FailOpen),
-        _ => Err(Failure::Argument(format!("on_unavailable: {text:?} is neither \"closed\" nor \"open\""))),
-    }
-}
-
-/// Raw names are raw in every namespace; without one all are.
+/// The namespace of a client. Names that are raw in the configured namespace are raw in this one, too; without a namespace
+/// all names are.
 fn keys(namespace: String, configured: &KeySpace) -> Result<KeySpace, Failure> {
     let raw = if namespace.is_empty() { Vec::new() } else { configured.raw().to_vec() };
     Ok(KeySpace::new(Namespace::new(namespace)?, raw)?)
 }
 
-/// A fresh token, for a lease that is taken without a guard.
+/// Returns a new token, for a lease without a guard.
 #[pyfunction]
 pub(crate) fn new_token() -> String {
     Token::random().reveal().to_owned()

@@ -1,4 +1,4 @@
-//! The configuration: a file, the environment, and what the program says.
+//! The configuration: a file, the environment, and keys that the program sets.
 
 use std::path::PathBuf;
 
@@ -7,45 +7,39 @@ use pyo3::prelude::*;
 
 use crate::failure::Failure;
 
-/// What was read, checked.
+/// A configuration that was read and checked.
 #[pyclass(frozen, module = "leasehold._native")]
 pub(crate) struct Config {
     pub(crate) read: config::Config,
-    /// Every key, its value in force, and where that came from.
+    /// Every key with its value and the origin of that value.
     shown: Vec<Shown>,
 }
 
 #[pymethods]
 impl Config {
-    /// Reads a file, or the one that `LEASEHOLD_CONFIG` names, or none; then the environment; then keys that are
-    /// said outright.
+    /// Reads a file, or the one that `LEASEHOLD_CONFIG` names, or none; then the environment; then the keys that the
+    /// program sets.
     #[new]
-    fn new(py: Python<'_>, file: Option<PathBuf>, said: Vec<(String, String)>) -> PyResult<Self> {
+    fn new(file: Option<PathBuf>, keys: Vec<(String, String)>) -> PyResult<Self> {
         let mut settings = Settings::of_this_process(file.as_deref());
-        for (key, value) in said {
+        for (key, value) in keys {
             settings = settings.set(&key, value);
         }
         let read = config::Config::with_origins(settings);
-        let (read, shown) = read.map_err(|wrong| Failure::Argument(wrong.to_string()).raise(py))?;
+        let (read, shown) = read.map_err(|wrong| Failure::Argument(wrong.to_string()))?;
         Ok(Self { read, shown })
     }
 
-    /// Where the locks are, with whatever secrets that has.
+    /// The URL of the store, with its password.
     #[getter]
     fn store(&self) -> &str {
         self.read.store.reveal()
     }
 
-    /// What somebody said of a key, without secrets; `None` where it is as by default.
-    fn said(&self, key: &str) -> Option<&str> {
+    /// The value of a key, without secrets; `None` if it has its default.
+    fn value_set(&self, key: &str) -> Option<&str> {
         let shown = self.shown.iter().rev().find(|shown| shown.key == key);
         shown.filter(|shown| shown.origin != Origin::Default).map(|shown| shown.value.as_str())
-    }
-
-    /// Every key, its value in force, and where that came from.
-    fn shown(&self) -> Vec<(String, String, String)> {
-        let all = self.shown.iter();
-        all.map(|shown| (shown.key.clone(), shown.value.clone(), shown.origin.to_string())).collect()
     }
 
     #[getter]
@@ -68,7 +62,7 @@ impl Config {
         self.read.gpu_options().heartbeat.as_secs_f64()
     }
 
-    /// The monitor's included: a holder that counts as dead has no lease any more.
+    /// At most the monitor's timeout, so that a holder that counts as dead has no lease any more.
     #[getter]
     fn gpu_heartbeat_timeout(&self) -> f64 {
         let timeout = self.read.gpu_lock.heartbeat.timeout.min(self.read.gpu_lock_monitor.heartbeat.timeout);

@@ -1,4 +1,4 @@
-//! What goes on in the background of a process: connections, renewals, waiting. One thread is there for it.
+//! The engine of a process: the runtime for connections, renewals and waiting, and its native thread.
 
 use std::io;
 use std::sync::OnceLock;
@@ -8,14 +8,14 @@ use std::task::Poll;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
-use crate::driving::Driving;
+use crate::driver::Driver;
 use crate::log::Log;
 
-/// Forks that Python told us of. A child can get the number of a process that is long gone, but not
-/// without a fork.
+/// How many forks lead from the first process to this one. A child can have the process id of an ancestor that has ended,
+/// but not with the same number of forks.
 static FORKS: AtomicU64 = AtomicU64::new(0);
 
-/// A process, told from those it was forked from.
+/// Identifies a process among its ancestors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Process {
     pid: u32,
@@ -36,19 +36,19 @@ impl Process {
     }
 }
 
-/// To be called in the child.
-pub(crate) fn forked() {
+/// Counts a fork, in the child.
+pub(crate) fn count_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The thread of this process, and where those stand that came before it.
+/// The engine of one process, and a link to those of its descendants.
 ///
-/// An engine is never dropped and never behind a mutex: a child finds the one of its parent, whose thread
-/// does not exist there and whose locks may be held for ever, and leaves it alone.
+/// An engine is never dropped and never behind a mutex. A child finds its parent's, whose thread does not exist there and
+/// whose mutexes may be locked for ever, and goes on to its own.
 pub(crate) struct Engine {
     process: Process,
     runtime: &'static Runtime,
-    driving: &'static Driving,
+    driver: &'static Driver,
     log: Log,
     next: OnceLock<Box<Engine>>,
 }
@@ -56,26 +56,26 @@ pub(crate) struct Engine {
 static FIRST: OnceLock<Box<Engine>> = OnceLock::new();
 
 impl Engine {
-    /// The engine of this process, started if it is not there yet. Called by threads that have the
-    /// interpreter's lock: so no other one is half-way through it when one forks.
+    /// Returns the engine of this process and starts it if necessary. Callers have the GIL, so no other thread is in the
+    /// middle of it at a fork.
     pub(crate) fn this() -> io::Result<&'static Self> {
-        let mut place = &FIRST;
+        let mut slot = &FIRST;
         loop {
-            let engine = match place.get() {
+            let engine = match slot.get() {
                 Some(engine) => engine,
                 None => {
                     let new = Box::new(Self::start()?);
-                    place.get_or_init(|| new)
+                    slot.get_or_init(|| new)
                 }
             };
             if engine.process.is_this() {
                 return Ok(engine);
             }
-            place = &engine.next;
+            slot = &engine.next;
         }
     }
 
-    /// The engine of this process, if it was started.
+    /// Returns the engine of this process, if it was started.
     pub(crate) fn running() -> Option<&'static Self> {
         let mut engine = FIRST.get()?;
         while !engine.process.is_this() {
@@ -85,12 +85,12 @@ impl Engine {
     }
 
     fn start() -> io::Result<Self> {
-        // For ever, as the engine.
+        // Never dropped, like the engine.
         let runtime: &Runtime =
             Box::leak(Box::new(tokio::runtime::Builder::new_current_thread().enable_all().build()?));
-        let driving: &Driving = Box::leak(Box::default());
-        std::thread::Builder::new().name("leasehold".into()).spawn(|| driving.run(runtime))?;
-        Ok(Self { process: Process::this(), runtime, driving, log: Log::default(), next: OnceLock::new() })
+        let driver: &Driver = Box::leak(Box::default());
+        std::thread::Builder::new().name("leasehold".into()).spawn(|| driver.run(runtime))?;
+        Ok(Self { process: Process::this(), runtime, driver, log: Log::default(), next: OnceLock::new() })
     }
 
     pub(crate) fn process(&self) -> Process {
@@ -101,23 +101,23 @@ impl Engine {
         &self.log
     }
 
-    /// Waits in this thread until it is done, or time to look for signals. Not to be called with the interpreter's
-    /// lock.
+    /// Drives the runtime in this thread until the work is done or it is time to check for signals. The caller must not
+    /// have the GIL.
     pub(crate) fn wait_for<T>(&self, work: impl Future<Output = T> + Unpin) -> Poll<T> {
-        self.driving.wait_for(self.runtime, work)
+        self.driver.wait_for(self.runtime, work)
     }
 
-    /// Does it in the background, for somebody who is told when it is done.
-    pub(crate) fn start_for_loop(&self, work: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
-        let started = self.driving.started();
+    /// Runs the work in the background, where the native thread drives until it is done.
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
+        let in_background = self.driver.in_background();
         self.runtime.spawn(async move {
             work.await;
-            drop(started);
+            drop(in_background);
         })
     }
 
-    /// Something was left to the background, which is to be done now.
-    pub(crate) fn is_needed(&self) {
-        self.driving.is_needed();
+    /// Makes the native thread run background work that was just left to it, such as the release of a dropped guard.
+    pub(crate) fn wake(&self) {
+        self.driver.wake();
     }
 }

@@ -1,24 +1,24 @@
-//! Why a call was not answered as asked, and the exception that says so.
+//! Errors, and the Python exceptions that report them.
 
-use leasehold::Error;
 use leasehold::inspect::LockInfo;
 use leasehold::lease::Invalid;
 use leasehold::store::StoreErrorKind;
+use leasehold::{Error, LossReason};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
-use crate::guard::reason;
+use crate::json;
 
-/// What the library says, and what only Python can get wrong.
+/// An error of the library, or one that only Python callers can cause.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Lock(Error),
-    /// A guard that a child inherited.
+    /// A forked child used a guard of its parent.
     Inherited {
         name: String,
         pid: u32,
     },
-    /// A guard that was given back.
+    /// A guard was used after its release.
     Released {
         name: String,
     },
@@ -26,7 +26,7 @@ pub(crate) enum Failure {
     Closed {
         store: String,
     },
-    /// What was to be evicted is held by another one, or cannot be revoked: its view.
+    /// The lock has another holder by now, or its holder cannot be revoked. `holder` is a view in JSON.
     NotEvicted {
         message: String,
         name: String,
@@ -46,12 +46,14 @@ impl From<Invalid> for Failure {
     }
 }
 
-impl Failure {
-    /// The exception, made by Python: its classes are defined there.
-    pub(crate) fn raise(self, py: Python<'_>) -> PyErr {
-        self.exception(py).unwrap_or_else(|error| error)
+impl From<Failure> for PyErr {
+    fn from(failure: Failure) -> Self {
+        Python::attach(|py| failure.exception(py).unwrap_or_else(|error| error))
     }
+}
 
+impl Failure {
+    /// The exception. Its class is defined in Python.
     fn exception(self, py: Python<'_>) -> PyResult<PyErr> {
         let errors = py.import("leasehold._errors")?;
         let class = |name| errors.getattr(name);
@@ -61,11 +63,11 @@ impl Failure {
                 match error {
                     Error::NotAcquired { name, waited, holder, store } => {
                         let info = LockInfo { name: name.clone(), holder: holder.map(|h| *h), waiters: Vec::new() };
-                        let args = (message, name.to_string(), json(&info), waited.as_secs_f64(), store);
+                        let args = (message, name.to_string(), json(&info.view()), waited.as_secs_f64(), store);
                         class("not_acquired")?.call1(args)?
                     }
                     Error::PoolBusy { name, members, waited, store, .. } => {
-                        let members: Vec<_> = members.iter().map(|m| (m.index, json(&m.lock))).collect();
+                        let members: Vec<_> = members.iter().map(|m| (m.index, json(&m.lock.view()))).collect();
                         class("pool_busy")?.call1((message, name.to_string(), members, waited.as_secs_f64(), store))?
                     }
                     Error::Lost { name, why } => class("LockLost")?.call1((message, name.to_string(), reason(why)))?,
@@ -73,8 +75,7 @@ impl Failure {
                         let args = (message, store, Some(name.to_string()), kind(source.kind()), source.is_passing());
                         class("StoreUnavailable")?.call1(args)?
                     }
-                    Error::Connect { store, source } if source.kind() == StoreErrorKind::Refused => {
-                        let _ = store;
+                    Error::Connect { source, .. } if source.kind() == StoreErrorKind::Refused => {
                         class("InvalidArgument")?.call1((message,))?
                     }
                     Error::Connect { store, source } => {
@@ -89,8 +90,8 @@ impl Failure {
             }
             Self::Inherited { name, pid } => {
                 let message = format!(
-                    "the lease on {name:?} belongs to process {pid}, which this one was forked from: it is neither \
-                     held nor released here. Acquire the lock in this process"
+                    "the lease on {name:?} belongs to process {pid}, from which this one was forked: it is neither held \
+                     nor released here. Acquire the lock in this process"
                 );
                 class("LockLost")?.call1((message, name, "forked"))?
             }
@@ -104,17 +105,26 @@ impl Failure {
             Self::NotEvicted { message, name, holder } => class("not_evicted")?.call1((message, name, holder))?,
         };
         if !made.is_instance_of::<pyo3::exceptions::PyBaseException>() {
-            return Err(PyTypeError::new_err("leasehold._errors makes no exceptions"));
+            return Err(PyTypeError::new_err("leasehold._errors returned something else than an exception"));
         }
         Ok(PyErr::from_value(made))
     }
 }
 
-pub(crate) fn json(info: &LockInfo) -> String {
-    serde_json::to_string(&info.view()).expect("a view is JSON")
+/// Why a lease was lost, as Python callers compare it.
+pub(crate) fn reason(why: LossReason) -> &'static str {
+    match why {
+        LossReason::Expired => "expired",
+        LossReason::Gone => "gone",
+        LossReason::Revoked => "revoked",
+        LossReason::MaxHold => "max_hold",
+        LossReason::Displaced => "displaced",
+        LossReason::Shutdown => "shutdown",
+        _ => "unknown",
+    }
 }
 
-/// In the words of `StoreErrorKind`, as Python writes words.
+/// The name of the kind, in snake case.
 fn kind(kind: StoreErrorKind) -> String {
     let mut text = String::new();
     for c in format!("{kind:?}").chars() {

@@ -1,6 +1,6 @@
-//! A lock that is held.
+//! Guards: locks that are held.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -9,16 +9,16 @@ use leasehold::{Fence, LockName, LossReason};
 use pyo3::prelude::*;
 use tokio_util::sync::CancellationToken;
 
-use crate::answer::Answer;
-use crate::call::Call;
-use crate::client::{lease, span};
+use crate::call::{Call, NOTHING};
 use crate::engine::{Engine, Process};
-use crate::failure::Failure;
+use crate::failure::{Failure, reason};
+use crate::lock;
+use crate::terms::{duration, ttl};
 
-/// While somebody else's `extend` is under way a release waits for it, at most as long as for one answer.
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// The pause between two looks of a release that waits for an `extend` in flight, which ends within one request timeout.
+const RECHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// The library's guard, which a forked child never touches: it drops nothing of its parent's.
+/// The library's guard. A forked child never touches or drops its parent's.
 pub(crate) struct Held {
     process: Process,
     guard: Option<Arc<leasehold::Guard>>,
@@ -32,18 +32,18 @@ impl From<leasehold::Guard> for Held {
 
 impl Held {
     pub(crate) fn guard(&self) -> &Arc<leasehold::Guard> {
-        self.guard.as_ref().expect("there until it is dropped")
+        self.guard.as_ref().expect("taken only when it is dropped")
     }
 
-    /// The guard alone, when nobody else uses it any more.
-    pub(crate) async fn alone(mut self) -> leasehold::Guard {
-        let mut guard = self.guard.take().expect("there until it is dropped");
+    /// Waits until no other call uses the guard, and takes it.
+    pub(crate) async fn into_guard(mut self) -> leasehold::Guard {
+        let mut guard = self.guard.take().expect("taken only when it is dropped");
         loop {
             match Arc::try_unwrap(guard) {
                 Ok(guard) => return guard,
                 Err(shared) => guard = shared,
             }
-            tokio::time::sleep(LOOK_AGAIN).await;
+            tokio::time::sleep(RECHECK_INTERVAL).await;
         }
     }
 }
@@ -55,15 +55,25 @@ impl Drop for Held {
             std::mem::forget(guard);
             return;
         }
-        // It is given back in the background.
+        // Released in the background.
         drop(guard);
         if let Some(engine) = Engine::running() {
-            engine.is_needed();
+            engine.wake();
         }
     }
 }
 
-/// A lock that is held, until it is released or dropped.
+impl<'py> IntoPyObject<'py> for Held {
+    type Target = Guard;
+    type Output = Bound<'py, Guard>;
+    type Error = PyErr;
+
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
+        Bound::new(py, Guard::new(self))
+    }
+}
+
+/// Holds a lock until it is released or dropped.
 #[pyclass(frozen, weakref, module = "leasehold._native")]
 pub(crate) struct Guard {
     process: Process,
@@ -71,12 +81,12 @@ pub(crate) struct Guard {
     token: Token,
     fence: Option<Fence>,
     protected: bool,
-    /// `None` once it was given back. Taken only under the interpreter's lock, so never held at a fork.
+    /// `None` after the release. The mutex is taken only under the GIL, so no thread holds it at a fork.
     held: Mutex<Option<Held>>,
-    /// What was known when it was given back.
+    /// Why the lease was lost, if it was lost before the release.
     last_loss: OnceLock<LossReason>,
-    /// Ends the waiting for a loss that cannot come any more. There until it is dropped.
-    given_back: Option<CancellationToken>,
+    /// Ends the waiting for a loss, which cannot happen after the release. `None` only while the guard is dropped.
+    released: Option<CancellationToken>,
 }
 
 impl Guard {
@@ -90,42 +100,42 @@ impl Guard {
             protected: guard.is_protected(),
             held: Mutex::new(Some(held)),
             last_loss: OnceLock::new(),
-            given_back: Some(CancellationToken::new()),
+            released: Some(CancellationToken::new()),
         }
     }
 
-    /// Looks at the guard if it is ours and held.
-    fn look<T>(&self, at: impl FnOnce(&Arc<leasehold::Guard>) -> T) -> Option<T> {
+    /// Reads the library's guard, if it belongs to this process and was not released.
+    fn read<T>(&self, value: impl FnOnce(&Arc<leasehold::Guard>) -> T) -> Option<T> {
         if !self.process.is_this() {
             return None;
         }
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|held| at(held.guard()))
+        lock(&self.held).as_ref().map(|held| value(held.guard()))
     }
 
-    /// Gives it up, into the hands of whoever asked.
+    /// Takes the library's guard out.
     pub(crate) fn take(&self) -> Option<Held> {
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let held = lock(&self.held).take()?;
         if let Some(why) = held.guard().loss() {
             let _ = self.last_loss.set(why);
         }
-        self.given_back().cancel();
+        self.released().cancel();
         Some(held)
     }
 
-    /// The same, if it is this process's.
+    /// Takes the library's guard out, if it belongs to this process.
     pub(crate) fn take_ours(&self) -> Option<Held> {
         if self.process.is_this() { self.take() } else { None }
     }
 
-    fn given_back(&self) -> &CancellationToken {
-        self.given_back.as_ref().expect("there until it is dropped")
+    fn released(&self) -> &CancellationToken {
+        self.released.as_ref().expect("taken only when it is dropped")
     }
 
-    fn check_process(&self, py: Python<'_>) -> PyResult<()> {
+    fn check_process(&self) -> Result<(), Failure> {
         if self.process.is_this() {
             return Ok(());
         }
-        Err(Failure::Inherited { name: self.name.to_string(), pid: self.process.pid() }.raise(py))
+        Err(Failure::Inherited { name: self.name.to_string(), pid: self.process.pid() })
     }
 }
 
@@ -151,12 +161,7 @@ impl Guard {
         self.fence.map(Fence::get)
     }
 
-    #[getter]
-    fn owner(&self) -> Option<String> {
-        self.look(|guard| guard.owner().to_string())
-    }
-
-    /// `False`: the store was unreachable, and the work goes on without a lock.
+    /// `False` if the store was unreachable and the work goes on without a lock.
     #[getter]
     fn is_protected(&self) -> bool {
         self.protected
@@ -165,19 +170,19 @@ impl Guard {
     /// Whether the lease is proven at this moment.
     #[getter]
     fn is_valid(&self) -> bool {
-        self.look(|guard| guard.is_valid()).unwrap_or(false)
+        self.read(|guard| guard.is_valid()).unwrap_or(false)
     }
 
-    /// Whether it has neither been released nor belongs to another process.
+    /// Whether this process holds it: it was not released, and was not inherited by a fork.
     #[getter]
     fn is_held(&self) -> bool {
-        self.look(|_| ()).is_some()
+        self.read(|_| ()).is_some()
     }
 
     /// Seconds for which the lease is still proven.
     #[getter]
     fn time_left(&self) -> f64 {
-        self.look(|guard| if guard.is_valid() { guard.remaining().as_secs_f64() } else { 0.0 }).unwrap_or(0.0)
+        self.read(|guard| if guard.is_valid() { guard.remaining().as_secs_f64() } else { 0.0 }).unwrap_or(0.0)
     }
 
     /// Why the lease was lost, if it was.
@@ -186,82 +191,81 @@ impl Guard {
         if !self.process.is_this() {
             return Some("forked");
         }
-        self.look(|guard| guard.loss()).unwrap_or_else(|| self.last_loss.get().copied()).map(reason)
+        self.read(|guard| guard.loss()).unwrap_or_else(|| self.last_loss.get().copied()).map(reason)
     }
 
-    /// What somebody who wants it to come to an end soon has said.
+    /// The reason given by a request to finish soon, if there was one.
     #[getter]
     fn asked_to_finish(&self) -> Option<String> {
-        self.look(|guard| guard.asked_to_finish().now_or_never()).flatten()
+        self.read(|guard| guard.asked_to_finish().now_or_never()).flatten()
     }
 
-    /// The process that it belongs to.
+    /// The process that acquired it.
     #[getter]
     fn pid(&self) -> u32 {
         self.process.pid()
     }
 
-    /// A call that waits for the loss, at most so many seconds: why, or `None` when there was none until then
-    /// or until the release.
+    /// Makes a call that waits for the loss and returns its reason. It returns `None` after the release, or after `timeout`
+    /// seconds without a loss.
     #[pyo3(signature = (timeout = None))]
-    fn lost(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Call> {
-        let timeout = timeout.map(|seconds| span("timeout", seconds)).transpose().map_err(|f| f.raise(py))?;
-        let known = self.loss().map(str::to_owned);
-        // Not the guard itself: waiting for its loss must not keep a lock that everybody else has let go.
-        let waiting = self.look(|guard| (guard.cancellation(), Arc::downgrade(guard)));
-        let given_back = self.given_back().clone();
+    fn lost(&self, timeout: Option<f64>) -> PyResult<Call> {
+        let timeout = timeout.map(|seconds| duration("timeout", seconds)).transpose()?;
+        let known = self.loss();
+        // A weak reference: waiting for the loss must not keep a lock whose last guard was dropped.
+        let waiting = self.read(|guard| (guard.cancellation(), Arc::downgrade(guard)));
+        let released = self.released().clone();
         Call::new(async move {
-            let (None, Some((lost, guard))) = (&known, waiting) else { return Ok(Answer::Text(known)) };
-            let told = async {
+            let (None, Some((lost, guard))) = (known, waiting) else { return Ok(known) };
+            let why = async {
                 tokio::select! {
                     () = lost.cancelled() => guard.upgrade().and_then(|guard| guard.loss()).map(reason),
-                    () = given_back.cancelled() => None,
+                    () = released.cancelled() => None,
                 }
             };
-            let why = match timeout {
-                Some(timeout) => tokio::time::timeout(timeout, told).await.ok().flatten(),
-                None => told.await,
-            };
-            Ok(Answer::Text(why.map(str::to_owned)))
+            Ok(match timeout {
+                Some(timeout) => tokio::time::timeout(timeout, why).await.ok().flatten(),
+                None => why.await,
+            })
         })
     }
 
-    /// A call that prolongs the lease to so many seconds from now.
-    fn extend(&self, py: Python<'_>, ttl: f64) -> PyResult<Call> {
-        self.check_process(py)?;
-        let ttl = lease("ttl", ttl).map_err(|failure| failure.raise(py))?;
-        let guard = self.look(Arc::clone);
+    /// Makes a call that extends the lease to `ttl` seconds from now.
+    fn extend(&self, ttl: f64) -> PyResult<Call> {
+        self.check_process()?;
+        let ttl = self::ttl("ttl", ttl)?;
+        let guard = self.read(Arc::clone);
         let released = Failure::Released { name: self.name.to_string() };
         Call::new(async move {
             let Some(guard) = guard else { return Err(released) };
             guard.extend(ttl).await?;
-            Ok(Answer::Nothing)
+            Ok(NOTHING)
         })
     }
 
-    /// A call that gives the lock back: whether it was ours until now.
-    fn release(&self, py: Python<'_>) -> PyResult<Call> {
-        self.check_process(py)?;
+    /// Makes a call that releases the lock and returns whether this guard held it until then.
+    fn release(&self) -> PyResult<Call> {
+        self.check_process()?;
         let held = self.take();
-        Call::to_the_end(async move {
-            let Some(held) = held else { return Ok(Answer::Bool(false)) };
-            Ok(Answer::Bool(held.alone().await.release().await?))
+        Call::uncancellable(async move {
+            let Some(held) = held else { return Ok(false) };
+            Ok(held.into_guard().await.release().await?)
         })
     }
 
-    /// A call that lets go of the guard and keeps the lease, which is its token's alone from then on and ends by
-    /// its ttl, counted from now: whether there was one.
-    fn keep(&self, py: Python<'_>) -> PyResult<Call> {
-        self.check_process(py)?;
+    /// Makes a call that gives up the guard but keeps the lease, and returns whether there was one. From then on the
+    /// token alone renews and releases it, and it ends by its ttl, counted from now.
+    fn detach(&self) -> PyResult<Call> {
+        self.check_process()?;
         let held = self.take();
         Call::new(async move {
-            let Some(held) = held else { return Ok(Answer::Bool(false)) };
-            held.alone().await.detach().await?;
-            Ok(Answer::Bool(true))
+            let Some(held) = held else { return Ok(false) };
+            held.into_guard().await.detach().await?;
+            Ok(true)
         })
     }
 
-    /// Gives the lock back in the background.
+    /// Releases the lock in the background.
     fn drop(&self) {
         drop(self.take_ours());
     }
@@ -269,25 +273,13 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let given_back = self.given_back.take();
+        let released = self.released.take();
         if self.process.is_this() {
-            // Whoever waits for a loss is told that none will come.
-            given_back.inspect(CancellationToken::cancel);
+            // Ends the calls that wait for a loss.
+            released.inspect(CancellationToken::cancel);
         } else {
-            // A child drops nothing that the parent's thread may have had in hand.
-            std::mem::forget(given_back);
+            // A thread of the parent may have been using it at the fork.
+            std::mem::forget(released);
         }
-    }
-}
-
-pub(crate) fn reason(why: LossReason) -> &'static str {
-    match why {
-        LossReason::Expired => "expired",
-        LossReason::Gone => "gone",
-        LossReason::Revoked => "revoked",
-        LossReason::MaxHold => "max_hold",
-        LossReason::Displaced => "displaced",
-        LossReason::Shutdown => "shutdown",
-        _ => "unknown",
     }
 }

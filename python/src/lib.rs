@@ -1,42 +1,43 @@
-//! The native half of the Python package `leasehold`.
+//! The native module of the Python package `leasehold`.
 //!
-//! What goes on in the background (connections, renewals, waiting) is run by one thread of our own, and by Python
-//! threads while they wait. None of it takes the interpreter's lock, so it goes on while Python code hogs that, and
-//! whatever event loop Python runs knows nothing of it: it waits at a descriptor that becomes readable.
+//! Connections, renewals and waiting run in one native thread, and in Python threads while these wait for an answer. None
+//! of it takes the GIL, so leases are renewed while Python code holds it. An event loop waits for a descriptor that
+//! becomes readable.
 //!
-//! | file | what it is about |
+//! | file | what it does |
 //! |---|---|
-//! | `engine` | what runs in the background, and how it is told from what a fork left behind |
-//! | `driving` | which thread it runs in: its own, or one that waits for it |
-//! | `call` | one question: waited for by a thread, or told to an event loop by its `Mailbox` |
-//! | `config` | what a file, the environment and the program say |
-//! | `client`, `guard`, `pool`, `once` | what Python holds |
-//! | `answer`, `failure` | what Python gets |
-//! | `log` | what the library has to say, for Python's `logging` |
+//! | `engine` | the runtime of this process, which no forked child touches |
+//! | `driver` | which thread drives the runtime: the native one, or a Python thread that waits |
+//! | `call` | one request: a thread waits for its answer, or an event loop is notified by its `Mailbox` |
+//! | `terms` | the terms of a request, and times as Python gives them |
+//! | `config` | the configuration: file, environment, and keys set by the program |
+//! | `client`, `guard`, `pool`, `once` | the objects that Python holds |
+//! | `failure` | errors, and their Python exceptions |
+//! | `log` | passes the library's log events to Python's `logging` |
 
-mod answer;
 mod call;
 mod client;
 mod config;
-mod driving;
+mod driver;
 mod engine;
 mod failure;
 mod guard;
 mod log;
 mod once;
 mod pool;
+mod terms;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 
-/// See `_native.pyi`.
+/// The native module; `_native.pyi` has its types.
 #[pymodule(gil_used = true)]
 mod _native {
     #[pymodule_export]
     use super::call::{Call, Mailbox};
     #[pymodule_export]
-    use super::client::{
-        Client, after_fork_in_child, after_fork_in_parent, before_fork, check_kept, check_lease, close_all, new_token,
-    };
+    use super::client::{Client, after_fork_in_child, after_fork_in_parent, before_fork, close_all, new_token};
     #[pymodule_export]
     use super::config::Config;
     #[pymodule_export]
@@ -47,14 +48,26 @@ mod _native {
     use super::once::{Running, claim, once, once_forget, once_result};
     #[pymodule_export]
     use super::pool::{acquire_any, pool_status};
+    #[pymodule_export]
+    use super::terms::{Terms, check_retention, check_ttl};
 
-    /// The package's.
+    /// The version of the package.
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "Python's name for it")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
 
     #[pymodule_init]
-    fn begin() {
-        super::log::begin();
+    fn init() {
+        super::log::subscribe();
     }
+}
+
+/// Locks a mutex, poisoned or not.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Writes a value as JSON. The views of the library reach Python this way, with the fields of the command and the API.
+fn json(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).expect("a view is JSON")
 }

@@ -1,8 +1,8 @@
-//! What the library has to say, for Python's `logging`.
+//! Passes the library's warnings and errors to Python's `logging`.
 //!
-//! Whoever says it must not wait for the interpreter's lock: a thread of its own passes it on, which begins
-//! with the first warning and ends before the interpreter does. It hands each line to `leasehold._log`, which knows
-//! whether this thread may call the program's handlers.
+//! The thread that logs must not wait for the GIL, so another thread passes the messages on. It starts with the first
+//! warning and ends before the interpreter does. It calls `leasehold._log`, which decides whether this thread may call the
+//! program's handlers.
 
 use std::fmt::{self, Write};
 use std::sync::OnceLock;
@@ -16,52 +16,52 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::engine::Engine;
 
-/// Handlers of Python's may be slow; a program that ends does not wait for them any longer.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long a program that ends waits for slow Python handlers.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Python's numbers for levels.
+/// Levels of Python's `logging`.
 const WARNING: u8 = 30;
 const ERROR: u8 = 40;
 
-/// The way to the thread of one process.
+/// Sends messages to the log thread of one process.
 #[derive(Default)]
-pub(crate) struct Log(OnceLock<Sender<Said>>);
+pub(crate) struct Log(OnceLock<Sender<LogMessage>>);
 
-enum Said {
-    Line(u8, String),
-    /// The last one: to be answered when everything is passed on.
+enum LogMessage {
+    Event(u8, String),
+    /// The last message. The thread replies when it has passed on all messages before it.
     End(Sender<()>),
 }
 
 impl Log {
-    fn say(&self, level: u8, text: String) {
+    fn send(&self, level: u8, text: String) {
         let thread = self.0.get_or_init(|| {
-            let (tell, said) = channel();
-            // Without a thread nobody takes it, and nothing is said.
-            let _ = std::thread::Builder::new().name("leasehold-log".into()).spawn(move || pass_on(&said));
-            tell
+            let (sender, messages) = channel();
+            // If no thread can be started, messages are lost.
+            let _ = std::thread::Builder::new().name("leasehold-log".into()).spawn(move || pass_on(&messages));
+            sender
         });
-        let _ = thread.send(Said::Line(level, text));
+        let _ = thread.send(LogMessage::Event(level, text));
     }
 
-    /// Waits until everything is passed on; what is said after that is lost.
+    /// Waits until all messages are passed on. Later messages are lost.
     fn end(&self) {
         let (done, ended) = channel();
-        if self.0.get().is_some_and(|thread| thread.send(Said::End(done)).is_ok()) {
-            let _ = ended.recv_timeout(LAST_WORDS);
+        if self.0.get().is_some_and(|thread| thread.send(LogMessage::End(done)).is_ok()) {
+            let _ = ended.recv_timeout(FLUSH_TIMEOUT);
         }
     }
 }
 
-fn pass_on(said: &Receiver<Said>) {
-    while let Ok(said) = said.recv() {
-        match said {
-            Said::Line(level, text) => {
-                let Some(say) = SAY.get() else { continue };
-                // Where the interpreter is about to end nobody reads it.
-                let _ = Python::try_attach(|py| say.call1(py, (level, text)).map(drop));
+fn pass_on(messages: &Receiver<LogMessage>) {
+    while let Ok(message) = messages.recv() {
+        match message {
+            LogMessage::Event(level, text) => {
+                let Some(function) = PYTHON_LOG.get() else { continue };
+                // Fails if the interpreter is about to end, and then the message is lost.
+                let _ = Python::try_attach(|py| function.call1(py, (level, text)).map(drop));
             }
-            Said::End(done) => {
+            LogMessage::End(done) => {
                 let _ = done.send(());
                 return;
             }
@@ -69,22 +69,23 @@ fn pass_on(said: &Receiver<Said>) {
     }
 }
 
-/// Takes a line: its level and text. Nothing is imported for it: another thread may be at it when a process forks.
-static SAY: OnceLock<Py<PyAny>> = OnceLock::new();
+/// The Python function that takes a level and a text. It is set at the start, because a thread that imports it could hold
+/// the import lock at a fork.
+static PYTHON_LOG: OnceLock<Py<PyAny>> = OnceLock::new();
 
-/// Names the function that takes what the library has to say. Once.
+/// Sets the function that takes the library's log messages, once per process.
 #[pyfunction]
-pub(crate) fn begin_log(say: Py<PyAny>) {
-    let _ = SAY.set(say);
+pub(crate) fn begin_log(function: Py<PyAny>) {
+    let _ = PYTHON_LOG.set(function);
 }
 
-/// To be called once, when the module is loaded.
-pub(crate) fn begin() {
-    // Somebody else's in this very library: there is none.
-    let _ = tracing::subscriber::set_global_default(Forward);
+/// Subscribes to the library's events, once, when the module is loaded.
+pub(crate) fn subscribe() {
+    // Fails only if there is a subscriber already, and this shared library has no other.
+    let _ = tracing::subscriber::set_global_default(ToPython);
 }
 
-/// Passes on what was said, and ends the thread: the interpreter is about to end.
+/// Passes on the remaining messages and ends the log thread: the interpreter is about to end.
 #[pyfunction]
 pub(crate) fn end_log(py: Python<'_>) {
     if let Some(engine) = Engine::running() {
@@ -92,10 +93,10 @@ pub(crate) fn end_log(py: Python<'_>) {
     }
 }
 
-/// Warnings and errors, no spans.
-struct Forward;
+/// Subscribes to warnings and errors, and ignores spans.
+struct ToPython;
 
-impl Subscriber for Forward {
+impl Subscriber for ToPython {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         *metadata.level() <= Level::WARN && metadata.target().starts_with("leasehold")
     }
@@ -106,10 +107,10 @@ impl Subscriber for Forward {
 
     fn event(&self, event: &Event<'_>) {
         let Some(engine) = Engine::running() else { return };
-        let mut line = Line::default();
-        event.record(&mut line);
+        let mut text = EventText::default();
+        event.record(&mut text);
         let level = if *event.metadata().level() == Level::ERROR { ERROR } else { WARNING };
-        engine.log().say(level, format!("{}{}", line.message, line.fields));
+        engine.log().send(level, format!("{}{}", text.message, text.fields));
     }
 
     fn new_span(&self, _: &Attributes<'_>) -> Id {
@@ -122,16 +123,16 @@ impl Subscriber for Forward {
     fn exit(&self, _: &Id) {}
 }
 
-/// The message, then `name=value` for the rest.
+/// The message of an event, followed by `name=value` for each field.
 #[derive(Default)]
-struct Line {
+struct EventText {
     message: String,
     fields: String,
 }
 
-impl Visit for Line {
+impl Visit for EventText {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        // Writing to a string does not fail.
+        // Writing to a `String` cannot fail.
         let _ = match field.name() {
             "message" => write!(self.message, "{value:?}"),
             name => write!(self.fields, " {name}={value:?}"),

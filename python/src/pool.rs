@@ -1,43 +1,39 @@
-//! Any of several locks.
+//! Pools: any of several locks.
 
 use leasehold::inspect::LockView;
 use pyo3::prelude::*;
 
-use crate::answer::Answer;
 use crate::call::Call;
-use crate::client::{Client, terms};
+use crate::client::Client;
+use crate::guard::Held;
+use crate::json;
+use crate::terms::Terms;
 
-/// A call that takes any `count` members of a pool: their numbers and guards.
+/// Makes a call that acquires any `count` members of a pool and returns their numbers and guards.
 #[pyfunction]
-#[pyo3(signature = (client, name, members, count, ttl, wait, renew, max_hold, owner))]
-#[expect(clippy::too_many_arguments, reason = "Python gives them names")]
 pub(crate) fn acquire_any(
-    py: Python<'_>,
     client: &Client,
     name: String,
     members: Vec<u32>,
     count: usize,
-    ttl: Option<f64>,
-    wait: Option<f64>,
-    renew: bool,
-    max_hold: Option<f64>,
-    owner: Option<String>,
+    terms: &Terms,
 ) -> PyResult<Call> {
-    let terms = terms(ttl, wait, renew, max_hold, owner).map_err(|failure| failure.raise(py))?;
-    client.call(py, async move |locks| {
+    let terms = terms.of_this_process();
+    client.call(async move |locks| {
         let pool = locks.pool(name, members)?;
         let permits = pool.any(count).terms(&terms).await?;
-        let permits = permits.into_iter().map(|permit| (permit.index(), permit.into_guard().into()));
-        Ok(Answer::Permits(permits.collect()))
+        let permits: Vec<(u32, Held)> =
+            permits.into_iter().map(|permit| (permit.index(), permit.into_guard().into())).collect();
+        Ok(permits)
     })
 }
 
-/// A call that says who holds each member of a pool: pairs of its number and a view, in JSON.
+/// Makes a call that returns, in JSON, pairs of a member's number and a view of its lock.
 #[pyfunction]
-pub(crate) fn pool_status(py: Python<'_>, client: &Client, name: String, members: Vec<u32>) -> PyResult<Call> {
-    client.call(py, async move |locks| {
+pub(crate) fn pool_status(client: &Client, name: String, members: Vec<u32>) -> PyResult<Call> {
+    client.call(async move |locks| {
         let members = locks.pool(name, members)?.status().await?;
         let views: Vec<(u32, LockView)> = members.iter().map(|member| (member.index, member.lock.view())).collect();
-        Ok(Answer::json(&views))
+        Ok(json(&views))
     })
 }

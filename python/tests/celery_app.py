@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator"
-"""The tasks of the Celery tests: run by real workers, sent by the tests."""
+"""The tasks of the Celery tests: the tests send them, and real workers run them."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ if visibility:
 
 
 def seen() -> Any:
-    """Where tasks write down what happens. A connection for each: pools fork."""
+    """The Redis in which tasks record what happens. Each task connects, because pools fork."""
     return redis.Redis.from_url(broker, protocol=2)
 
 
 def inside(place: str, seconds: float) -> None:
-    """Writes down that somebody is here, whether anybody else is, and who."""
+    """Records that a task is inside, which one, and whether it is alone."""
     with seen() as store:
         if store.incr(f"inside:{place}") != 1:
             store.rpush("overlaps", place)
@@ -69,7 +69,7 @@ def fails_on_gpu(gpu_id: int = 0) -> None:
 
 @app.task(base=GpuTask, bind=True)
 def acquires_by_itself(self: Any, gpu_id: int = 9) -> None:
-    """As it did before its class did it for it, and forgets to release."""
+    """Acquires the lock itself, as older tasks did, and forgets to release it."""
     assert self.gpu_lock_manager.acquire_lock(self.request.id, f"gpu_lock:{gpu_id}", max_wait_time=5)
     raise RuntimeError("no memory left")
 
@@ -121,19 +121,19 @@ def fails_once(self: Any, name: str) -> str:
     return f"{name} is done"
 
 
-#: What a task took and never gave back.
+#: Locks that a task acquired and never released.
 kept: list[Any] = []
 
 
 @app.task
 def keeps(name: str) -> None:
-    """Takes a lock by itself, and forgets it."""
+    """Acquires a lock and forgets it."""
     kept.append(leasehold.connect(broker).lock(name, ttl=60).acquire())
 
 
 @app.task
 def keeps_many(store: str, count: int) -> None:
-    """The same of many, in another store."""
+    """Acquires many locks in another store and forgets them."""
     client = leasehold.connect(store)
     kept.extend(client.lock(f"kept:{i}", ttl=60).acquire() for i in range(count))
 
@@ -146,7 +146,7 @@ def delivered_twice(seconds: float) -> str:
 
 @locked_task(key="task_lock:{name}", app=app, ttl=1)
 def hogs(name: str, seconds: float) -> None:
-    """Lets no other greenlet run."""
+    """Blocks, so that no other greenlet runs."""
     with seen() as store:
         store.rpush(f"began:{name}", os.getpid())
     end = time.monotonic() + seconds
@@ -156,7 +156,7 @@ def hogs(name: str, seconds: float) -> None:
 
 @app.task
 def ticks(until: str) -> int:
-    """Counts for as long as the other greenlets let it."""
+    """Counts while other greenlets let it run."""
     counted = 0
     with seen() as store:
         while not store.exists(until):

@@ -1,4 +1,4 @@
-"""What the tests share: a real redis-server, a SQLite file, other processes."""
+"""Shared fixtures: a real redis-server, a SQLite file, other processes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import redis
 
 import leasehold
 
-#: No tests: a program that tests start.
+#: Not a test file: tests start it as a program.
 collect_ignore = ["celery_app.py"]
 
-#: Generous: a test that needs it has failed.
+#: A generous timeout in seconds, which only failing tests reach.
 SOON = 10.0
 
 
@@ -36,7 +36,7 @@ def full(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="session", autouse=True)
 def _journal(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What is journalled in a test is not this user's."""
+    """Keeps the journal of the tests out of the user's state directory."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
@@ -47,7 +47,7 @@ def free_port() -> int:
 
 
 class Server:
-    """A redis-server of our own, on a free port."""
+    """A redis-server on a free port."""
 
     def __init__(self, directory: Path, *more: str) -> None:
         self.directory = directory
@@ -59,7 +59,7 @@ class Server:
         raise AssertionError((directory / "server.log").read_text())
 
     def start(self) -> bool:
-        """Also again, on the same port."""
+        """Starts the server, or restarts it on the same port."""
         program = os.environ.get("LEASEHOLD_TEST_SERVER") or shutil.which("redis-server")
         assert program, "redis-server is needed"
         arguments = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self.directory)]
@@ -97,7 +97,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def own_server(tmp_path: Path) -> Iterator[Server]:
-    """One that a test may stop."""
+    """A server for one test, which may stop it."""
     server = Server(tmp_path)
     yield server
     server.stop()
@@ -111,7 +111,7 @@ def redis_url(server: Server) -> str:
 
 @pytest.fixture(params=["redis", "sqlite"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Of an empty store."""
+    """The URL of an empty store."""
     if request.param == "sqlite":
         return f"sqlite:{tmp_path / 'locks.db'}"
     return str(request.getfixturevalue("redis_url"))
@@ -130,7 +130,7 @@ def redis_client(redis_url: str) -> Iterator[leasehold.Client]:
 
 
 def until(true: Callable[[], bool], within: float = SOON, unless: type[Exception] | tuple[()] = ()) -> None:
-    """Waits for something another thread or process does."""
+    """Waits until a condition is true."""
     end = time.monotonic() + within
     while True:
         try:
@@ -138,12 +138,12 @@ def until(true: Callable[[], bool], within: float = SOON, unless: type[Exception
                 return
         except unless:
             pass
-        assert time.monotonic() < end, "it did not happen"
+        assert time.monotonic() < end, "the condition did not become true in time"
         time.sleep(0.005)
 
 
 class Background:
-    """Runs work in a thread, and raises here what it raised there."""
+    """Runs work in a thread; `join` raises its exception."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._error: BaseException | None = None
@@ -164,19 +164,19 @@ class Background:
 
 
 def start_python(code: str, *arguments: str, stdin: int | None = None) -> subprocess.Popen[str]:
-    """Another Python, as a user would start it."""
+    """Starts another Python, as a user would."""
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def run_python(code: str, *arguments: str, within: float = 60.0) -> str:
-    """Runs it to its end, and returns what it printed."""
+    """Runs another Python to its end and returns its output."""
     with start_python(code, *arguments) as process:
         try:
             out, err = process.communicate(timeout=within)
         except subprocess.TimeoutExpired:
             process.kill()
             out, err = process.communicate()
-            raise AssertionError(f"it hangs; it said:\n{out}\n{err}") from None
+            raise AssertionError(f"the program hangs; its output:\n{out}\n{err}") from None
     assert process.returncode == 0, f"exit code {process.returncode}:\n{out}\n{err}"
     return out

@@ -1,4 +1,4 @@
-"""What makes no sense is refused before anything is asked, in a sentence that names the argument."""
+"""Invalid arguments are refused before a request is sent, with an error that names the argument."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import leasehold
-from leasehold import InvalidArgument, compat, gpu, new_token, task_lock
+from leasehold import InvalidArgument, _task_settings, compat, gpu, new_token, task_lock
 
 client = leasehold.connect("memory:")
 
@@ -71,7 +71,7 @@ def compat_lock(**given: Any) -> None:
 
 
 def of(function: Callable[..., Any], **usual: Any) -> Callable[..., Any]:
-    """A function, with what it needs."""
+    """A function with the usual values of its other arguments."""
 
     def call(**given: Any) -> Any:
         answer = function(**{**usual, **given})
@@ -136,7 +136,7 @@ REFUSED: list[tuple[Callable[..., Any], dict[str, list[Any]]]] = [
     (compat_lock, {"timeout": [-1, math.nan, "5", 0.01, 86_401], "sleep": TIMES, "blocking_timeout": TIMES[2:-1]}),
 ]  # fmt: skip
 
-#: How the library begins where it refuses what stands in a text, whatever the argument is called.
+#: How messages of the library begin if it refuses the content of a text.
 CALLED = {"name": "lock name ", "key": "lock name ", "config": "configuration file: ", "file": "configuration file: ", "k": 'pool "p" ',
           "members": 'pool "p" ', "id": "request id "}  # fmt: skip
 
@@ -146,31 +146,31 @@ def here() -> Any:
     task_lock.configure(client=client)
     gpu.configure(client)
     yield
-    task_lock._settings = None
+    _task_settings._settings = None
     gpu.configure("memory:")
 
 
 @pytest.mark.parametrize(("function", "given"), REFUSED, ids=lambda one: getattr(one, "__name__", "of"))
-def test_what_makes_no_sense_is_refused_by_its_name(function: Callable[..., Any], given: dict[str, list[Any]]) -> None:
+def test_an_invalid_argument_is_refused_by_its_name(function: Callable[..., Any], given: dict[str, list[Any]]) -> None:
     for argument, values in given.items():
         for value in values:
             with pytest.raises(InvalidArgument) as refused:
                 function(**{argument: value})
                 pytest.fail(f"{argument}={value!r} was taken")
-            said = str(refused.value)
-            assert said.startswith((f"{argument}: ", CALLED.get(argument, f"{argument} "))), said
-            assert "\n" not in said and len(said) < 700, said
+            message = str(refused.value)
+            assert message.startswith((f"{argument}: ", CALLED.get(argument, f"{argument} "))), message
+            assert "\n" not in message and len(message) < 700, message
     assert client.locks() == []
 
 
-def test_times_are_told_in_seconds() -> None:
-    for ttl, said in ((0, "ttl: 0.0 is not between 0.05 and 86400 seconds"), (math.nan, "ttl: nan is not a number of seconds, 0 or more")):
+def test_times_are_in_seconds() -> None:
+    for ttl, message in ((0, "ttl: 0.0 is not between 0.05 and 86400 seconds"), (math.nan, "ttl: nan is not a number of seconds, 0 or more")):
         with pytest.raises(InvalidArgument) as refused:
             client.lock("a", ttl=ttl)
-        assert str(refused.value) == said
+        assert str(refused.value) == message
 
 
-def test_the_longest_and_the_shortest_are_taken() -> None:
+def test_the_bounds_are_accepted() -> None:
     for ttl in (0.05, 86_400, timedelta(days=1)):
         lock(ttl=ttl)
     for wait in (0, math.inf, 1e300, timedelta(days=999_999)):

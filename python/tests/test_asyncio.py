@@ -1,4 +1,4 @@
-"""Locks, as asyncio's tasks use them."""
+"""Locks in asyncio."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_same_lock_by_with_and_by_async_with(client: Client) -> None:
         pass
 
 
-def test_whoever_comes_second_is_told_who_holds_it(client: Client) -> None:
+def test_a_refused_request_names_the_holder(client: Client) -> None:
     async def main() -> None:
         async with client.lock("a", owner="checkout"):
             with pytest.raises(LockNotAcquired, match="checkout"):
@@ -70,7 +70,7 @@ def test_a_thousand_tasks_wait_in_one_loop(client: Client) -> None:
         async with client.lock("a"):
             lock = client.lock("a")
             tasks = [asyncio.create_task(work(lock)) for _ in range(1000)]
-            # The loop is not held up by any of them.
+            # The waiting tasks do not block the loop.
             began = time.monotonic()
             for _ in range(20):
                 await asyncio.sleep(0.01)
@@ -83,7 +83,7 @@ def test_a_thousand_tasks_wait_in_one_loop(client: Client) -> None:
     assert client.locks() == []
 
 
-def test_cancelling_any_leaves_nothing_behind(client: Client, url: str, server: Server) -> None:
+def test_a_cancelled_task_keeps_no_lock(client: Client, url: str, server: Server) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -102,15 +102,15 @@ def test_cancelling_any_leaves_nothing_behind(client: Client, url: str, server: 
                 await asyncio.sleep(0.01)
                 for task in chance.sample(tasks, 30):
                     task.cancel()
-        # Also while they come and go.
+        # Some tasks are cancelled while they acquire or release.
         while not all(task.done() for task in tasks):
             await asyncio.sleep(0)
             chance.choice(tasks).cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(result is None or isinstance(result, asyncio.CancelledError) for result in results)
-        # One that is cancelled while it gives the lock back has done its work.
+        # A task that is cancelled during its release has done its work.
         assert 0 < sum(result is None for result in results) <= done
-        # At once: nothing that was granted to a cancelled task is still held.
+        # At once, because no lock that was granted to a cancelled task is still held.
         async with client.lock("a", wait=5):
             pass
         info = await client.info_async("a")
@@ -122,7 +122,7 @@ def test_cancelling_any_leaves_nothing_behind(client: Client, url: str, server: 
         assert [key for key in server.redis.keys() if b"lock:a" in key] == []
 
 
-def test_a_task_that_is_cancelled_while_it_leaves_has_failed_at_nothing(client: Client) -> None:
+def test_a_task_cancelled_during_its_release_counts_no_failure(client: Client) -> None:
     left = 0
 
     async def work() -> None:
@@ -132,7 +132,7 @@ def test_a_task_that_is_cancelled_while_it_leaves_has_failed_at_nothing(client: 
         left += 1
 
     async def main() -> None:
-        # Until some of them were really cancelled between the end of the work and the end of the block.
+        # Repeated until some tasks were cancelled between the end of the work and the end of the block.
         cancelled = 0
         while cancelled < 20:
             before, task = left, asyncio.create_task(work())
@@ -173,7 +173,7 @@ def test_a_lost_lease_cancels_the_task(client: Client) -> None:
     assert not went_on and time.monotonic() - began < 5
 
 
-def test_a_lost_lease_does_not_cancel_work_that_wants_to_go_on(client: Client) -> None:
+def test_a_lost_lease_does_not_cancel_work_with_on_lost_continue(client: Client) -> None:
     async def main() -> str | None:
         async with client.lock("a", on_lost="continue") as guard:
             await client.evict_async("a")
@@ -185,7 +185,7 @@ def test_a_lost_lease_does_not_cancel_work_that_wants_to_go_on(client: Client) -
     assert run(main) == "revoked"
 
 
-def test_a_loss_that_the_work_swallows_is_told_all_the_same(client: Client) -> None:
+def test_a_loss_is_raised_even_if_the_work_swallows_the_cancellation(client: Client) -> None:
     async def main() -> None:
         async with client.lock("a"):
             await client.evict_async("a")
@@ -198,7 +198,7 @@ def test_a_loss_that_the_work_swallows_is_told_all_the_same(client: Client) -> N
         run(main)
 
 
-def test_a_task_that_somebody_else_cancels_is_cancelled(client: Client) -> None:
+def test_another_cancellation_stays_a_cancellation(client: Client) -> None:
     async def hold() -> None:
         async with client.lock("a"):
             await asyncio.sleep(30)
@@ -259,7 +259,7 @@ def test_two_loops_and_threads_share_a_client(client: Client) -> None:
         thread.join(60)
 
 
-def test_one_connects_without_holding_up_the_loop(url: str) -> None:
+def test_connecting_does_not_block_the_loop(url: str) -> None:
     async def main() -> None:
         async with await leasehold.connect_async(url) as client:
             async with client.lock("a"):

@@ -1,4 +1,4 @@
-"""Blocks: a `with` that many share, that ends in any order, and that a signal hits at its edge."""
+"""Blocks: many share one object, they end in any order, and signals arrive at their edges."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ import pytest
 from conftest import SOON, until
 
 import leasehold
-from leasehold import Client, gpu, task_lock
+from leasehold import Client, _task_settings, gpu, task_lock
 from leasehold._gpu_settings import _configured
 from leasehold.task_lock import task_lock_context
 
 
 class Interrupted(KeyboardInterrupt):
-    """What a signal's handler raises: Ctrl-C, the time limit of a task."""
+    """An exception of a signal handler, such as Ctrl-C or the time limit of a task."""
 
 
 class Interrupting:
-    """Raises before one of the lines of the package, or where an ``__enter__`` of it has returned."""
+    """Raises before a line of the package, or after one of its ``__enter__`` has returned."""
 
     def __init__(self, step: int) -> None:
         self.left = step
@@ -53,7 +53,7 @@ class Interrupting:
 
 
 def every_block(client: Client) -> dict[str, Callable[[], Any]]:
-    """All that a ``with`` may be of, made anew for each, or once for all of them."""
+    """All kinds of objects for a ``with``, made for each block or shared by all."""
 
     @contextmanager
     def gpu_again() -> Iterator[None]:
@@ -73,16 +73,16 @@ def every_block(client: Client) -> dict[str, Callable[[], Any]]:
 
 @pytest.fixture
 def own_client() -> Iterator[Client]:
-    """Which tasks and GPUs use too."""
+    """A client that task locks and GPU locks use, too."""
     with leasehold.connect("memory:") as client:
         gpu.configure(client)
         task_lock.configure(client=client)
         yield client
     _configured.__init__()  # type: ignore[misc]
-    task_lock._settings = None
+    _task_settings._settings = None
 
 
-# Where a generator is being closed, Python itself swallows it.
+# Python swallows an exception that is raised while it closes a generator.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("block", ["lock", "pool", "task", "gpu", "gpu again", "one lock", "one pool", "one task"])
 def test_a_signal_between_any_two_lines_leaves_no_lock_behind(own_client: Client, block: str) -> None:
@@ -106,7 +106,7 @@ def test_a_signal_between_any_two_lines_leaves_no_lock_behind(own_client: Client
 
 
 @pytest.mark.parametrize("block", ["lock", "one lock", "one pool", "one task"])
-def test_so_it_is_in_a_task(own_client: Client, block: str) -> None:
+def test_a_signal_in_a_task_leaves_no_lock_behind(own_client: Client, block: str) -> None:
     enter = every_block(own_client)[block]
 
     async def work() -> None:
@@ -121,14 +121,14 @@ def test_so_it_is_in_a_task(own_client: Client, block: str) -> None:
 
     step = 0
     while interrupted_at(step):
-        # The task and its exception hold each other.
+        # The task and its exception refer to each other.
         gc.collect()
         until(lambda: own_client.locks() == [])
         step += 1
     assert step > 20, "it was interrupted where it matters"
 
 
-def test_each_with_leaves_its_own_block(client: Client) -> None:
+def test_each_with_ends_its_own_block(client: Client) -> None:
     lock = client.pool("a", range(9)).acquire()
 
     def entered() -> Iterator[int]:
@@ -143,14 +143,14 @@ def test_each_with_leaves_its_own_block(client: Client) -> None:
     assert client.locks() == []
 
 
-def test_blocks_are_entered_and_left_without_a_with(client: Client) -> None:
+def test_blocks_work_without_a_with(client: Client) -> None:
     lock = client.lock("a", wait=0)
     for leave in (lock.__exit__, partial(type(lock).__exit__, lock), None):
         guard = lock.__enter__()
         assert leasehold.current_fence() == guard.fence
         (leave or lock.__exit__)(None, None, None)
         assert leasehold.current_fence() is None and client.locks() == []
-        with pytest.raises(RuntimeError, match="not entered"):
+        with pytest.raises(RuntimeError, match="without __enter__"):
             lock.__exit__(None, None, None)
     with ExitStack() as stack:
         guard = stack.enter_context(lock)
@@ -159,14 +159,14 @@ def test_blocks_are_entered_and_left_without_a_with(client: Client) -> None:
             assert leasehold.current_fence() == inner.fence
         assert leasehold.current_fence() == guard.fence
     assert client.locks() == []
-    # Begun in another context than it ends in, as frameworks do it.
+    # Entered in one context and ended in another, as frameworks do.
     contextvars.copy_context().run(lock.__enter__)
     assert client.is_locked("a")
     lock.__exit__(None, None, None)
     assert client.locks() == []
 
 
-def test_what_an_exception_holds_is_no_block_any_more(client: Client) -> None:
+def test_a_block_that_an_exception_keeps_alive_has_ended(client: Client) -> None:
     lock = client.lock("a", wait=0)
     with pytest.raises(ZeroDivisionError) as kept:
         with lock:

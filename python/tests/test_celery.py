@@ -20,12 +20,12 @@ import leasehold
 from leasehold._celery_request import LockedRequest
 
 HERE = Path(__file__).parent
-#: Celery's own machinery takes its time, on a machine that is busy.
+#: A timeout in seconds: Celery is slow on a busy machine.
 ANSWER = 20.0
 
 
 class Worker:
-    """A Celery worker in a process of its own."""
+    """A Celery worker in its own process."""
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class Worker:
         self.wait_for(" ready.")
 
     def wait_for(self, text: str) -> None:
-        until(lambda: text in self.said() or self.process.poll() is not None, within=30)
-        assert text in self.said(), self.said()
+        until(lambda: text in self.output() or self.process.poll() is not None, within=30)
+        assert text in self.output(), self.output()
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text()
 
     def stop(self) -> None:
-        """A warm shutdown: what runs is finished."""
+        """A warm shutdown: running tasks are finished."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -63,7 +63,7 @@ class Worker:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-                raise AssertionError(f"the worker hangs:\n{self.said()}") from None
+                raise AssertionError(f"the worker hangs:\n{self.output()}") from None
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def tasks(broker: Server) -> Any:
-    """The tasks, to be sent from here."""
+    """The tasks, which the tests send."""
     celery_app.app.conf.update(broker_url=broker.url, result_backend=broker.url)
     return celery_app
 
@@ -107,7 +107,7 @@ def send(task: Any, *args: Any, to: str = "prefork", **options: Any) -> Any:
 
 
 def began(broker: Server, place: str, times: int = 1) -> int:
-    """Waits for a task to be inside, and says in which process."""
+    """Waits until a task is inside, and returns its process id."""
     until(lambda: broker.redis.llen(f"began:{place}") >= times, within=ANSWER)
     last: Any = broker.redis.lindex(f"began:{place}", -1)
     return int(last)
@@ -130,16 +130,16 @@ def test_forty_tasks_on_two_gpus(prefork: Worker, tasks: Any, broker: Server) ->
     assert not broker.redis.exists("gpu_lock:0", "gpu_lock:1")
 
 
-def test_a_killed_pool_process_leaves_the_lock_free(prefork: Worker, tasks: Any, broker: Server) -> None:
+def test_the_lock_of_a_killed_pool_process_is_released(prefork: Worker, tasks: Any, broker: Server) -> None:
     result = send(tasks.hold, "killed", 60)
     pid = began(broker, "killed")
     assert broker.redis.pttl("task_lock:killed") > 40_000
     os.kill(pid, signal.SIGKILL)
-    # Its worker sees to it, long before the lease is over.
+    # The worker releases the lock long before the lease expires.
     until(is_free(broker, "task_lock:killed"), within=ANSWER)
     with pytest.raises(Exception, match="Worker exited prematurely"):
         result.get(timeout=ANSWER)
-    assert "task_lock:killed is free" in prefork.said()
+    assert "task_lock:killed is free" in prefork.output()
 
 
 def test_revoked_and_terminated(prefork: Worker, tasks: Any, broker: Server) -> None:
@@ -167,7 +167,7 @@ def test_a_hard_time_limit(prefork: Worker, tasks: Any, broker: Server) -> None:
     for result in (task, gpu):
         with pytest.raises(Exception, match="TimeLimitExceeded"):
             result.get(timeout=ANSWER)
-    assert "is not held by" not in prefork.said(), "no violation was counted for it"
+    assert "is not held by" not in prefork.output(), "no violation was counted for it"
 
 
 def test_a_failing_gpu_task_frees_its_lock(prefork: Worker, tasks: Any, broker: Server) -> None:
@@ -177,7 +177,7 @@ def test_a_failing_gpu_task_frees_its_lock(prefork: Worker, tasks: Any, broker: 
     assert is_free(broker, "gpu_lock:3")()
 
 
-def test_held_is_skipped_waited_for_or_tried_again(prefork: Worker, tasks: Any, store: leasehold.Client) -> None:
+def test_a_held_lock_is_skipped_waited_for_or_retried(prefork: Worker, tasks: Any, store: leasehold.Client) -> None:
     with store.lock("task_lock:held", owner="somebody"):
         skipped = send(tasks.hold, "held", 0).get(timeout=ANSWER)
         assert skipped["status"] == "skipped" and skipped["reason"] == "already_running"
@@ -190,7 +190,7 @@ def test_held_is_skipped_waited_for_or_tried_again(prefork: Worker, tasks: Any, 
     assert waiting.get(timeout=ANSWER) and again.get(timeout=ANSWER) == "held is done"
 
 
-def test_the_next_try_is_not_kept_out_by_the_last(prefork: Worker, tasks: Any) -> None:
+def test_a_retry_is_not_blocked_by_the_try_before(prefork: Worker, tasks: Any) -> None:
     results = [send(tasks.fails_once, f"retried-{n}") for n in range(2)]
     assert [result.get(timeout=ANSWER) for result in results] == [f"retried-{n} is done" for n in range(2)]
 
@@ -202,7 +202,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_a_dead_process_held_is_taken_from_it_alone(tasks: Any, broker: Server, store: leasehold.Client) -> None:
+def test_only_the_locks_of_the_dead_process_are_released(tasks: Any, broker: Server, store: leasehold.Client) -> None:
     task, owner = tasks.hold, "celery_app.hold[id-1]"
     with start_python(DIES_WITH_A_LOCK, broker.url, owner, "task_lock:dead") as process:
         process.wait(ANSWER)
@@ -225,11 +225,11 @@ def test_a_dead_process_may_have_held_any_gpu(tasks: Any, broker: Server, store:
         assert store.is_locked("gpu_lock:0") and not store.is_locked("gpu_lock:1")
 
 
-def test_nothing_is_taken_from_a_process_that_is_there() -> None:
+def test_the_lock_of_a_live_process_is_not_released() -> None:
     released: list[int] = []
 
     class Delivery:
-        _give_back: Any = LockedRequest._give_back
+        _release_lock: Any = LockedRequest._release_lock
         _release_when_gone: Any = LockedRequest._release_when_gone
 
         def __init__(self, pid: int | None) -> None:
@@ -239,18 +239,18 @@ def test_nothing_is_taken_from_a_process_that_is_there() -> None:
             released.append(pid)
 
     with start_python("import time; time.sleep(60)") as process:
-        Delivery(process.pid)._give_back()
+        Delivery(process.pid)._release_lock()
         time.sleep(0.2)
         assert released == [], "it may be at work"
         process.kill()
         until(lambda: released == [process.pid])
-    # Neither this process nor a greenlet's number is a pool process.
-    for nobody in (None, os.getpid(), 2**40):
-        Delivery(nobody)._give_back()
+    # This process is not a pool process, and the number of a greenlet is not a process id.
+    for pid in (None, os.getpid(), 2**40):
+        Delivery(pid)._release_lock()
     assert released == [process.pid]
 
 
-def test_a_pool_process_that_ends_gives_back_what_its_tasks_forgot(tasks: Any, broker: Server, tmp_path: Path) -> None:
+def test_a_pool_process_releases_forgotten_locks_at_its_end(tasks: Any, broker: Server, tmp_path: Path) -> None:
     worker = Worker(broker, tmp_path, "prefork", 1, queue="forgets")
     send(tasks.keeps, "task_lock:kept", to="forgets").get(timeout=ANSWER)
     assert broker.redis.pttl("task_lock:kept") > 40_000
@@ -258,7 +258,7 @@ def test_a_pool_process_that_ends_gives_back_what_its_tasks_forgot(tasks: Any, b
     assert is_free(broker, "task_lock:kept")()
 
 
-def test_a_pool_process_ends_in_time_when_its_store_is_away(
+def test_a_pool_process_ends_in_time_when_its_store_is_unreachable(
     tasks: Any, broker: Server, own_server: Server, tmp_path: Path
 ) -> None:
     worker = Worker(broker, tmp_path, "prefork", 2, queue="away")
@@ -266,9 +266,9 @@ def test_a_pool_process_ends_in_time_when_its_store_is_away(
     own_server.process.send_signal(signal.SIGSTOP)
     began = time.monotonic()
     worker.stop()
-    # 2 s for all of them, and Celery's own way out. One after the other it was 42 s.
+    # 2 s for all locks together, plus Celery's shutdown. One lock after the other took 42 s.
     took = time.monotonic() - began
-    assert took < 12, f"it took {took:.1f} s:\n{worker.said()}"
+    assert took < 12, f"it took {took:.1f} s:\n{worker.output()}"
 
 
 def test_a_warm_shutdown(tasks: Any, broker: Server, tmp_path: Path) -> None:
@@ -280,13 +280,13 @@ def test_a_warm_shutdown(tasks: Any, broker: Server, tmp_path: Path) -> None:
     assert result.get(timeout=ANSWER) == "shutdown is done"
 
 
-def test_a_killed_worker_is_rid_of_its_lock_when_the_lease_is_over(tasks: Any, broker: Server, tmp_path: Path) -> None:
+def test_a_killed_worker_loses_its_lock_with_its_lease(tasks: Any, broker: Server, tmp_path: Path) -> None:
     worker = Worker(broker, tmp_path, "prefork", 1, queue="killed")
     send(tasks.hold_shortly, "all-killed", 60, to="killed")
     pid = began(broker, "all-killed")
     worker.process.kill()
     worker.process.wait()
-    # Its children are killed with it: nobody is left who could give anything back.
+    # Its children are killed with it, so no process is left that could release the lock.
     until(lambda: not Path(f"/proc/{pid}").exists(), within=ANSWER)
     assert 0 < broker.redis.pttl("task_lock:all-killed") <= 2_000
     until(is_free(broker, "task_lock:all-killed"), within=3)
@@ -314,8 +314,8 @@ def test_the_examples_of_the_guide(tasks: Any, broker: Server, tmp_path: Path) -
 # Threads.
 
 
-def test_redelivery_of_a_running_task_is_refused(tasks: Any, broker: Server, tmp_path: Path) -> None:
-    # The transport believes after a second that whoever has the message is gone.
+def test_redelivery_of_a_running_task_is_ignored(tasks: Any, broker: Server, tmp_path: Path) -> None:
+    # The transport delivers a message again if it is not acknowledged within a second.
     worker = Worker(broker, tmp_path, "threads", 2, queue="redelivery", visibility="1")
     result = send(tasks.delivered_twice, 5, to="redelivery")
     began(broker, "twice")
@@ -338,7 +338,7 @@ def test_a_task_that_ends_late_does_not_free_its_successors_lock(threads: Worker
     assert broker.redis.get("task_lock:late") == held, "it is the successor's"
     successor.get(timeout=ANSWER)
     assert is_free(broker, "task_lock:late")()
-    # They overlapped: that is what a lease costs that nobody renews.
+    # The runs overlapped, because the lease is not renewed.
     broker.redis.delete("overlaps")
 
 
@@ -354,7 +354,7 @@ def test_gpu_tasks_in_threads(threads: Worker, tasks: Any, broker: Server) -> No
 # Greenlets.
 
 
-def test_a_task_that_hogs_the_loop_keeps_its_lock(
+def test_a_task_that_blocks_the_loop_keeps_its_lock(
     gevent: Worker, tasks: Any, broker: Server, store: leasehold.Client
 ) -> None:
     result = send(tasks.hogs, "hogged", 4, to="gevent")
@@ -362,7 +362,7 @@ def test_a_task_that_hogs_the_loop_keeps_its_lock(
     holder, end = store.holder("task_lock:hogged"), time.monotonic() + 3
     assert holder is not None
     while time.monotonic() < end:
-        # The lease is one second: without renewals it would be over.
+        # The lease lasts one second, and would have expired without renewals.
         now = store.holder("task_lock:hogged")
         assert now is not None and now.holder_id == holder.holder_id
         time.sleep(0.05)
@@ -382,7 +382,7 @@ def test_two_greenlets_on_one_lock(gevent: Worker, tasks: Any, broker: Server) -
     assert not broker.redis.exists("overlaps")
 
 
-def test_greenlets_revoked_and_over_time(gevent: Worker, tasks: Any, broker: Server) -> None:
+def test_greenlets_that_are_revoked_or_exceed_their_time(gevent: Worker, tasks: Any, broker: Server) -> None:
     revoked = send(tasks.hold, "green-revoked", 60, to="gevent")
     limited = send(tasks.hold, "green-limited", 60, to="gevent", time_limit=1)
     began(broker, "green-revoked")

@@ -1,4 +1,4 @@
-"""Locked tasks without a worker: what is refused when they are made, and tasks that are called as functions."""
+"""Locked tasks without a worker: options that are refused at registration, and tasks called as functions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def store(redis_url: str) -> Iterator[leasehold.Client]:
 
 
 def made(app: Any, **options: Any) -> Any:
-    """A task, with everything that is looked at when it is made."""
+    """Registers a task, with all checks of its options."""
 
     def run(order: int = 0, gpu_id: int | None = None, **more: Any) -> int | None:
         return gpu_id
@@ -41,7 +41,7 @@ def made(app: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"when_held": "later"}, "made: when_held: 'later' is not 'skip' or 'wait' or 'retry'"),
         ({"lock_on_lost": "stop"}, "made: lock_on_lost: 'stop' is not 'cancel' or 'continue'"),
@@ -49,17 +49,17 @@ def made(app: Any, **options: Any) -> Any:
         ({"lock_ttl": "30s"}, "made: lock_ttl: '30s' is neither a number of seconds nor a timedelta"),
         ({"lock_wait": "5"}, "made: lock_wait: '5' is neither"),
         ({"lock_countdown": [1]}, "made: lock_countdown: .1. is neither"),
-        # Also where the task takes whatever it is given.
+        # Refused even if the task accepts any keyword argument.
         ({"lock_key": "order:{order"}, "lock_key"),
-        ({"lock_key": "order:{order!r}"}, "a field is the name of an argument, nothing more"),
+        ({"lock_key": "order:{order!r}"}, "a field must be the name of an argument"),
         ({"base": GpuTask, "gpu": 1}, "made: gpu: 1 is not None or 'any'"),
         ({"base": GpuTask, "max_wait_time": "1800"}, "made: max_wait_time: '1800' is neither"),
         ({"base": GpuTask, "lock_ttl": 60}, "made: lock_ttl is not for tasks on a GPU"),
         ({"base": GpuTask, "lock_key": "order:{order}"}, "made: lock_key is not for tasks on a GPU"),
     ],
 )
-def test_what_could_only_go_wrong_later_is_refused(app: Celery, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(leasehold.InvalidArgument, match=said):
+def test_invalid_options_are_refused_at_registration(app: Celery, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(leasehold.InvalidArgument, match=message):
         made(app, **options)
 
 
@@ -85,7 +85,7 @@ def test_a_task_calls_others_of_the_same_lock(app: Celery, store: leasehold.Clie
         assert pay.apply(args=[0]).get()["status"] == "skipped"
 
 
-def test_a_task_that_calls_itself_is_no_second_delivery(app: Celery) -> None:
+def test_a_task_that_calls_itself_is_not_a_second_delivery(app: Celery) -> None:
     @locked_task(app=app, name="countdown")
     def countdown(n: int) -> int:
         return 0 if n == 0 else int(countdown(n - 1)) + 1
@@ -106,7 +106,7 @@ def test_no_gpu(app: Celery, gpu_id: Any) -> None:
         made(app, base=GpuTask).apply(kwargs={"gpu_id": gpu_id}).get()
 
 
-def test_a_failure_on_any_gpu_frees_what_the_task_took_by_itself(
+def test_a_failure_on_any_gpu_releases_the_lock_that_the_task_acquired(
     app: Celery, store: leasehold.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     @app.task(base=GpuTask, bind=True, gpu="any", gpus=3, name="fails")  # type: ignore[untyped-decorator]
@@ -121,7 +121,7 @@ def test_a_failure_on_any_gpu_frees_what_the_task_took_by_itself(
     assert "was not released" not in caplog.text
 
 
-def test_a_clean_up_that_fails_hides_no_retry(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_clean_up_does_not_hide_a_retry(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
     class Broken(GpuTask):
         def clean_up(self) -> None:
             raise OSError("driver is gone")

@@ -1,4 +1,4 @@
-"""redis-py's lock and ours, side by side on one server: what one does, the other does."""
+"""redis-py's lock and leasehold's on one server: both behave the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from leasehold import compat
 
 
 class Waited:
-    """A lock of asyncio, used like one for threads: every scenario is written once."""
+    """An asyncio lock with the methods of a lock for threads, so that each scenario is written once."""
 
     def __init__(self, lock: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._lock = lock
@@ -63,12 +63,12 @@ class World:
         until(lambda: not self.raw.exists(name))
 
     def ttl(self, name: str = "thing") -> float:
-        """Seconds left, without the digits in which two runs differ."""
+        """Seconds left, rounded so that two runs agree."""
         return round(self.raw.pttl(name) / 1000)
 
 
 def outcome(work: Callable[[], Any]) -> Any:
-    """What came of it; of an exception, which of redis-py's it is."""
+    """The result of a call; for an exception, its class in redis-py."""
     try:
         return work()
     except redis.exceptions.LockNotOwnedError:
@@ -83,7 +83,7 @@ def in_thread(work: Callable[[], Any]) -> Any:
     return came[0]
 
 
-# Each returns what both must agree on.
+# Each scenario returns what both locks must agree on.
 
 
 def plain(world: World) -> Any:
@@ -263,7 +263,7 @@ def own_token_without_timeout(world: World) -> Any:
 
 
 def handed_on_by_token(world: World) -> Any:
-    """What Celery users do: the producer takes it, the worker gives it back."""
+    """As Celery users do: the producer acquires the lock, and the worker releases it."""
     answers = []
     for token in ["a task's id", uuid.uuid4().hex]:
         producer, worker, stranger = world.lock(timeout=10), world.lock(timeout=10), world.lock(timeout=10)
@@ -300,7 +300,7 @@ def with_thread_local(world: World) -> Any:
 
 
 def dropped_and_not_released(world: World) -> Any:
-    """As a brake: once in ten seconds, whoever asks."""
+    """As a rate limit: once in ten seconds for all callers."""
     return [world.lock(timeout=10, blocking=False).acquire() for _ in range(3)] + [world.ttl()]
 
 
@@ -345,7 +345,7 @@ def names_of_bytes(world: World) -> Any:
 
 
 def numbers(world: World) -> Any:
-    """As ids of tasks and orders are."""
+    """Names like the ids of tasks and orders."""
     lock = world._make(42, timeout=10)
     taken = [lock.acquire(token=7), lock.local.token, lock.owned(), world.raw.exists("42"), lock.release()]
     return [*taken, world._make(4.5, timeout=10).acquire(), world.raw.exists("4.5")]
@@ -425,7 +425,7 @@ def test_a_warning_where_a_loss_is_not_raised(server: Server, caplog: pytest.Log
     assert "'thing'" in caplog.text
 
 
-def test_a_thread_that_is_new_to_it_is_told_so(server: Server) -> None:
+def test_a_thread_that_did_not_acquire_cannot_release(server: Server) -> None:
     server.redis.flushall()
     lock = compat.Lock(server.redis, "thing", timeout=10)
     lock.acquire()
@@ -435,8 +435,8 @@ def test_a_thread_that_is_new_to_it_is_told_so(server: Server) -> None:
     lock.release()
 
 
-def test_a_client_that_connects_in_its_own_way_is_refused() -> None:
-    """The host in its settings is not where it goes: another server's locks exclude nobody there."""
+def test_a_client_with_its_own_connection_class_is_refused() -> None:
+    """It does not connect to the host in its settings, so locks on that host would not exclude its users."""
 
     class Tunnel(redis.connection.Connection):
         pass
@@ -449,7 +449,7 @@ def test_a_client_that_connects_in_its_own_way_is_refused() -> None:
             raise AssertionError("nobody connects")
 
     class Subclass(redis.Redis):
-        """It adds verbs, and connects as every client does."""
+        """It adds commands, and connects like every client."""
 
     clients: list[Any] = [
         redis.Redis(connection_pool=redis.ConnectionPool(connection_class=Tunnel, host="db.internal")),
@@ -457,7 +457,7 @@ def test_a_client_that_connects_in_its_own_way_is_refused() -> None:
         redis.Redis(connection_pool=Pool(host="db.internal")),
     ]
     for client in clients:
-        with pytest.raises(leasehold.InvalidArgument, match="connects in its own way .*: give the lock a URL"):
+        with pytest.raises(leasehold.InvalidArgument, match="its own connection class .*: pass a URL"):
             compat.Lock(client, "order:42")
     pool: Any = redis.BlockingConnectionPool(host="127.0.0.1", port=1)  # type: ignore[no-untyped-call]
     usual: list[Any] = [Subclass(port=1), redis.asyncio.Redis(port=1), redis.Redis(connection_pool=pool)]

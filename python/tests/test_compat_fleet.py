@@ -1,4 +1,4 @@
-"""Workers that are moved from redis-py's lock to ours, one at a time."""
+"""Migration: workers with redis-py's lock and workers with leasehold's on one server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import leasehold
 from leasehold import compat
 from leasehold.compat._store import _url
 
-#: A worker: how often it goes inside, and what it finds there.
+#: A worker, which counts its runs and checks that it is alone.
 WORKER = """
 import sys, redis
 from leasehold import compat
@@ -53,7 +53,7 @@ def test_a_mixed_fleet_excludes_each_other(server: Server, raw: redis.Redis) -> 
 
 
 @pytest.mark.parametrize("timeout", [20, None])
-def test_waiting_behind_theirs_changes_nothing_of_it(raw: redis.Redis, timeout: float | None) -> None:
+def test_waiting_for_redis_pys_lock_does_not_change_it(raw: redis.Redis, timeout: float | None) -> None:
     theirs = redis.lock.Lock(raw, "thing", timeout=timeout)
     assert theirs.acquire()
     value, ttl = raw.get("thing"), raw.pttl("thing")
@@ -69,7 +69,7 @@ def test_waiting_behind_theirs_changes_nothing_of_it(raw: redis.Redis, timeout: 
     assert time.monotonic() - began < 1.0, "the head of the line looks ten times a second"
 
 
-def test_theirs_waits_behind_ours(raw: redis.Redis) -> None:
+def test_redis_pys_lock_waits_for_ours(raw: redis.Redis) -> None:
     ours = compat.Lock(raw, "thing", timeout=20)
     ours.acquire()
     theirs = redis.lock.Lock(raw, "thing", timeout=20, sleep=0.01, thread_local=False)
@@ -143,29 +143,29 @@ def test_by_url_and_by_client(server: Server, raw: redis.Redis) -> None:
 def test_tls_stays_tls(server: Server) -> None:
     client = redis.Redis(port=server.port, ssl=True, ssl_ca_certs="/etc/my ca.pem", password="hunter2", socket_timeout=1)
     assert _url(client) == f"rediss://:hunter2@localhost:{server.port}/0?ca=/etc/my%20ca.pem"
-    # A server without it is not spoken to in the clear instead.
+    # There is no fallback to plain text for a server without TLS.
     with pytest.raises(leasehold.LeaseholdError) as refused:
         compat.Lock(redis.from_url(f"rediss://:hunter2@127.0.0.1:{server.port}"), "thing").acquire(blocking=False)
     assert "hunter2" not in str(refused.value)
 
 
-def test_what_cannot_be_used_is_said_at_once(server: Server) -> None:
+def test_unsupported_clients_are_refused_at_once(server: Server) -> None:
     class Cluster:
         nodes_manager = None
 
     sentinels: Any = redis.sentinel.Sentinel
     sentinel = sentinels([("127.0.0.1", 1)]).master_for("main")
     provider = redis.UsernamePasswordCredentialProvider("u", "hunter2")
-    for what, said in [
+    for what, message in [
         (redis.Redis(unix_socket_path="/run/redis.sock"), "Unix socket"),
         (redis.Redis(credential_provider=provider), "credential provider"),
         (sentinel, "Sentinel"),
         (redis.Redis(ssl=True, ssl_certfile="mine.pem"), "ssl_certfile"),
-        (redis.Redis(ssl=True, ssl_cert_reqs="none"), "check"),
+        (redis.Redis(ssl=True, ssl_cert_reqs="none"), "certificate"),
         (Cluster(), "Cluster"),
         (object(), "neither"),
     ]:
-        with pytest.raises(leasehold.InvalidArgument, match=said):
+        with pytest.raises(leasehold.InvalidArgument, match=message):
             compat.Lock(what, "thing")
     names: list[str | bytes] = ["", "two\nlines", b"\xff", "lh1:fence"]
     for name in names:
@@ -176,7 +176,7 @@ def test_what_cannot_be_used_is_said_at_once(server: Server) -> None:
             compat.Lock(server.redis, "thing", timeout=timeout).acquire()
 
 
-def test_errors_are_redis_pys_and_ours_and_travel(server: Server) -> None:
+def test_errors_are_redis_pys_and_ours_and_can_be_pickled(server: Server) -> None:
     assert issubclass(compat.LockError, (redis.exceptions.LockError, ValueError))
     assert issubclass(compat.LockError, leasehold.LeaseholdError)
     assert issubclass(compat.LockNotOwnedError, redis.exceptions.LockNotOwnedError)
@@ -226,7 +226,7 @@ lock.acquire()
 """
 
 
-def test_what_the_end_of_a_process_does(server: Server, raw: redis.Redis) -> None:
+def test_locks_at_the_end_of_a_process(server: Server, raw: redis.Redis) -> None:
     run_python(ENDING, str(server.port), "20")
     assert raw.pttl("thing") > 10_000, "a timeout counts on, as with redis-py"
     raw.delete("thing")
@@ -262,7 +262,7 @@ def test_a_lease_is_never_shortened(raw: redis.Redis) -> None:
     lock.release()
 
 
-def test_a_cancelled_task_keeps_nothing(server: Server, raw: redis.Redis) -> None:
+def test_a_cancelled_compat_call_keeps_no_lock(server: Server, raw: redis.Redis) -> None:
     async def work() -> None:
         holder = compat.AsyncLock(raw, "thing", timeout=20)
         await holder.acquire()
@@ -271,7 +271,7 @@ def test_a_cancelled_task_keeps_nothing(server: Server, raw: redis.Redis) -> Non
         for task in waiting:
             task.cancel()
         await holder.release()
-        # Others are cancelled while they are being served.
+        # Some tasks are cancelled while they acquire the lock.
         for delay in [i / 5000 for i in range(30)]:
             task = asyncio.create_task(compat.AsyncLock(raw, "thing", timeout=20).acquire(blocking_timeout=SOON))
             await asyncio.sleep(delay)
@@ -286,31 +286,31 @@ def test_a_cancelled_task_keeps_nothing(server: Server, raw: redis.Redis) -> Non
     until(lambda: not raw.exists("lh1:queue:thing"))
 
 
-def test_cancelled_in_the_last_moment_it_keeps_nothing(raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_cancelled_at_the_last_moment_keeps_no_lock(raw: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     class Guard:
-        """The loop is held up until the lease is kept, and the task does not know yet."""
+        """Blocks the loop until the lease is detached, before the task knows it."""
 
         def __init__(self, guard: Any) -> None:
             self._guard = guard
             self.token = guard.token
 
-        def keep(self) -> Any:
+        def detach(self) -> Any:
             task = asyncio.current_task()
             assert task is not None
             asyncio.get_running_loop().call_soon(self._cancel, task)
-            return self._guard.keep()
+            return self._guard.detach()
 
         def _cancel(self, task: asyncio.Task[Any]) -> None:
             time.sleep(0.2)
             assert raw.exists("thing")
             task.cancel()
 
-    stand_in_line = compat.AsyncLock._stand_in_line
+    acquire_guard = compat.AsyncLock._acquire_guard
 
-    def stand(self: Any, *args: Any, **named: Any) -> Any:
-        return Guard((yield from stand_in_line(self, *args, **named)))
+    def acquire(self: Any, *args: Any, **named: Any) -> Any:
+        return Guard((yield from acquire_guard(self, *args, **named)))
 
-    monkeypatch.setattr(compat.AsyncLock, "_stand_in_line", stand)
+    monkeypatch.setattr(compat.AsyncLock, "_acquire_guard", acquire)
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(compat.AsyncLock(raw, "thing", timeout=20).acquire())
     until(lambda: not raw.exists("thing"))
@@ -332,7 +332,7 @@ except compat.LockError as error:
     assert run_python(code, server.url) == "True True\nthing\n"
 
 
-def test_shows_who_holds_it(server: Server, raw: redis.Redis) -> None:
+def test_redis_cli_shows_the_holder(server: Server, raw: redis.Redis) -> None:
     with compat.Lock(raw, "thing", timeout=10), leasehold.connect(server.url, namespace="") as client:
         info: Any = client.holder("thing")
         assert not info.foreign and str(os.getpid()) in info.owner

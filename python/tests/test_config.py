@@ -1,4 +1,4 @@
-"""The configuration: the same file, variables and complaints as everywhere else."""
+"""The configuration: the same file, variables and errors as for the command and the server."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from celery import Celery
 from conftest import SOON, Background, Server, run_python, until
 
 import leasehold
-from leasehold import Client, InvalidArgument, _config, gpu, task_lock
+from leasehold import Client, InvalidArgument, _config, _task_settings, gpu, task_lock
 from leasehold._gpu_settings import _configured, client_of
 from leasehold.celery import _store
 
-#: As a team has it: every key that there is for GPU locks.
+#: A file with every key of GPU locks.
 YAML = """
 gpu_lock:
   poll_interval: 2
@@ -58,7 +58,7 @@ def anew() -> Iterator[None]:
     yield
     _config._file = None
     _configured.__init__()  # type: ignore[misc]
-    task_lock._settings = None
+    _task_settings._settings = None
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "config.yml"
 
 
-def test_a_teams_file_loads_as_it_is(file: Path) -> None:
+def test_a_complete_file_loads(file: Path) -> None:
     file.write_text(YAML)
     leasehold.configure(file)
     now = gpu.settings()
@@ -78,7 +78,7 @@ def test_a_teams_file_loads_as_it_is(file: Path) -> None:
     assert gpu.settings().max_wait_time == 5 and gpu.settings().ttl == 120, "read anew; the monitor's counts, too"
 
 
-def test_who_wins(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arguments_override_the_environment_which_overrides_the_file(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text(f"store: sqlite:{tmp_path / 'file.db'}\nnamespace: filed\nttl: 20s\nowner: nightly\n")
     with leasehold.connect(config=file) as client, client.lock("a") as guard:
         assert client.store == f"sqlite:{tmp_path / 'file.db'}"
@@ -89,7 +89,7 @@ def test_who_wins(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         with leasehold.connect(config=file) as other:
             assert not other.is_locked("a"), "the environment wins over the file"
         with leasehold.connect(config=file, namespace="filed", ttl=5) as same:
-            assert same.is_locked("a"), "what is said outright wins over both"
+            assert same.is_locked("a"), "an argument overrides both"
             with same.lock("b") as short:
                 assert short.time_left <= 5
     monkeypatch.setenv("LEASEHOLD_CONFIG", str(file))
@@ -99,7 +99,7 @@ def test_who_wins(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("ttl: soon\n", "config.yml:1:6: ttl: `soon` is not a duration"),
         ("gpu_lock:\n  pol_interval: 2\n", "did you mean gpu_lock.poll_interval?"),
@@ -109,21 +109,21 @@ def test_who_wins(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("[", "config.yml"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_place(file: Path, text: str, said: str) -> None:
+def test_an_error_names_its_place(file: Path, text: str, message: str) -> None:
     file.write_text(text)
     for load in (lambda: leasehold.configure(file), lambda: leasehold.connect("memory:", config=file)):
         with pytest.raises(InvalidArgument) as refused:
             load()
-        assert said in str(refused.value)
+        assert message in str(refused.value)
     assert _config._file is None, "nothing was taken from it"
 
 
-def test_a_file_that_is_not_there(file: Path) -> None:
+def test_a_missing_file(file: Path) -> None:
     with pytest.raises(InvalidArgument, match="config.yml: cannot be read"):
         leasehold.configure(file)
 
 
-def test_a_wrong_variable_is_said_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEASEHOLD_GPU_LOCK_HEARTBEAT_INTERVAL", "often")
     with pytest.raises(InvalidArgument, match="LEASEHOLD_GPU_LOCK_HEARTBEAT_INTERVAL: .*`often` is not a duration"):
         gpu.settings()
@@ -136,14 +136,14 @@ def test_a_password_in_a_file_is_not_repeated(file: Path) -> None:
     assert "hunter2" not in str(refused.value)
 
 
-def test_how_gpu_locks_wait_and_renew_is_the_clients(server: Server, redis_url: str, file: Path) -> None:
+def test_gpu_locks_poll_and_renew_as_configured(server: Server, redis_url: str, file: Path) -> None:
     file.write_text("gpu_lock:\n  use_event_driven: false\n  lock_timeout: 20\n  heartbeat:\n    interval: 0.3\n")
     gpu.configure(redis_url, config=file)
     with gpu.hold(0) as mine:
         waiter = Background(lambda: gpu.hold(0, max_wait_time=SOON).__enter__())
         until(lambda: bool(client_of().info("gpu_lock:0").waiters))
         assert server.redis.hlen("lh1:polls:gpu_lock:0") == 1, "it polls"
-        # By itself a lease of 20 s is renewed after seven.
+        # By default a lease of 20 s is renewed after seven.
         time.sleep(2)
         assert server.redis.pttl("gpu_lock:0") > 18_500
         assert mine.guard.is_valid
@@ -151,7 +151,7 @@ def test_how_gpu_locks_wait_and_renew_is_the_clients(server: Server, redis_url: 
     client_of().close()
 
 
-def test_what_a_failed_release_does_is_the_clients(own_server: Server, file: Path) -> None:
+def test_a_failed_release_is_handled_as_configured(own_server: Server, file: Path) -> None:
     file.write_text(
         "answer_within: 0.2\npatience: 0.2\n"
         "gpu_lock:\n  exception_handling:\n    enable_emergency_release: false\n    max_release_retries: 0\n"
@@ -161,24 +161,24 @@ def test_what_a_failed_release_does_is_the_clients(own_server: Server, file: Pat
     assert manager.acquire_lock("task-1", "gpu_lock:0")
     own_server.stop()
     assert manager.release_lock("task-1", "gpu_lock:0") is False
-    # Neither again nor otherwise: at once it is the journal's.
+    # Without retries and fallbacks, the release is written to the journal at once.
     until(lambda: manager.get_statistics()["journalled_releases"] == 1, within=2)
 
 
-def test_task_locks_and_tasks_go_by_the_file(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_locks_and_tasks_use_the_file(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = f"sqlite:{tmp_path / 'tasks.db'}"
     file.write_text(f"store: {store}\non_unavailable: closed\n")
     leasehold.configure(file)
     assert task_lock.acquire_task_lock("task_lock:1")
     with leasehold.connect(store) as client:
         assert client.is_locked("task_lock:1")
-    assert task_lock._configured().on_unavailable == "closed"
+    assert _task_settings.task_settings().on_unavailable == "closed"
     assert task_lock.release_task_lock("task_lock:1")
     assert _store(Celery("shop", broker="memory://")) == store
     assert client_of().store is None and client_of()._native.connect().wait() is None and client_of().store == store
 
 
-def test_a_spawned_process_goes_by_the_same_file(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_spawned_process_uses_the_same_file(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text(f"store: sqlite:{tmp_path / 'file.db'}\nttl: 20s\n")
     monkeypatch.chdir(tmp_path)
     leasehold.configure("config.yml")
@@ -188,7 +188,7 @@ def test_a_spawned_process_goes_by_the_same_file(file: Path, tmp_path: Path, mon
         assert 15 < left <= 20
 
 
-def test_threads_may_ask_before_anything_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_use_locks_before_anything_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LEASEHOLD_STORE", "memory:")
     found: list[Client] = []
     threads = [threading.Thread(target=lambda: found.append(client_of())) for _ in range(8)]

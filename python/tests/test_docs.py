@@ -1,4 +1,4 @@
-"""The examples of the guides run, and mypy --strict has nothing to say about them."""
+"""The examples of the guides run, and pass mypy --strict."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGES = [page for page in [ROOT / "python/README.md", *sorted(ROOT.glob("docs/*.
 
 
 def example(page: Path, directory: Path) -> Path:
-    """All of a page's examples, as one program whose lines stand where they stand on the page."""
+    """The examples of a page as one program, with the line numbers of the page."""
     text = page.read_text()
     lines = [""] * (text.count("\n") + 1)
     for found in EXAMPLE.finditer(text):
@@ -32,7 +32,7 @@ def test_there_are_guides() -> None:
     assert ROOT / "docs/python.md" in PAGES
 
 
-#: Those of this page are tasks: a worker runs them, in `test_celery.py`.
+#: The examples of `celery.md` are tasks, which a worker runs in `test_celery.py`.
 PROGRAMS = [page for page in PAGES if page.name != "celery.md"]
 
 

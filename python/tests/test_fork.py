@@ -1,4 +1,4 @@
-"""A child never uses its parent's connection or thread, and the parent keeps its leases."""
+"""Forks: a child never uses its parent's connection or thread, and the parent keeps its leases."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from conftest import Background, run_python, until
 import leasehold
 from leasehold import Client, LockLost
 
-#: Forks are cheap; a Python that is started takes its time.
+#: Timeouts in seconds: a fork is fast, a new Python is slow.
 FORKS, SPAWNS, SOME_SPAWNS = 100, 100, 4
 
 
 def in_child(work: Callable[[], object], within: float = 10.0) -> None:
-    """Forks, works there, and fails here when it hangs or fails there."""
+    """Runs work in a forked child, and fails if the child hangs or fails."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -47,7 +47,7 @@ def in_child(work: Callable[[], object], within: float = 10.0) -> None:
 
 
 def test_fork_after_use(client: Client) -> None:
-    """The child works at once, and leaves its parent's leases alone."""
+    """The child can use locks at once, and does not change its parent's leases."""
     with client.lock("parents", ttl=2) as guard:
 
         def work() -> None:
@@ -64,7 +64,20 @@ def test_fork_after_use(client: Client) -> None:
     assert not client.is_locked("parents")
 
 
-def test_a_guard_in_a_child_is_the_parents(client: Client) -> None:
+def test_a_lock_object_of_the_parent_names_the_child_as_owner(client: Client) -> None:
+    lock = client.lock("a", owner="worker")
+
+    def work() -> None:
+        with lock:
+            holder = client.holder("a")
+            assert holder is not None and holder.owner is not None
+            assert holder.owner.startswith("worker@") and holder.owner.endswith(f"(pid {os.getpid()})"), holder.owner
+
+    in_child(work)
+    work()
+
+
+def test_a_guard_in_a_child_belongs_to_the_parent(client: Client) -> None:
     guard = client.lock("a").acquire()
     lock = client.lock("b")
 
@@ -110,8 +123,8 @@ def test_a_grandchild(client: Client) -> None:
     assert client.locks() == []
 
 
-def test_fork_while_other_threads_are_at_it(client: Client, url: str) -> None:
-    """Whatever they had in hand at that moment, the child does not need it."""
+def test_fork_while_other_threads_use_locks(client: Client, url: str) -> None:
+    """The child needs nothing that other threads had locked at the fork."""
     ends = threading.Event()
 
     def busy(name: str) -> None:
@@ -180,7 +193,7 @@ def test_multiprocessing(client: Client, url: str, full: bool, method: str) -> N
     context = multiprocessing.get_context(method)
     with client.lock("parents", ttl=2) as guard:
         for at in range(FORKS if method == "fork" else spawns):
-            # With the client itself, and with one of its own.
+            # With the parent's client, and with a new one.
             process = getattr(context, "Process")(target=_use, args=(url, client if at % 2 else None, None))
             process.start()
             process.join(30)
@@ -189,14 +202,14 @@ def test_multiprocessing(client: Client, url: str, full: bool, method: str) -> N
     assert client.locks() == []
 
 
-#: What a child took and never gave back.
+#: Locks that a child acquired and never released.
 _kept: list[leasehold.Guard] = []
 
 
 def _keep(url: str) -> None:
     client = leasehold.connect(url)
     _kept.append(client.lock("kept", ttl=60).acquire())
-    # Its own threads are waited for, as the interpreter waits for them.
+    # The child waits for its threads first, like the interpreter.
     threading.Thread(target=_keep_a_while, args=(client,)).start()
 
 
@@ -208,7 +221,7 @@ def _keep_a_while(client: Client) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_a_child_that_ends_gives_back_what_it_forgot(client: Client, url: str, method: str) -> None:
+def test_a_child_releases_forgotten_locks_at_its_end(client: Client, url: str, method: str) -> None:
     process = getattr(multiprocessing.get_context(method), "Process")(target=_keep, args=(url,))
     process.start()
     process.join(30)
@@ -223,8 +236,8 @@ def test_a_pool_of_processes(client: Client, url: str) -> None:
         until(lambda: [lock.name for lock in client.locks()] == ["parents"])
 
 
-def test_a_fork_behind_pythons_back_is_refused_and_does_not_hang(tmp_path: Path) -> None:
-    """By other means than os.fork: the file could not be closed before."""
+def test_a_fork_outside_python_is_refused_and_does_not_hang(tmp_path: Path) -> None:
+    """A fork without os.fork, so the file could not be closed before."""
     out = run_python(
         """
 import ctypes, os, sys, leasehold
@@ -272,7 +285,7 @@ sys.exit(os.waitstatus_to_exitcode(done[1]))
 
 @pytest.mark.parametrize("library", ["gevent", "eventlet"])
 def test_fork_while_another_thread_imports_a_green_library(url: str, library: str, tmp_path: Path) -> None:
-    """The child inherits the lock of that import, and nobody there who ends it."""
+    """The child inherits the import lock without the thread that would release it."""
     (tmp_path / library).mkdir()
     (tmp_path / library / "__init__.py").write_text("go_on.wait()\n")
     run_python(IMPORTING, url, str(tmp_path), library)

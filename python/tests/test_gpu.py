@@ -38,7 +38,7 @@ def configured(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[leas
 
 @pytest.fixture
 def raw(server: Server, redis_url: str) -> Any:
-    """What stands in the store."""
+    """The Redis client of the test server."""
     return server.redis
 
 
@@ -83,12 +83,12 @@ def test_ten_threads_on_one_gpu() -> None:
     threads = [Background(lambda number=n: attempt(number)) for n in range(10)]  # type: ignore[misc]
     for thread in threads:
         thread.join(30)
-    # At 0, 2 and 4 seconds; for the rest the time is over.
+    # Three threads get the GPU, at 0, 2 and 4 seconds; the time of the others is over.
     assert len(ran) == len(set(ran)) == 3
     assert sorted(ran + late) == list(range(10))
 
 
-def test_the_lease_is_as_configured(raw: Any) -> None:
+def test_the_lease_has_the_configured_ttl(raw: Any) -> None:
     with gpu.hold(0):
         assert 290_000 < raw.pttl("gpu_lock:0") <= 300_000, "the heartbeat's time-out, and renewed"
     gpu.configure(heartbeat=False)
@@ -102,14 +102,14 @@ def test_the_lease_is_as_configured(raw: Any) -> None:
         assert mine.guard.name.startswith("gpu_lock:") and mine.guard.name.count(":") == 2
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(leasehold.InvalidArgument, match="with arguments"):
         gpu_lock(lambda: None)  # type: ignore[arg-type]
     with pytest.raises(leasehold.InvalidArgument, match="no parameter 'device'"):
         gpu_lock("device")(lambda: None)
     with pytest.raises(leasehold.InvalidArgument, match='is not "any"'):
         gpu_lock(gpu="two")  # type: ignore[arg-type]
-    with pytest.raises(leasehold.InvalidArgument, match="say gpus=N"):
+    with pytest.raises(leasehold.InvalidArgument, match="pass gpus=N"):
         gpu_lock(gpu="any")(lambda: None)()
     with pytest.raises(leasehold.InvalidArgument, match="gpus: '2' is not a number of GPUs"):
         gpu_lock(gpu="any", gpus="2")(lambda: None)()  # type: ignore[arg-type]
@@ -143,13 +143,13 @@ def test_any_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_a_thread(work: Any) -> Any:
-    """In a thread of its own, which runs on no GPU yet."""
+    """Runs in a new thread, which holds no GPU."""
     results: list[Any] = []
     Background(lambda: results.append(work())).join()
     return results[0]
 
 
-def test_what_runs_inside_may_enter_again() -> None:
+def test_called_functions_enter_again() -> None:
     @gpu_lock(gpu_id="device", max_wait_time=0.1)
     def inner(device: int) -> int:
         mine = gpu.current()
@@ -190,7 +190,7 @@ def test_async_functions(raw: Any) -> None:
     assert not raw.exists("gpu_lock:0")
 
 
-def test_a_generator_would_work_after_the_gpu_was_given_back() -> None:
+def test_a_generator_is_refused() -> None:
     def frames() -> Iterator[int]:
         yield 1
 
@@ -202,7 +202,7 @@ def test_a_generator_would_work_after_the_gpu_was_given_back() -> None:
             gpu_lock()(generator)
 
 
-def test_whatever_can_be_called(raw: Any) -> None:
+def test_any_callable_can_be_decorated(raw: Any) -> None:
     class Model:
         def __call__(self, name: str) -> tuple[str, int]:
             return name, raw.exists("gpu_lock:0")
@@ -217,23 +217,23 @@ def test_whatever_can_be_called(raw: Any) -> None:
 
 
 def test_the_memory_is_freed_before_the_gpu_is(raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = []
+    held = []
     torch = types.ModuleType("torch")
     torch.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
-        is_initialized=lambda: True, empty_cache=lambda: said.append(bool(raw.exists("gpu_lock:0")))
+        is_initialized=lambda: True, empty_cache=lambda: held.append(bool(raw.exists("gpu_lock:0")))
     )
     with gpu.hold(0):
         assert "torch" not in sys.modules
-    assert "torch" not in sys.modules, "nobody asked for it"
+    assert "torch" not in sys.modules, "torch must not be imported"
     monkeypatch.setitem(sys.modules, "torch", torch)
     with gpu.hold(0):
         pass
-    assert said == [True], "emptied while the lock was held"
-    # Not all that are called so can say whether they were used.
+    assert held == [True], "emptied while the lock was held"
+    # Not every module of this name has `is_initialized`.
     del torch.cuda.is_initialized
     with gpu.hold(0):
         pass
-    assert said == [True, True]
+    assert held == [True, True]
 
 
 def test_a_clean_up_that_fails_only_warns(raw: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -278,12 +278,12 @@ def test_another_manager_of_the_same_client_releases_by_task_name(
     other = SmartGpuLockManager()
     assert other.get_statistics()["active_locks"] == {"gpu_lock:0": "task-1"}
     with leasehold.connect(redis_url) as elsewhere:
-        # Another client may be of another store: what it does not hold it does not release.
+        # Another client can have another store, so it does not release this lock.
         assert not SmartGpuLockManager(elsewhere).release_lock("task-1", "gpu_lock:0")
     assert in_a_thread(lambda: other.release_lock("task-1", "gpu_lock:0")) is True
     assert not raw.exists("gpu_lock:0")
     assert not manager.release_lock("task-1", "gpu_lock:0")
-    # Its manager is gone, as that of a Celery task can be; the lease is not.
+    # The manager was freed, as that of a Celery task can be, but the lease still exists.
     assert SmartGpuLockManager(configured).acquire_lock("task-2", "gpu_lock:0")
     gc.collect()
     assert raw.exists("gpu_lock:0") and SmartGpuLockManager(lambda: configured).release_lock("task-2", "gpu_lock:0")
@@ -332,17 +332,17 @@ def test_an_older_clients_lock_is_released_compared(manager: SmartGpuLockManager
     assert not raw.exists("gpu_lock:0")
 
 
-def test_whoever_waits_for_an_older_clients_lock_gets_it_at_once(manager: SmartGpuLockManager, raw: Any) -> None:
+def test_a_waiter_gets_an_older_clients_lock_at_once(manager: SmartGpuLockManager, raw: Any) -> None:
     raw.set("gpu_lock:0", "locked_by_old", ex=600)
     waiting = Background(lambda: manager.acquire_lock("new", "gpu_lock:0", max_wait_time=SOON))
     until(lambda: bool(manager.client.info("gpu_lock:0").waiters))
     assert manager.release_lock("old", "gpu_lock:0", "normal") is True
-    assert manager.client.is_locked("gpu_lock:0"), "in the same step: nobody else gets in between"
+    assert manager.client.is_locked("gpu_lock:0"), "passed on in the same step"
     waiting.join()
     assert in_a_thread(lambda: manager.release_lock("new", "gpu_lock:0")) is True
 
 
-def test_a_record_of_ours_is_not_released_as_a_value(manager: SmartGpuLockManager, raw: Any) -> None:
+def test_a_record_is_not_released_as_a_plain_value(manager: SmartGpuLockManager, raw: Any) -> None:
     assert manager.acquire_lock("task-1", "gpu_lock:0")
     record = raw.get("gpu_lock:0").decode()
     assert manager.client.release_value("gpu_lock:0", record) is False and raw.exists("gpu_lock:0")
@@ -382,7 +382,7 @@ def test_a_late_release_leaves_the_successors_lock_alone(manager: SmartGpuLockMa
     def redelivered() -> None:
         assert manager.acquire_lock("task-7", "gpu_lock:0", max_wait_time=5)
 
-    # The same task once more, in another thread.
+    # A second run of the same task, in another thread.
     Background(redelivered).join()
     before = raw.get("gpu_lock:0")
     assert manager.release_lock("task-7", "gpu_lock:0") is False
@@ -391,7 +391,7 @@ def test_a_late_release_leaves_the_successors_lock_alone(manager: SmartGpuLockMa
     assert not raw.exists("gpu_lock:0")
 
 
-def test_each_run_of_a_task_releases_its_own(manager: SmartGpuLockManager, raw: Any) -> None:
+def test_each_run_of_a_task_releases_its_own_lock(manager: SmartGpuLockManager, raw: Any) -> None:
     gpu.configure(lock_timeout=0.2, heartbeat=False)
     assert manager.acquire_lock("task-7", "gpu_lock:0")
     gpu.configure()
@@ -405,9 +405,9 @@ def test_each_run_of_a_task_releases_its_own(manager: SmartGpuLockManager, raw: 
     assert manager.release_lock("task-7", "gpu_lock:0") is False
 
 
-def test_a_forked_child_has_no_part_in_it(manager: SmartGpuLockManager, raw: Any) -> None:
+def test_a_forked_child_does_not_release_its_parents_lock(manager: SmartGpuLockManager, raw: Any) -> None:
     assert manager.acquire_lock("task-1", "gpu_lock:0")
-    # As if another thread were at it.
+    # As if another thread held the mutex.
     with _process.lock:
         pid = os.fork()
         if pid == 0:
@@ -450,7 +450,7 @@ def test_without_a_store(own_server: Server, caplog: pytest.LogCaptureFixture) -
     until(lambda: manager.get_exception_statistics()["normal_release_failures"] == 1)
 
 
-# What a Celery task does when it fails.
+# The failure of a Celery task.
 
 
 class IndexTTSTask(GpuTask):

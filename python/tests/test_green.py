@@ -1,4 +1,4 @@
-"""Greenlets of gevent and eventlet: one that waits does not hold up the others."""
+"""gevent and eventlet: a waiting greenlet does not block the others."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ def join(greenlets):
 
 TWO_ON_ONE_LOCK = """
 client = leasehold.connect(sys.argv[1])
-said = {"ticks": 0}
+result = {"ticks": 0}
 began = time.monotonic()
 
 def holder():
     with client.lock("a"):
-        said["holder"] = time.monotonic() - began
+        result["holder"] = time.monotonic() - began
         sleep(1)
 
 def waiter():
     sleep(0.1)
     with client.lock("a") as guard:
-        said["waiter"] = time.monotonic() - began
+        result["waiter"] = time.monotonic() - began
 
 def ticks():
-    while "waiter" not in said:
-        said["ticks"] += 1
+    while "waiter" not in result:
+        result["ticks"] += 1
         sleep(0.01)
 
 join([spawn(holder), spawn(waiter), spawn(ticks)])
-print(json.dumps(said))
+print(json.dumps(result))
 """
 
 MANY_ON_ONE_LOCK = """
@@ -98,10 +98,10 @@ green = pytest.mark.parametrize("green", [GEVENT, EVENTLET], ids=["gevent", "eve
 
 @green
 def test_two_greenlets_on_one_lock(url: str, green: str) -> None:
-    said = json.loads(run_python(green + TWO_ON_ONE_LOCK, url))
-    assert said["holder"] < 0.5
-    assert 1 <= said["waiter"] < said["holder"] + 1.2
-    assert said["ticks"] > 30, "the others stood still"
+    result = json.loads(run_python(green + TWO_ON_ONE_LOCK, url))
+    assert result["holder"] < 0.5
+    assert 1 <= result["waiter"] < result["holder"] + 1.2
+    assert result["ticks"] > 30, "the other greenlets were blocked"
 
 
 @green
@@ -110,10 +110,10 @@ def test_many_greenlets_on_one_lock(url: str, green: str) -> None:
 
 
 @green
-def test_a_greenlet_that_is_killed_leaves_nothing_behind(url: str, green: str) -> None:
+def test_a_killed_greenlet_keeps_no_lock(url: str, green: str) -> None:
     assert json.loads(run_python(green + KILLED, url)) == {"left": 0, "free": True}
 
 
 @green
-def test_a_lease_is_renewed_while_the_loop_is_hogged(url: str, green: str) -> None:
+def test_a_lease_is_renewed_while_the_loop_is_blocked(url: str, green: str) -> None:
     assert json.loads(run_python(green + HOGGED, url)) == {"valid": True}

@@ -1,4 +1,4 @@
-"""What leasehold logs in programs of gevent and eventlet: said by the program's own thread, and it never hangs."""
+"""Log messages under gevent and eventlet: the program's own thread logs them, and the program never hangs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from test_green import EVENTLET, GEVENT
 
 green = pytest.mark.parametrize("green", [GEVENT, EVENTLET], ids=["gevent", "eventlet"])
 
-#: A test that needs it has failed: the program hangs.
+#: A timeout in seconds, after which the program counts as hanging.
 HANGS_AFTER = 40.0
 
 HANDLERS = {
@@ -29,7 +29,7 @@ handler = Switches()
 """,
 }
 
-# The whole program logs, as programs do, while leases are taken away: each is a warning of the library's.
+# The whole program logs while leases are revoked, and each revocation is a warning of the library.
 PROGRAM = """
 import logging, os, threading
 {handler}
@@ -74,12 +74,12 @@ print(json.dumps({{"warnings": len(seen), "by": len(threads), "main": os.getpid(
 def test_twenty_evictions_a_second_while_the_program_logs(redis_url: str, green: str, handler: str, full: bool) -> None:
     evictions = 200 if full else 30
     code = green + PROGRAM.format(handler=HANDLERS[handler])
-    said = json.loads(run_python(code, redis_url, str(evictions), within=HANGS_AFTER + evictions / 10))
-    assert said["warnings"] >= evictions
-    assert (said["by"], said["main"]) == (1, True), "another thread than the program's own has called its handlers"
+    result = json.loads(run_python(code, redis_url, str(evictions), within=HANGS_AFTER + evictions / 10))
+    assert result["warnings"] >= evictions
+    assert (result["by"], result["main"]) == (1, True), "another thread than the program's has called its handlers"
 
 
-# It never comes to its hub by itself, and ends right after what there is to say.
+# The program never runs its hub, and ends right after the last message.
 ENDS = """
 import logging
 logging.basicConfig(stream=sys.stdout, format="%(name)s: %(message)s")
@@ -92,12 +92,12 @@ for i in range(20):
 
 
 @green
-def test_what_is_said_last_is_logged_before_the_program_ends(redis_url: str, green: str) -> None:
-    said = [line for line in run_python(green + ENDS, redis_url).splitlines() if line.startswith("leasehold: ")]
-    assert len(said) >= 20
+def test_the_last_messages_are_logged_before_the_program_ends(redis_url: str, green: str) -> None:
+    lines = [line for line in run_python(green + ENDS, redis_url).splitlines() if line.startswith("leasehold: ")]
+    assert len(lines) >= 20
 
 
-# The first to use leasehold is a thread of a pool, with a hub that it never runs again.
+# A pool thread uses leasehold first, and never runs its hub again.
 POOL_FIRST = """
 import logging, os, threading
 threads = []
@@ -134,7 +134,7 @@ print(json.dumps({"by_main": [by == os.getpid() for by in threads[before:]]}))
     ],
     ids=["gevent", "eventlet"],
 )
-def test_the_main_thread_logs_although_another_was_the_first_to_use_leasehold(redis_url: str, green: str) -> None:
+def test_the_main_thread_logs_even_if_another_used_leasehold_first(redis_url: str, green: str) -> None:
     by_main = json.loads(run_python(green + POOL_FIRST, redis_url))["by_main"]
     assert by_main and all(by_main)
 
@@ -162,7 +162,7 @@ print(json.dumps({"parent": os.getpid(), "child": child}))
 """
 
 
-def test_a_forked_child_logs_its_own_lines_and_no_others(redis_url: str) -> None:
+def test_a_forked_child_logs_only_its_own_messages(redis_url: str) -> None:
     *lines, last = run_python(GEVENT + FORKS, redis_url).splitlines()
     pids = json.loads(last)
 
@@ -174,7 +174,7 @@ def test_a_forked_child_logs_its_own_lines_and_no_others(redis_url: str) -> None
     assert "name=childs" not in said_by("parent")
 
 
-# The lines come when the program does not run its hub any more: before it forks, and before it ends.
+# The messages arrive when the program does not run its hub any more: before it forks, and before it ends.
 QUEUED = """
 import logging, os
 from leasehold import _log
@@ -182,18 +182,18 @@ logging.basicConfig(stream=sys.stdout, format="%(process)d %(message)s")
 client = leasehold.connect(sys.argv[1])
 with client.lock("a"):
     pass
-_log._say(logging.WARNING, "before the fork")
+_log._on_message(logging.WARNING, "before the fork")
 child = os.fork()
 if child == 0:
     sys.exit(0)
 assert os.waitpid(child, 0)[1] == 0
 print(os.getpid(), flush=True)
-_log._say(logging.WARNING, "before the end")
+_log._on_message(logging.WARNING, "before the end")
 """
 
 
 @green
-def test_lines_that_are_queued_are_logged_once_by_the_process_that_queued_them(redis_url: str, green: str) -> None:
+def test_queued_messages_are_logged_once_by_the_process_that_queued_them(redis_url: str, green: str) -> None:
     lines = run_python(green + QUEUED, redis_url).splitlines()
     pid = next(line for line in lines if line.isdigit())
     assert sorted(line for line in lines if line != pid) == [f"{pid} before the end", f"{pid} before the fork"]

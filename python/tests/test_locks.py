@@ -1,4 +1,4 @@
-"""Locks, as threads use them."""
+"""Locks in threads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_lock_has_a_name_a_fence_a_token_and_an_end(client: Client) -> None:
         assert guard.fence is None
 
 
-def test_whoever_comes_second_is_told_who_holds_it(client: Client) -> None:
+def test_a_refused_request_names_the_holder(client: Client) -> None:
     with client.lock("a", owner="checkout"):
         assert client.try_lock("a") is None
         for wait in (0.0, 0.2):
@@ -75,7 +75,7 @@ def test_a_waiter_enters_when_the_holder_leaves(client: Client) -> None:
     assert entered[0] - left < 1
 
 
-def test_one_at_a_time_whoever_shares_the_lock_object(client: Client) -> None:
+def test_threads_that_share_a_lock_object_run_one_at_a_time(client: Client) -> None:
     lock = client.lock("a")
     inside, most, fences = 0, 0, []
 
@@ -105,22 +105,22 @@ def test_locks_are_left_in_any_order_and_context(client: Client) -> None:
     assert leasehold.current_fence() == inner.fence
     b.__exit__(None, None, None)
     assert leasehold.current_fence() is None
-    # A web framework enters and leaves in different contexts.
+    # A web framework enters and ends a block in different contexts.
     contextvars.copy_context().run(a.__enter__)
     assert client.is_locked("a")
     contextvars.copy_context().run(a.__exit__, None, None, None)
     assert client.locks() == []
-    with pytest.raises(RuntimeError, match="not entered"):
+    with pytest.raises(RuntimeError, match="without __enter__"):
         a.__exit__(None, None, None)
 
 
-def test_an_exception_frees_the_lock_and_is_not_swallowed(client: Client) -> None:
+def test_an_exception_releases_the_lock_and_is_not_swallowed(client: Client) -> None:
     with pytest.raises(ZeroDivisionError), client.lock("a"):
         _ = 1 / 0
     assert not client.is_locked("a")
 
 
-def test_a_late_release_does_not_touch_the_next_holder(client: Client) -> None:
+def test_a_late_release_does_not_affect_the_next_holder(client: Client) -> None:
     late = client.lock("a", ttl=0.1, renew=False).acquire()
     with client.lock("a", wait=5) as guard:
         assert late.lost and late.lost.is_set()
@@ -133,7 +133,7 @@ def test_a_late_release_does_not_touch_the_next_holder(client: Client) -> None:
     assert client.statistics().ownership_violations >= 0
 
 
-def test_a_lease_is_renewed_and_prolonged(client: Client) -> None:
+def test_a_lease_is_renewed_and_extended(client: Client) -> None:
     with client.lock("a", ttl=0.3) as guard:
         time.sleep(1)
         assert guard.is_valid and client.is_locked("a")
@@ -143,15 +143,15 @@ def test_a_lease_is_renewed_and_prolonged(client: Client) -> None:
         assert left is not None and left > 15
 
 
-def test_a_lease_is_renewed_while_python_is_held_up(client: Client) -> None:
+def test_a_lease_is_renewed_while_python_holds_the_gil(client: Client) -> None:
     with client.lock("a", ttl=0.3) as guard:
         end = time.monotonic() + 1.5
         while time.monotonic() < end:
-            sum(range(20_000_000))  # one call of C, which lets nobody else run
+            sum(range(20_000_000))  # one call of C, which keeps the GIL
         assert guard.is_valid, guard.lost.reason
 
 
-def test_a_lost_lease_is_told(redis_client: Client, server: Server) -> None:
+def test_a_lost_lease_is_reported(redis_client: Client, server: Server) -> None:
     with pytest.raises(LockLost) as lost, redis_client.lock("a", ttl=0.5) as guard:
         server.redis.flushall()
         assert guard.lost.wait(5)
@@ -182,7 +182,7 @@ def test_waiting_for_a_loss_ends_with_the_release(client: Client) -> None:
     assert told == [False]
 
 
-def test_a_lock_is_taken_away_from_the_holder_that_was_looked_at(client: Client) -> None:
+def test_only_the_inspected_holder_is_evicted(client: Client) -> None:
     guard = client.lock("a").acquire()
     looked_at = client.info("a")
     assert client.evict("a", looked_at, reason="maintenance").outcome == "revoked"
@@ -207,13 +207,13 @@ def test_a_holder_can_be_asked_to_finish(client: Client) -> None:
     assert not client.ask_to_finish("a")
 
 
-def test_the_longest_time_to_hold_it_is_kept(client: Client) -> None:
+def test_max_hold_ends_the_lease(client: Client) -> None:
     with pytest.raises(LockLost) as lost, client.lock("a", ttl=5, max_hold=0.2) as guard:
         assert guard.lost.wait(5)
     assert lost.value.reason == "max_hold"
 
 
-def test_seeing(client: Client) -> None:
+def test_inspection(client: Client) -> None:
     assert client.info("a").held is False and client.holder("a") is None and client.ttl_left("a") is None
     with client.lock("a", ttl=20, owner="tts") as guard, client.lock("b"):
         info = client.info("a")
@@ -227,7 +227,7 @@ def test_seeing(client: Client) -> None:
     assert client.locks() == []
 
 
-def test_what_was_counted(client: Client) -> None:
+def test_statistics(client: Client) -> None:
     with client.lock("a"):
         assert client.try_lock("a") is None
     counted = client.statistics()
@@ -250,19 +250,19 @@ def test_what_was_counted(client: Client) -> None:
         {"on_unavailable": "maybe"},
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
+def test_invalid_arguments_are_refused(wrong: dict[str, object]) -> None:
     with leasehold.connect("memory:") as client, pytest.raises(InvalidArgument):
         client.lock(**{"name": "a", **wrong}).acquire()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("url", ["", "nonsense", "http://localhost", "redis:u:secret@h", "redis://[::1"])
-def test_a_url_that_makes_no_sense_is_refused(url: str) -> None:
+def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidArgument) as refused:
         leasehold.connect(url)
     assert isinstance(refused.value, ValueError) and "secret" not in str(refused.value)
 
 
-def test_a_store_that_is_not_there_is_not_a_lock_that_is_held(own_server: Server) -> None:
+def test_an_unreachable_store_is_not_a_held_lock(own_server: Server) -> None:
     own_server.stop()
     url = own_server.url.replace("redis://", "redis://user:secret@")
     with pytest.raises(StoreUnavailable) as away:
@@ -275,7 +275,7 @@ def test_a_store_that_is_not_there_is_not_a_lock_that_is_held(own_server: Server
         lazy.try_lock("a")
 
 
-def test_a_store_that_went_away(own_server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_becomes_unreachable(own_server: Server, caplog: pytest.LogCaptureFixture) -> None:
     client = leasehold.connect(own_server.url, answer_within=0.3, patience=0.3)
     own_server.stop()
     with pytest.raises(StoreUnavailable) as away:
@@ -289,7 +289,7 @@ def test_a_store_that_went_away(own_server: Server, caplog: pytest.LogCaptureFix
     client.close()
 
 
-def test_a_client_that_is_there_before_its_server(own_server: Server) -> None:
+def test_a_lazy_client_can_precede_its_server(own_server: Server) -> None:
     own_server.stop()
     client = leasehold.connect(own_server.url, lazy=True, answer_within=0.3, patience=0.3)
     with pytest.raises(StoreUnavailable):
@@ -303,7 +303,7 @@ def test_a_client_that_is_there_before_its_server(own_server: Server) -> None:
     client.close()
 
 
-def test_a_warning_is_told_before_the_end(own_server: Server) -> None:
+def test_a_warning_is_logged_before_the_end(own_server: Server) -> None:
     out = run_python(
         """
 import logging, os, signal, sys, leasehold
@@ -352,7 +352,7 @@ def test_a_client_that_was_closed(url: str) -> None:
         assert not other.is_locked("a")
 
 
-def test_a_guard_that_is_forgotten_gives_the_lock_back(client: Client) -> None:
+def test_a_forgotten_guard_releases_its_lock(client: Client) -> None:
     guard = client.lock("a").acquire()
     assert client.is_locked("a")
     del guard
@@ -382,8 +382,8 @@ print(client.is_locked("a"))
     assert not client.is_locked("a")
 
 
-def test_daemon_threads_go_quietly(client: Client, url: str) -> None:
-    """They are at it when the process ends: nobody wants to hear of it."""
+def test_daemon_threads_print_nothing_at_exit(client: Client, url: str) -> None:
+    """Daemon threads that use locks when the process ends print no tracebacks."""
     code = """
 import asyncio, sys, threading, leasehold
 client = leasehold.connect(sys.argv[1])
@@ -432,7 +432,7 @@ def test_a_killed_process_loses_its_lock_with_its_lease(client: Client, url: str
             pass
 
 
-def test_errors_and_clients_come_through_a_pickle(client: Client) -> None:
+def test_errors_and_clients_can_be_pickled(client: Client) -> None:
     with client.lock("a"):
         with pytest.raises(LockNotAcquired) as refused:
             client.lock("a", wait=0).acquire()
@@ -450,7 +450,7 @@ def test_errors_and_clients_come_through_a_pickle(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "message"),
     [
         (lambda client: client.lock("a", ttl=0).acquire(), "ttl: 0.0 is not between 0.05 and 86400 seconds"),
         (lambda client: client.lock("a", ttl="30"), "ttl: '30' is neither a number of seconds nor a timedelta"),
@@ -473,12 +473,12 @@ def test_errors_and_clients_come_through_a_pickle(client: Client) -> None:
         (lambda client: client.lock("a").acquire().extend("1"), "ttl: '1' is neither"),
     ],
 )
-def test_what_makes_no_sense_is_said_in_words(asked: Any, said: str) -> None:
-    with leasehold.connect("memory:") as client, pytest.raises(InvalidArgument, match=re.escape(said)):
+def test_errors_name_the_argument(asked: Any, message: str) -> None:
+    with leasehold.connect("memory:") as client, pytest.raises(InvalidArgument, match=re.escape(message)):
         asked(client)
 
 
-def test_what_belongs_to_a_process_is_not_pickled(client: Client) -> None:
+def test_locks_and_guards_cannot_be_pickled(client: Client) -> None:
     with client.lock("a") as guard:
         for copied in (pickle.dumps, copy.copy, copy.deepcopy):
             with pytest.raises(TypeError, match="belongs to the process that acquired the lock"):

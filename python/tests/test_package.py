@@ -1,4 +1,4 @@
-"""What is installed, beside the code."""
+"""The metadata and licences of the package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import leasehold
 ROOT = Path(__file__).parents[2]
 
 
-def test_it_knows_its_version() -> None:
+def test_the_version() -> None:
     assert leasehold.__version__ == metadata.version("leasehold")
 
 
@@ -21,7 +21,7 @@ def test_the_licences_are_installed_with_it() -> None:
         assert installed[name].read_text() == (ROOT / name).read_text()
 
 
-def test_what_it_says_of_itself_needs_no_repository() -> None:
+def test_the_description_has_no_repository_links() -> None:
     about = metadata.metadata("leasehold").json["description"]
     assert isinstance(about, str)
     assert about.strip() == (ROOT / "python/README.md").read_text().strip()

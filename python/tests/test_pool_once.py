@@ -1,4 +1,4 @@
-"""Pools, and what is done or created once."""
+"""Pools, work that is done once, and claims."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_any_of_several(client: Client) -> None:
             assert busy.value.name == "gpu_lock" and len(busy.value.members) == 4
             assert busy.value.holder is not None and "tts" in str(busy.value)
             assert [member.lock.held for member in gpus.status()] == [True] * 4
-    # Whoever gave up may have been given one in that moment, and has passed it on.
+    # A request that gave up may have been granted a member at that moment, and passes it on.
     until(lambda: client.locks() == [])
     for members in ([], [1, 1], range(65)):
         with pytest.raises(InvalidArgument), client.pool("p", members).acquire():
@@ -70,7 +70,7 @@ def test_one_request_for_many_threads(client: Client) -> None:
         with request as permit:
             assert permit.index not in inside, "two on one"
             inside.append(permit.index)
-            # Not in the order in which they came.
+            # Not in the order of asking.
             time.sleep(0.02 + 0.02 * (number % 3))
             permit.raise_if_lost()
             inside.remove(permit.index)
@@ -124,7 +124,7 @@ def test_work_is_done_once(client: Client, url: str) -> None:
     assert client.once("payment-7").result() is None
 
 
-def test_what_fails_is_tried_again(client: Client) -> None:
+def test_failed_work_is_done_by_the_next_caller(client: Client) -> None:
     with pytest.raises(ZeroDivisionError):
         client.once("a").run(lambda: 1 / 0)
     with pytest.raises(TypeError):
@@ -167,18 +167,18 @@ def test_a_value_is_claimed_once(client: Client) -> None:
         client.claim("req-2", 1, lease=0.1)
 
 
-#: Of all magnitudes, with all their digits.
+#: Numbers of all magnitudes, with all their digits.
 FLOATS = [random.Random(seed).uniform(-1, 1) * 10.0**exponent for seed, exponent in enumerate(range(-300, 300, 3))]
 
 
 @pytest.mark.parametrize("value", [2**64 - 1, -(2**63), {"nested": [2**53 + 1]}, 0.1 + 0.2, FLOATS, "text"])
-def test_a_claimed_value_is_the_same_for_everybody(client: Client, value: Any) -> None:
+def test_a_claimed_value_is_the_same_for_all_callers(client: Client, value: Any) -> None:
     assert client.claim("req", value, lease=60) == leasehold.Claim(True, value)
     assert client.claim("req", "another", lease=60) == leasehold.Claim(False, value)
 
 
 @pytest.mark.parametrize("value", [2**70, 2**64, -(2**63) - 1, {"nested": [1, 2**70]}])
-def test_a_value_that_would_not_be_exact_is_refused_before_anything_is_written(client: Client, value: Any) -> None:
+def test_an_inexact_value_is_refused_before_anything_is_written(client: Client, value: Any) -> None:
     with pytest.raises(leasehold.InvalidArgument, match="value: -?[0-9]+ has more than 64 bits"):
         client.claim("req", value, lease=60)
     assert client.claim("req", "first", lease=60).created

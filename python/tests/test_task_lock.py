@@ -1,4 +1,4 @@
-"""Locks for tasks: by their key, with a store that is there and with one that is not."""
+"""Task locks by key, with a store that is reachable and with one that is not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import redis
 from conftest import SOON, Background, Server, run_python, start_python, until
 
 import leasehold
-from leasehold import task_lock
+from leasehold import _task_settings, task_lock
 from leasehold.task_lock import (
     TaskLockAcquireError,
     acquire_task_lock,
@@ -47,7 +47,7 @@ def _afresh() -> Iterator[None]:
     yield
     task_lock._held.clear()
     task_lock._mine.set({})
-    task_lock._settings = None
+    _task_settings._settings = None
 
 
 @pytest.fixture
@@ -63,8 +63,8 @@ def raw(server: Server, redis_url: str) -> redis.Redis:
 
 
 def violations() -> int:
-    assert task_lock._settings is not None
-    return task_lock._settings.client.statistics().ownership_violations
+    assert _task_settings._settings is not None
+    return _task_settings._settings.client.statistics().ownership_violations
 
 
 def in_thread(work: Any) -> Any:
@@ -88,7 +88,7 @@ def test_one_at_a_time(store: str) -> None:
     assert acquire_task_lock(KEY, 300) and release_task_lock(KEY)
 
 
-def test_what_is_not_ours_is_not_touched(store: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_holders_lock_is_not_changed(store: str, caplog: pytest.LogCaptureFixture) -> None:
     with leasehold.connect(store) as other, other.lock(KEY, owner="somebody") as guard:
         before = violations()
         with caplog.at_level(logging.WARNING, "leasehold.task_lock"):
@@ -100,7 +100,7 @@ def test_what_is_not_ours_is_not_touched(store: str, caplog: pytest.LogCaptureFi
         assert not acquire_task_lock(KEY)
 
 
-def test_whoever_never_held_anything_releases_nothing(store: str) -> None:
+def test_a_process_without_a_lock_releases_nothing(store: str) -> None:
     code = f"""
 from leasehold.task_lock import *
 configure({store!r})
@@ -112,7 +112,7 @@ print(acquire_task_lock({KEY!r}), release_task_lock({KEY!r}), extend_task_lock({
     assert is_task_locked(KEY)
 
 
-def test_a_late_task_frees_neither_its_successor_nor_anything(store: str) -> None:
+def test_a_late_task_does_not_release_its_successors_lock(store: str) -> None:
     assert acquire_task_lock(KEY, 0.1)
     until(lambda: not is_task_locked(KEY))
     released: list[bool] = []
@@ -140,7 +140,7 @@ def test_another_thread_of_the_process_may_release(store: str) -> None:
     assert not release_task_lock(KEY)
 
 
-def test_extends_what_is_held_and_nothing_else(store: str) -> None:
+def test_only_a_held_lock_is_extended(store: str) -> None:
     assert acquire_task_lock(KEY, 300) and get_lock_ttl(KEY) in (299, 300)
     assert extend_task_lock(KEY, 900) and get_lock_ttl(KEY) in (899, 900)
     assert extend_task_lock(KEY) and get_lock_ttl(KEY) in (3599, 3600)
@@ -156,7 +156,7 @@ def test_renews_itself_where_asked(store: str) -> None:
     assert release_task_lock(KEY) and not release_task_lock("task_lock:7")
 
 
-def test_waits_where_asked(store: str) -> None:
+def test_waits_if_asked(store: str) -> None:
     assert acquire_task_lock(KEY, 0.2)
     assert not acquire_task_lock(KEY, wait=0.05)
     assert acquire_task_lock(KEY, wait=10)
@@ -189,7 +189,7 @@ def test_one_object_for_all_blocks(store: str) -> None:
         assert acquired and not refused() and not in_thread(refused)
         assert is_task_locked(KEY), "a block that did not get it frees nothing"
     assert not is_task_locked(KEY)
-    # Frameworks end a block in another context than it began in.
+    # Frameworks end a block in another context than they entered it in.
     assert contextvars.copy_context().run(block.__enter__)
     block.__exit__(None, None, None)
     assert not is_task_locked(KEY)
@@ -233,15 +233,15 @@ def test_a_block_whose_lock_was_released_inside(store: str, caplog: pytest.LogCa
     with caplog.at_level(logging.WARNING, "leasehold.task_lock"), task_lock_context(KEY):
         assert release_task_lock(KEY)
         assert in_thread(lambda: acquire_task_lock(KEY))
-    # What the library said of other locks, in tests before this one, may come late.
+    # Log messages about locks of earlier tests can arrive late.
     assert KEY not in caplog.text
     assert is_task_locked(KEY), "the end of the block frees no successor's"
 
 
-def test_a_block_that_is_late(store: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_late_block(store: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "leasehold.task_lock"), task_lock_context(KEY, 0.1):
         until(lambda: in_thread(lambda: acquire_task_lock(KEY)))
-    assert "not ours" in caplog.text
+    assert "does not hold it" in caplog.text
     assert is_task_locked(KEY)
 
 
@@ -262,7 +262,7 @@ def test_a_block_of_asyncio(store: str) -> None:
     assert not is_task_locked(KEY)
 
 
-def test_as_people_see_it(raw: redis.Redis) -> None:
+def test_lock_info(raw: redis.Redis) -> None:
     assert get_lock_holder(KEY) is None and get_lock_ttl(KEY) == -2
     assert get_lock_info(KEY)["locked"] is False and list_all_task_locks() == []
     assert acquire_task_lock(KEY, owner="nightly")
@@ -274,7 +274,7 @@ def test_as_people_see_it(raw: redis.Redis) -> None:
     info = get_lock_info(KEY)
     assert info["locked"] and info["key"] == KEY and info["holder"] == holder and info["ttl"] in (3599, 3600)
     assert value.split()[2].decode() not in json.dumps(info), "the token is a secret"
-    with leasehold.connect(str(task_lock._client().store)) as other, other.lock("no task's"):
+    with leasehold.connect(str(_task_settings.task_settings().client.store)) as other, other.lock("no task's"):
         assert list_all_task_locks() == [info] or list_all_task_locks()[0]["holder"] == holder
         assert [lock["key"] for lock in list_all_task_locks()] == [KEY]
 
@@ -292,9 +292,9 @@ def test_force(store: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCa
     assert acquire_task_lock(KEY)
     assert force_release_task_lock(KEY) is True and not is_task_locked(KEY)
     assert not release_task_lock(KEY)
-    # It changes hands between the look and the force.
+    # The lock changes hands between the inspection and the eviction.
     assert acquire_task_lock(KEY)
-    client = task_lock._client()
+    client = _task_settings.task_settings().client
     look = client.holder
 
     def look_and_pass_on(name: str) -> Any:
@@ -350,7 +350,7 @@ def test_other_processes(store: str) -> None:
     until(lambda: acquire_task_lock(KEY))
 
 
-def test_a_forked_child_has_no_part(store: str) -> None:
+def test_a_forked_child_does_not_share_locks(store: str) -> None:
     assert acquire_task_lock(KEY)
     pid = os.fork()
     if pid == 0:
@@ -361,12 +361,12 @@ def test_a_forked_child_has_no_part(store: str) -> None:
 
 
 def hasty(url: str) -> leasehold.Client:
-    """So that the tests need not wait for what does not come."""
+    """Short timeouts, so that the tests do not wait long for a store that does not answer."""
     return leasehold.connect(url, answer_within=0.3, lazy=True)
 
 
-def nobody() -> str:
-    """The URL of a server that never was."""
+def unused_url() -> str:
+    """The URL of a port without a server."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"redis://127.0.0.1:{free.getsockname()[1]}"
@@ -383,13 +383,13 @@ def test_a_store_that_is_down_stops_no_task(
         server.process.kill()
         server.process.wait()
     else:
-        configure(client=hasty(nobody()))
+        configure(client=hasty(unused_url()))
     before = len(journal())
     with caplog.at_level(logging.WARNING, "leasehold.task_lock"):
         with task_lock_context(KEY) as acquired:
             assert acquired is True
             assert extend_task_lock(KEY) is True
-    assert f"{KEY} goes on WITHOUT its lock" in caplog.text
+    assert f"{KEY} runs WITHOUT its lock" in caplog.text
     assert acquire_task_lock(KEY) is True
     entries = journal()[before:]
     assert [(entry["kind"], entry["name"]) for entry in entries] == [("unprotected", KEY)] * 2
@@ -399,7 +399,7 @@ def test_a_store_that_is_down_stops_no_task(
     assert journal()[-1]["name"] == "once:record:1"
 
 
-def test_or_all_of_them(own_server: Server) -> None:
+def test_closed_policy_stops_all_tasks(own_server: Server) -> None:
     configure(client=hasty(own_server.url), on_unavailable="closed")
     assert acquire_task_lock(KEY)
     own_server.process.kill()
@@ -452,7 +452,7 @@ def test_done_once_by_one_at_a_time(store: str) -> None:
     assert run_once("record:7", work)["status"] == "success"
 
 
-def test_what_the_work_raises_is_the_callers(store: str) -> None:
+def test_an_exception_of_the_work_is_the_callers(store: str) -> None:
     for error in [KeyError("mine"), leasehold.StoreUnavailable("mine", "x"), leasehold.LockNotAcquired("mine", "x")]:
         ran: list[int] = []
 
@@ -466,7 +466,7 @@ def test_what_the_work_raises_is_the_callers(store: str) -> None:
     assert run_once("record:7", lambda: 1)["status"] == "success", "nothing counts as processed"
 
 
-def test_where_the_locks_are(server: Server, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_configured_store(server: Server, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     code = """
 import logging
 logging.basicConfig()
@@ -477,7 +477,7 @@ import os; os._exit(0)
     monkeypatch.setenv("REDIS_URL", redis_url)
     with start_python(code) as worker:
         out, err = worker.communicate()
-    assert out == "True\n" and "REDIS_URL is set, and is not read" in err
+    assert out == "True\n" and "REDIS_URL is set, but it is not read" in err
     assert not server.redis.exists(KEY)
     monkeypatch.setenv("LEASEHOLD_STORE", redis_url)
     with start_python(code) as worker:

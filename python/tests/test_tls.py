@@ -1,4 +1,4 @@
-"""`rediss://`, on a server that really speaks TLS: whoever cannot prove to be the host gets no request."""
+"""`rediss://` with a real TLS server: no request is sent to a server whose certificate is not valid for the host."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_locks_over_tls(encrypted: Encrypted) -> None:
         assert not client.is_locked("a")
 
 
-def test_a_server_that_nobody_vouches_for_is_refused(encrypted: Encrypted, tmp_path: Path) -> None:
+def test_an_untrusted_server_is_refused(encrypted: Encrypted, tmp_path: Path) -> None:
     strangers = tmp_path / "strangers.pem"
     trustme.CA().cert_pem.write_to_path(str(strangers))
     with pytest.raises(InvalidArgument) as refused:
@@ -68,7 +68,7 @@ def test_plain_text_to_a_port_that_wants_tls(encrypted: Encrypted) -> None:
     assert SECRET not in str(refused.value)
 
 
-def test_redis_pys_own_settings_are_taken_over(encrypted: Encrypted) -> None:
+def test_redis_pys_settings_are_used(encrypted: Encrypted) -> None:
     peer = redis.Redis(
         port=encrypted.port, password=SECRET, ssl=True, ssl_ca_certs=str(encrypted.authority), host="127.0.0.1"
     )

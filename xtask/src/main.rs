@@ -32,17 +32,12 @@ const ENTRIES: &[Entry] = &[
         summary: "install what is missing, then format, lint, docs and tests, on Redis, on Valkey and in a browser",
         run: test,
     },
-    Entry {
-        name: "api",
-        arguments: "",
-        summary: "record the names of the library's public API, which a test compares",
-        run: api,
-    },
+    Entry { name: "api", arguments: "", summary: "record the library's public API, which a test compares", run: api },
     Entry {
         name: "board",
         arguments: "[ROW...]",
-        summary: "run the full fault board (or the given rows, such as F01) and print the results",
-        run: board,
+        summary: "run the full fault board (or the given rows, such as F01) and print a line per row",
+        run: board::board,
     },
     Entry {
         name: "api-fuzz",
@@ -90,7 +85,7 @@ const ENTRIES: &[Entry] = &[
     Entry {
         name: "simulate",
         arguments: "[--seeds N] [--seed S] [--planted] [--quick]",
-        summary: "run processes, a network and a server in virtual time, with faults (20,000 seeds by default)",
+        summary: "run processes, a network and a server in virtual time, with faults (20,000 seeds by default; at most one option)",
         run: simulate::simulate,
     },
     Entry {
@@ -164,7 +159,7 @@ fn list() -> String {
     text
 }
 
-/// Runs the test that compares the names; it writes them instead.
+/// Runs the test that compares the API; it writes the list instead.
 fn api(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     none(arguments)?;
     let mut test = workspace.cargo(&["test", "--package", "leasehold-testkit", "--test", "tidy", "public_api"]);
@@ -262,42 +257,10 @@ fn by_request() -> Failure {
     Failure::Failed(String::from("--quick"))
 }
 
-fn board(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
-    let rows = board::parse_rows(arguments)?;
-    let tools = Tools::new(workspace);
-    tools.c_compiler()?;
-    tools.redis_server()?;
-
-    let file = workspace.target.join("board.txt");
-    board::remove_old_results(&file)?;
-    // The command is optimised, as installed. The tests that use it are not.
-    let program = ["build", "--release", "--package", "leasehold-cli"];
-    steps::run_one(workspace, workspace.cargo(&program))?;
-    let mut command = workspace.cargo(&["test", "--workspace", "--all-features", "--no-fail-fast"]);
-    for name in [workspace.tests_of("leasehold-testkit")?, workspace.tests_of("leasehold-cli")?].concat() {
-        command.args(["--test", &name]);
-    }
-    command.args(["--", "--nocapture", "--test-threads=1"]);
-    command.args(rows.iter().map(|row| board::test_filter(row)));
-    command.env("LEASEHOLD_BOARD", "full").env("LEASEHOLD_BOARD_FILE", &file);
-    command.env("LEASEHOLD_TEST_PROGRAM", workspace.target.join("release/leasehold"));
-    if let Ok(python) = tools.python() {
-        command.env("LEASEHOLD_TEST_PYTHON", python);
-    }
-    let ran = steps::run_one(workspace, command);
-    // The line of a failed row often has the reason, so the table is printed before the error.
-    let missing = board::print(&file, &rows)?;
-    ran?;
-    if missing.is_empty() {
-        return Ok(());
-    }
-    Err(Failure::Failed(format!("no result was printed for {}", missing.join(", "))))
-}
-
 /// Runs the board's rows of the server under load.
 fn load(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     none(arguments)?;
-    board(workspace, &["L01", "L02"].map(String::from))
+    board::board(workspace, &["L01", "L02"].map(String::from))
 }
 
 fn bench(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {

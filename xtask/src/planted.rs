@@ -48,7 +48,7 @@ pub(crate) const PLANTED: &[Planted] = &[
     },
     Planted {
         name: "a-room-forgets-to-leave",
-        file: "client/rooms.rs",
+        file: "client/room.rs",
         find: "Some(End::TokenUsedUp) | None => out.leave(finished),",
         replace: "Some(End::TokenUsedUp) | None => drop(finished),",
     },

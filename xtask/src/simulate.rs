@@ -47,6 +47,9 @@ fn parse(arguments: &[String]) -> Result<Asked, Failure> {
         ["--planted"] => Ok(Asked::Planted),
         ["--seeds", seeds] => number(seeds).map(Asked::Seeds),
         ["--seed", seed] => number(seed).map(Asked::Seed),
+        ["--seeds", _, "--seed", _] | ["--seed", _, "--seeds", _] => Err(Failure::Usage(String::from(
+            "--seeds N runs the seeds below N, and --seed S tells the story of one: give one of the two",
+        ))),
         _ => Err(Failure::Usage(format!("`{}` is not known here", words.join(" ")))),
     }
 }
@@ -96,7 +99,8 @@ fn plant(workspace: &Workspace, source: &Path, bug: &Planted) -> Result<String, 
     write(&path, bug.apply(&sound)?.as_bytes())?;
     let manifest = source.join("Cargo.toml");
     let mut command = workspace.command(Path::new("cargo"));
-    command.arg("test").arg("--manifest-path").arg(manifest).arg("--target-dir").arg(&workspace.target);
+    command.args(["test", "--profile", "simulate", "--manifest-path"]).arg(manifest);
+    command.arg("--target-dir").arg(&workspace.target);
     command.args(["-p", "leasehold", "--lib", "simulation::simulate_many_seeds", "--", "--exact", "--nocapture"]);
     command.env("LEASEHOLD_SIMULATE_SEEDS", PLANTED_SEEDS.to_string()).env("RUST_BACKTRACE", "0");
     let output = command.output().map_err(|error| Failure::Failed(format!("cargo did not start: {error}")))?;
@@ -205,7 +209,13 @@ mod tests {
         assert_eq!(parse("--seeds 7").expect("seeds"), Asked::Seeds(7));
         assert_eq!(parse("--seed 7").expect("a seed"), Asked::Seed(7));
         assert_eq!(parse("").expect("nothing"), Asked::Seeds(SEEDS));
-        assert!(parse("--seeds x").is_err() && parse("--seeds").is_err() && parse("--planted 1").is_err());
+        for wrong in ["--seeds x", "--seeds", "--planted 1", "--quick --planted", "--sed 7", "7"] {
+            assert!(matches!(parse(wrong), Err(Failure::Usage(_))), "{wrong}");
+        }
+        for both in ["--seeds 100 --seed 7", "--seed 7 --seeds 100"] {
+            let error = parse(both).expect_err("one of the two").to_string();
+            assert!(error.contains("one of the two"), "{error}");
+        }
     }
 
     #[test]

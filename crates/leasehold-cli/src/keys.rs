@@ -86,7 +86,7 @@ pub(crate) fn next_to_default_store(name: &str) -> Option<PathBuf> {
 
 pub(crate) fn key_failure(error: KeyError) -> Failure {
     let exit = if matches!(error, KeyError::Name) { Exit::Usage } else { Exit::Config };
-    Failure::new(exit, error.to_string())
+    Failure::new(exit, format!("{error:#}"))
 }
 
 /// Describes a key in JSON, without its hash.

@@ -127,10 +127,8 @@ pub(crate) fn shutdown_signal() -> Result<impl Future<Output = ()>, Failure> {
 }
 
 pub(crate) fn serve_failure(error: ServeError) -> Failure {
-    match error {
-        ServeError::Listener(_) => Failure::new(Exit::Unreachable, error.to_string()),
-        _ => Failure::new(Exit::Config, error.to_string()),
-    }
+    let exit = if matches!(error, ServeError::Listener(_)) { Exit::Unreachable } else { Exit::Config };
+    Failure::new(exit, format!("{error:#}"))
 }
 
 fn bind_failure(listen: &str, error: &io::Error) -> Failure {

@@ -129,7 +129,7 @@ impl Keys {
             }
             // A key may have been revoked in a file that cannot be read, so the old keys are no longer accepted.
             Err(error) => {
-                tracing::error!(%error, "the key file cannot be used, so no key is accepted");
+                tracing::error!(error = %format_args!("{error:#}"), "no key is accepted");
                 (loaded.keys, loaded.stamp) = (Vec::new(), None);
             }
         }

@@ -1,5 +1,6 @@
 //! API keys and roles. The key file stores only hashes; a key itself is shown once, when it is created.
 
+use std::fmt::{self, Formatter};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -10,6 +11,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::append_cause;
 use crate::clock::unix_ms;
 use crate::file_permissions;
 
@@ -28,8 +30,8 @@ pub enum Role {
     Operator,
 }
 
-impl std::fmt::Display for Role {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Viewer => "viewer",
             Self::Operator => "operator",
@@ -59,12 +61,12 @@ pub struct KeyFile {
     path: PathBuf,
 }
 
-/// Why a key file cannot be used.
+/// Why a key file cannot be used. `{:#}` appends the cause.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
     /// The file cannot be read or written.
-    #[error("the key file {} cannot be used: {source}", path.display())]
+    #[error(fmt = cannot_use)]
     Io {
         /// The path of the key file.
         path: PathBuf,
@@ -99,6 +101,11 @@ pub enum KeyError {
     /// The file has the most keys it may have.
     #[error("there are already {MAX_KEYS} keys: revoke some")]
     TooMany,
+}
+
+fn cannot_use(path: &Path, source: &io::Error, f: &mut Formatter<'_>) -> fmt::Result {
+    write!(f, "the key file {} cannot be used", path.display())?;
+    append_cause(source, f)
 }
 
 #[derive(Serialize, Deserialize)]

@@ -60,8 +60,10 @@ mod tasks;
 mod timed_stream;
 mod tls;
 
+use std::fmt::{self, Formatter};
+use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use leasehold::LockManager;
@@ -146,7 +148,7 @@ impl Default for Settings {
     }
 }
 
-/// Why a server could not start, or stopped.
+/// Why a server could not start, or stopped. `{:#}` appends the cause.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
@@ -162,19 +164,34 @@ pub enum ServeError {
     #[error(transparent)]
     Keys(#[from] KeyError),
     /// The audit cannot be written.
-    #[error("the audit {} cannot be written: {source}", path.display())]
+    #[error(fmt = cannot_audit)]
     Audit {
         /// The path of the audit file.
         path: PathBuf,
         /// The cause.
-        source: std::io::Error,
+        source: io::Error,
     },
     /// The certificate, or the certificate authorities of a webhook, cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
     /// The listener cannot be used.
-    #[error("the listener cannot be used: {0}")]
-    Listener(#[from] std::io::Error),
+    #[error(fmt = cannot_listen)]
+    Listener(#[from] io::Error),
+}
+
+fn cannot_audit(path: &Path, source: &io::Error, f: &mut Formatter<'_>) -> fmt::Result {
+    write!(f, "the audit {} cannot be written", path.display())?;
+    append_cause(source, f)
+}
+
+fn cannot_listen(source: &io::Error, f: &mut Formatter<'_>) -> fmt::Result {
+    write!(f, "the listener cannot be used")?;
+    append_cause(source, f)
+}
+
+/// Appends the cause in the alternate form.
+fn append_cause(source: &io::Error, f: &mut Formatter<'_>) -> fmt::Result {
+    if f.alternate() { write!(f, ": {source}") } else { Ok(()) }
 }
 
 /// The state that every route can use.
@@ -291,6 +308,6 @@ impl Server {
     }
 }
 
-fn open_audit(path: &std::path::Path) -> Result<Audit, ServeError> {
+fn open_audit(path: &Path) -> Result<Audit, ServeError> {
     Audit::open(path).map_err(|source| ServeError::Audit { path: path.to_owned(), source })
 }

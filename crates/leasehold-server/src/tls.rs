@@ -1,5 +1,6 @@
 //! TLS: certificate files, which may be replaced while the server runs, and the certificate authorities for webhooks.
 
+use std::fmt::{self, Formatter};
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -13,6 +14,8 @@ use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
+use crate::append_cause;
+
 /// How soon a running server notices a replaced certificate.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -25,12 +28,12 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
-/// Why TLS cannot be used.
+/// Why TLS cannot be used. `{:#}` appends the cause.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
     /// A file cannot be read.
-    #[error("{} cannot be read: {source}", path.display())]
+    #[error(fmt = cannot_read)]
     File {
         /// The path of the file.
         path: PathBuf,
@@ -64,6 +67,11 @@ pub enum TlsError {
         "the system's CA store is empty, so https webhooks cannot be verified: install ca-certificates, or set alerts.webhook.ca"
     )]
     NoRoots,
+}
+
+fn cannot_read(path: &Path, source: &io::Error, f: &mut Formatter<'_>) -> fmt::Result {
+    write!(f, "{} cannot be read", path.display())?;
+    append_cause(source, f)
 }
 
 /// The cryptography used for all handshakes.
@@ -130,6 +138,7 @@ impl Tls {
                         tracing::info!(cert = %self.files.cert.display(), "the certificate was reloaded");
                     }
                     Err(error) => {
+                        let error = format_args!("{error:#}");
                         tracing::error!(%error, "the certificate has changed and cannot be used; the old one stays in use");
                     }
                 }

@@ -55,15 +55,19 @@ fn the_architecture_names_exactly_the_files_of_the_library() {
     }
 }
 
+/// Timers of the runtime count from now. A decision that needs a moment gets a `Moment`: the runtime's own clock stops in
+/// suspend.
 #[test]
 fn time_is_read_in_one_file_only() {
     let mut sources = Vec::new();
     files(&root().join("crates/leasehold/src"), "rs", &mut sources);
+    // The simulation is a test. It measures its own speed.
+    sources.retain(|path| !path.ends_with("simulation/runner.rs"));
     for path in sources {
         let text = fs::read_to_string(&path).expect("a source");
         let production = text.split("#[cfg(test)]\nmod tests").next().expect("a first part");
         let is_clock = path.ends_with("src/clock.rs");
-        for clock in ["SystemTime::now", "clock_gettime", "std::time::Instant"] {
+        for clock in ["SystemTime::now", "clock_gettime", "Instant"] {
             assert!(is_clock || !production.contains(clock), "{} reads {clock}", path.display());
         }
     }

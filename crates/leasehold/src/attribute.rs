@@ -51,8 +51,8 @@ pub fn installed(key: String) -> Result<LockRequest, Error> {
     }
 }
 
-/// `from_error` is [`LockResult::from_error`]. The expansion names it at the function's return type, so that the compiler
-/// reports a wrong return type there, and once.
+/// Runs a function under a lock. `from_error` is [`LockResult::from_error`], named where the return type is written, so that
+/// the compiler reports an unsuitable type there, and once.
 pub async fn run<R, F>(request: Result<LockRequest, Error>, call: Call, from_error: fn(Error) -> R, body: F) -> R
 where
     F: Future<Output = R>,

@@ -15,29 +15,36 @@ use rustix::time::{
 };
 use tokio::io::unix::AsyncFd;
 
+#[cfg(test)]
+pub(crate) mod simulated;
+
 /// A moment on this machine's boot clock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Moment(Duration);
 
 impl Moment {
-    /// Now.
+    /// Returns the present moment.
     pub fn now() -> Self {
+        #[cfg(test)]
+        if let Some(now) = simulated::now() {
+            return now;
+        }
         let t = clock_gettime(ClockId::Boottime);
         // Neither part is ever negative: the clock counts from boot.
         Self(Duration::new(t.tv_sec.unsigned_abs(), u32::try_from(t.tv_nsec).unwrap_or(0)))
     }
 
-    /// A moment given by its distance from boot, for arithmetic without a clock.
+    /// Returns the moment at a distance from boot, for arithmetic without a clock.
     pub const fn from_boot(since_boot: Duration) -> Self {
         Self(since_boot)
     }
 
-    /// The distance from boot.
+    /// Returns the distance from boot.
     pub const fn since_boot(self) -> Duration {
         self.0
     }
 
-    /// How long until `later`; zero when it is past.
+    /// Returns the time until `later`, or zero when that has passed.
     pub fn until(self, later: Self) -> Duration {
         later.0.saturating_sub(self.0)
     }
@@ -68,7 +75,7 @@ impl fmt::Debug for Moment {
 pub struct Alarm(OwnedFd);
 
 impl Alarm {
-    /// An alarm that is not set.
+    /// Creates an alarm that is not set.
     ///
     /// # Errors
     ///
@@ -77,7 +84,7 @@ impl Alarm {
         Ok(Self(timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?))
     }
 
-    /// Sets it anew, and takes back that it went off; `None` switches it off.
+    /// Sets the alarm and clears an earlier signal; `None` switches it off.
     pub fn set(&self, at: Option<Moment>) {
         let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
         let at = at.map_or(zero, |Moment(at)| Timespec {
@@ -85,7 +92,7 @@ impl Alarm {
             // Zero would switch it off.
             tv_nsec: at.subsec_nanos().max(1).into(),
         });
-        // It refuses only a time that is none.
+        // It fails only for an invalid time.
         let _ = timerfd_settime(&self.0, TimerfdTimerFlags::ABSTIME, &Itimerspec { it_interval: zero, it_value: at });
     }
 }
@@ -113,6 +120,10 @@ impl Sleeper {
     /// To be called inside a runtime with I/O.
     #[expect(deprecated, reason = "its successor is `unsafe`; an alarm owns its descriptor, so this is sound")]
     pub(crate) fn with_alarm() -> Self {
+        #[cfg(test)]
+        if simulated::now().is_some() {
+            return Self::without_alarm();
+        }
         Self { alarm: Alarm::new().and_then(AsyncFd::new).ok(), set_to: None }
     }
 
@@ -141,6 +152,10 @@ impl Sleeper {
 
 /// Wall-clock time in milliseconds since 1970, for people and for `since_ms`; no lease depends on it.
 pub(crate) fn wall_ms() -> u64 {
+    #[cfg(test)]
+    if let Some(now) = simulated::now() {
+        return u64::try_from(now.since_boot().as_millis()).unwrap_or(u64::MAX);
+    }
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
@@ -156,6 +171,10 @@ pub(crate) fn wall_us() -> u64 {
 /// The runtime's timer stops in suspend, so a long sleep looks at the clock every second.
 pub(crate) async fn sleep_until(moment: Option<Moment>) {
     let Some(moment) = moment else { return std::future::pending().await };
+    #[cfg(test)]
+    if simulated::now().is_some() {
+        return simulated::VirtualSleep::until(moment).await;
+    }
     loop {
         let left = Moment::now().until(moment);
         if left.is_zero() {
@@ -163,6 +182,28 @@ pub(crate) async fn sleep_until(moment: Option<Moment>) {
         }
         tokio::time::sleep(left.min(Duration::from_secs(1))).await;
     }
+}
+
+/// Sleeps for a short while, by the runtime's timer.
+pub(crate) async fn sleep(pause: Duration) {
+    #[cfg(test)]
+    if let Some(now) = simulated::now() {
+        return simulated::VirtualSleep::until(now + pause).await;
+    }
+    tokio::time::sleep(pause).await;
+}
+
+/// Waits for a result for at most `limit`, by the runtime's timer.
+pub(crate) async fn timeout<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
+    #[cfg(test)]
+    if simulated::now().is_some() {
+        return tokio::select! {
+            biased;
+            done = work => Some(done),
+            () = sleep(limit) => None,
+        };
+    }
+    tokio::time::timeout(limit, work).await.ok()
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::engine::lease_cell::LeaseCell;
 use crate::error::Error;
@@ -238,7 +239,7 @@ fn pause(end: TermEnd, short_terms: u32) -> Duration {
         // Even after a long term: it lets candidates that have just started go first.
         (TermEnd::Failed, short) => short.saturating_sub(1),
     };
-    FIRST_PAUSE.saturating_mul(1 << doublings.min(20)).min(LONGEST_PAUSE)
+    Backoff::new(FIRST_PAUSE, LONGEST_PAUSE).after(doublings).pause()
 }
 
 #[cfg(test)]

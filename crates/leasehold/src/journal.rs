@@ -1,6 +1,5 @@
-//! What could not be done is written down: releases that failed by all means, and work that ran
-//! without protection. One small file per entry, synced to disk, readable by its owner alone
-//! (an entry carries the token, or it could not be replayed).
+//! The journal: files of releases that failed in every way, and of work that ran without protection. Each entry is a small
+//! file, synced to disk and readable only by its owner, because it contains the token that a replay needs.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -17,31 +16,31 @@ pub struct Journal {
     dir: PathBuf,
 }
 
-/// Something that somebody may have to look at.
+/// An entry of the journal.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct JournalEntry {
-    /// Names the entry.
+    /// The id of the entry.
     pub id: String,
     /// What happened.
     pub kind: JournalKind,
-    /// To which lock.
+    /// The lock.
     pub name: String,
-    /// In which store, without its secrets.
+    /// The URL of the store, without its secrets.
     pub store: String,
-    /// In which namespace.
+    /// The namespace of the lock.
     pub namespace: String,
-    /// Who held it.
+    /// The owner of the lease.
     pub owner: String,
     /// The holder's public id.
     pub holder_id: String,
-    /// Its fence, if it had one.
+    /// The fence of the lease, if it had one.
     pub fence: Option<u64>,
-    /// Its lease, in milliseconds: after that the store has forgotten it by itself.
+    /// The ttl of the lease in milliseconds. After that the lock is free in any case.
     pub ttl_ms: u64,
-    /// When, in wall-clock milliseconds.
+    /// When the entry was written, in wall-clock milliseconds.
     pub at_ms: u64,
-    /// Why.
+    /// The error that led to the entry.
     pub why: String,
     token: Option<String>,
 }
@@ -51,7 +50,7 @@ pub struct JournalEntry {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum JournalKind {
-    /// A lock could not be released; it is when the entry is replayed, or when its lease ends.
+    /// A lock could not be released. It is released when the entry is replayed, or when its lease ends.
     Unreleased,
     /// Work ran without protection.
     Unprotected,
@@ -94,18 +93,17 @@ impl std::fmt::Debug for JournalEntry {
 }
 
 impl Journal {
-    /// A journal in this directory, which is made when the first entry is written.
+    /// Returns the journal in this directory, which is created when the first entry is written.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self { dir: dir.into() }
     }
 
-    /// Where it is.
+    /// Returns the directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Every entry that has not been settled, oldest first. A file that cannot be read is passed
-    /// over with a warning.
+    /// Returns every entry that has not been settled, oldest first. A file that cannot be read is skipped with a warning.
     ///
     /// # Errors
     /// When the directory exists and cannot be read.
@@ -132,7 +130,7 @@ impl Journal {
         Ok(entries)
     }
 
-    /// Takes an entry out. `false`: there is no such entry (any more).
+    /// Removes an entry. `false`: there is no such entry (any more).
     ///
     /// # Errors
     /// When the file cannot be removed.
@@ -147,7 +145,7 @@ impl Journal {
         }
     }
 
-    /// Written whole and synced, or not at all.
+    /// Writes an entry whole and synced, or not at all.
     pub(crate) fn write(&self, entry: &JournalEntry) -> io::Result<()> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
         let partial = self.dir.join(format!("{}.partial", entry.id));

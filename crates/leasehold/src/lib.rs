@@ -46,6 +46,7 @@
 
 #[cfg(feature = "macros")]
 mod attribute;
+mod backoff;
 pub mod bindings;
 pub mod blocking;
 mod client;

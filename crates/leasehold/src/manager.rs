@@ -1,8 +1,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use crate::clock::wall_ms;
 use crate::engine::guard::Guard;
+use crate::engine::releasing::count_failed_release;
 use crate::engine::{Core, EngineHandle};
 use crate::error::Error;
 use crate::events::{EventKind, LockEvent};
@@ -58,7 +58,7 @@ impl LockManager {
 
     /// Creates a manager on a store that is open already. Call it inside a tokio runtime, which runs the background tasks.
     pub fn with_store(store: SharedStore, options: Options) -> Self {
-        Self { engine: Core::start(store, options) }
+        Self { engine: EngineHandle::start(store, options) }
     }
 
     /// Asks for a lock: await the request, or first set its terms.
@@ -131,10 +131,10 @@ impl LockManager {
         let outcome = outcome.map_err(|e| core.store_error(Operation::Evict, &name, e))?;
         match &outcome {
             Evicted::Done(old) => {
-                core.stats.evictions.add_one();
+                core.publisher.stats.evictions.add_one();
                 tracing::warn!(%name, %holder, owner = %old.owner, ?mode, reason, "evicted");
                 let kind = if mode == EvictMode::Force { EventKind::Forced } else { EventKind::Revoked };
-                self.tell_of(kind, &name, old, reason);
+                self.publish(kind, &name, old, reason);
             }
             Evicted::ChangedHands(now) => {
                 tracing::info!(%name, %holder, now = %now.id, "not evicted: it has changed hands");
@@ -155,23 +155,16 @@ impl LockManager {
         let (core, name) = (self.core(), name.into_lock_name()?);
         let outcome = core.within(core.store.ask_to_finish(&name, holder, reason)).await;
         let outcome = outcome.map_err(|e| core.store_error(Operation::AskToFinish, &name, e))?;
-        if let FinishRequest::Delivered(told) = &outcome {
-            self.tell_of(EventKind::AskedToFinish, &name, told, reason);
+        if let FinishRequest::Delivered(holder) = &outcome {
+            self.publish(EventKind::AskedToFinish, &name, holder, reason);
         }
         Ok(outcome)
     }
 
     /// Publishes what was done to a holder.
-    fn tell_of(&self, kind: EventKind, name: &LockName, holder: &Holder, reason: &str) {
-        self.core().note(Note::Tell(LockEvent {
-            kind,
-            name: name.to_string(),
-            owner: holder.owner.to_string(),
-            holder_id: holder.id.to_string(),
-            fence: holder.fence.map(crate::facts::Fence::get),
-            at_ms: wall_ms(),
-            reason: reason.to_owned(),
-        }));
+    fn publish(&self, kind: EventKind, name: &LockName, holder: &Holder, reason: &str) {
+        let event = LockEvent::new(kind, name, holder.id, &holder.owner.to_string(), holder.fence, reason);
+        self.core().publisher.note(Note::Tell(event));
     }
 
     /// Releases a lock that another kind of client wrote as a plain value, such as `locked_by_<task>`. The whole value is
@@ -187,33 +180,33 @@ impl LockManager {
         let (core, name) = (self.core(), name.into_lock_name()?);
         let answer = core.within(core.store.release_value(&name, value)).await;
         let answer = answer.map_err(|error| {
-            core.count_failed_release(&error);
+            count_failed_release(core, &error);
             core.store_error(Operation::Release, &name, error)
         })?;
         if answer == Release::NotOwner {
-            core.stats.ownership_violations.add_one();
+            core.publisher.stats.ownership_violations.add_one();
             tracing::info!(%name, reason, "not released: it is not held by the value that was named");
             return Ok(false);
         }
         tracing::debug!(%name, reason, "released another kind of client's value");
-        self.tell_of(EventKind::Released, &name, &Holder::foreign(value.as_bytes(), None), reason);
+        self.publish(EventKind::Released, &name, &Holder::foreign(value.as_bytes(), None), reason);
         Ok(true)
     }
 
     /// Returns what this manager counted.
     pub fn statistics(&self) -> Statistics {
-        self.core().stats.snapshot()
+        self.core().publisher.stats.snapshot()
     }
 
     /// Returns the journal of the releases that failed, if one is kept.
     pub fn journal(&self) -> Option<&Journal> {
-        self.core().journal.as_ref()
+        self.engine.releases.journal()
     }
 
     /// Repeats the releases that are in the journal, and returns how many entries were settled. It also happens by itself
     /// whenever the store comes back.
     pub async fn replay_journal(&self) -> usize {
-        self.core().replay_journal().await
+        self.engine.releases.replay_journal().await
     }
 
     /// Returns the namespace of the locks.
@@ -235,7 +228,7 @@ impl LockManager {
 
     /// Refuses new requests, reports every lease as lost, and waits until all locks are released, for at most one ttl.
     pub async fn shutdown(&self) {
-        self.core().drain(self.core().options.ttl.duration()).await;
+        self.engine.drain(self.core().options.ttl.duration()).await;
     }
 
     pub(crate) fn engine(&self) -> &Arc<EngineHandle> {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::events::Observer;
 use crate::facts::{Invalid, KeySpace, Namespace, Owner, RawPattern, Ttl};
+use crate::lease::belief::drift;
 
 /// How a manager behaves. The defaults are argued beside each field, which can also be set by the method of its name.
 ///
@@ -138,6 +139,11 @@ impl Options {
     pub fn observer(mut self, observer: impl Observer) -> Self {
         self.observer = Some(Arc::new(observer));
         self
+    }
+
+    /// The interval between two renewals: a third of the ttl, so that two can fail before the lease is in danger.
+    pub(crate) fn renew_every(&self, ttl: Ttl) -> Duration {
+        (ttl.duration() / 3).min(self.heartbeat).max(drift(ttl.duration()))
     }
 
     setters! {

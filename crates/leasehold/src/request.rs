@@ -2,10 +2,9 @@ use std::future::IntoFuture;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::engine::acquiring::{self, Wish};
-use crate::engine::call::Wait;
 use crate::engine::guard::Guard;
-use crate::engine::{Core, EngineHandle, by_token};
+use crate::engine::wish::{Wait, Wish};
+use crate::engine::{Core, EngineHandle, acquiring, by_token};
 use crate::error::Error;
 use crate::facts::{Invalid, LockName, Token};
 use crate::lease::terms::setters;
@@ -50,7 +49,7 @@ impl LockRequest {
 
     /// Takes the lock under a token of the caller's choice, without a guard: as a [`Lease`], which belongs to no process.
     ///
-    /// A second request with the same token returns the same lease and fence, counted anew. So a caller that lost the
+    /// A second request with the same token returns the same lease and fence, with its ttl restarted. So a caller that lost the
     /// answer asks again, and does not block itself. For the same reason nothing is undone when the call fails or is
     /// dropped: what it may have taken is returned by asking again, or ends by its ttl.
     ///
@@ -105,8 +104,8 @@ impl LockRequest {
     }
 
     /// As [`run`](Self::run), but a task that holds this lock already, by `run`, `run_reentrant` or
-    /// `#[lock]`, enters again instead of waiting for itself. The lock is given back when the first
-    /// that entered leaves; the ttl and whatever else this request says counts only for the first.
+    /// `#[lock]`, enters again instead of waiting for itself. The lock is released when the first
+    /// that entered leaves. The ttl and all other terms of a request count only for the first.
     ///
     /// Holding is a matter of the task: what it awaits is inside, what it spawns is not.
     ///
@@ -162,8 +161,7 @@ impl IntoFuture for LockRequest {
     /// Sends the request.
     ///
     /// # Cancel safety
-    /// Dropped at any point, it keeps no lock: what the store may have granted is given back in the
-    /// background.
+    /// Dropped at any point, it keeps no lock: what the store may have granted is released in the background.
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let (engine, wish) = self.into_wish()?;

@@ -1,10 +1,10 @@
-//! The locks that a task runs under. Work runs inside a scope, is cancelled when its lease is lost, and finds the fence
-//! at hand. A task that enters the same name again counts up instead of waiting for itself.
+//! The locks that a task runs under. Work runs inside a scope, is cancelled when its lease is lost, and can read the
+//! fence. A task that enters the same name again counts up instead of waiting for itself.
 
 use std::sync::Arc;
 
 use crate::engine::Core;
-use crate::engine::guard::Guard;
+use crate::engine::guard::{Guard, first_lost};
 use crate::error::Error;
 use crate::facts::{Fence, LockName};
 use crate::loss::LossReason;
@@ -18,7 +18,7 @@ tokio::task_local! {
 /// What work runs under, and the scope around it.
 struct Scope {
     fence: Option<Fence>,
-    /// The lock that can be entered again. The last call to leave it gives it back.
+    /// The lock that can be entered again. The last call that leaves it releases it.
     lock: Option<Entrance>,
     outer: Option<Arc<Scope>>,
 }
@@ -67,19 +67,16 @@ pub(crate) enum OnLoss {
     Continue,
 }
 
-/// Does work under leases that the caller keeps. Cancels it, with [`Error::Lost`], when one of them is lost.
-pub(crate) async fn run<T>(
-    guards: &[&Guard],
-    lost: impl Future<Output = (LockName, LossReason)>,
-    work: impl Future<Output = T>,
-) -> Result<T, Error> {
-    let fence = guards.iter().filter_map(|guard| guard.try_fence()).max();
-    let scope = Arc::new(Scope { fence, lock: None, outer: Scope::current() });
-    tokio::select! {
-        // Lost first: work must not take another step once the lease is over.
-        biased;
-        (name, why) = lost => Err(Error::Lost { name, why }),
-        done = CURRENT.scope(scope, work) => Ok(done),
+/// Runs work under leases that the caller keeps. Cancels it, with [`Error::Lost`], when one of them is lost.
+pub(crate) async fn run<T>(guards: &[&Guard], work: impl Future<Output = T>) -> Result<T, Error> {
+    let lost = |(name, why)| Error::Lost { name, why };
+    Scope::new(guards, None).run(guards, OnLoss::Cancel, work).await.map_err(lost)
+}
+
+/// Logs a release that failed after the work was done. It goes on in the background, and hides no result.
+pub(crate) fn log_release(released: Result<bool, Error>) {
+    if let Err(error) = released {
+        tracing::warn!(error = %format_args!("{error:#}"), "the work is done; its lock is released in the background");
     }
 }
 
@@ -115,8 +112,7 @@ impl Entered {
     }
 
     fn new(core: Arc<Core>, guard: Arc<Guard>, nested: bool) -> Self {
-        let lock = Some(Entrance { guard: guard.clone(), core });
-        let scope = Arc::new(Scope { fence: guard.try_fence(), lock, outer: Scope::current() });
+        let scope = Scope::new(&[&guard], Some(Entrance { guard: guard.clone(), core }));
         Self { guard, scope, nested }
     }
 
@@ -124,37 +120,22 @@ impl Entered {
         &self.guard
     }
 
-    /// Does work inside the lock.
+    /// Runs work inside the lock.
     pub(crate) async fn work<T>(&self, on_loss: OnLoss, work: impl Future<Output = T>) -> Result<T, Error> {
-        let guard = self.guard();
-        let work = CURRENT.scope(self.scope.clone(), work);
-        if on_loss == OnLoss::Continue {
-            let done = work.await;
-            if let Some(why) = guard.loss() {
-                tracing::warn!(name = %guard.name(), %why, "the lease was lost while the work went on");
-            }
-            return Ok(done);
-        }
-        tokio::select! {
-            // Lost first: work must not take another step once the lease is over.
-            biased;
-            why = guard.lost() => Err(match self.nested {
-                true => cancelled_with_the_outer_call(guard.name(), why).await,
-                false => Error::Lost { name: guard.name().clone(), why },
-            }),
-            done = work => Ok(done),
+        match self.scope.clone().run(&[&self.guard], on_loss, work).await {
+            Ok(done) => Ok(done),
+            // Only now, because the work must not be polled again.
+            Err((name, why)) if self.nested => Err(cancelled_with_the_outer_call(&name, why).await),
+            Err((name, why)) => Err(Error::Lost { name, why }),
         }
     }
 
-    /// Leaves. The last call gives the lock back, and waits until that is done. An error then hides no result: the
-    /// release goes on in the background.
+    /// Leaves. The last call releases the lock, and waits until that is done.
     pub(crate) async fn leave(self) {
         let Self { guard, scope, .. } = self;
         drop(scope);
         let Some(guard) = Arc::into_inner(guard) else { return };
-        if let Err(error) = guard.release().await {
-            tracing::warn!(error = %format_args!("{error:#}"), "the work is done; its lock is released in the background");
-        }
+        log_release(guard.release().await);
     }
 }
 
@@ -169,6 +150,36 @@ async fn cancelled_with_the_outer_call(name: &LockName, why: LossReason) -> Erro
 }
 
 impl Scope {
+    fn new(guards: &[&Guard], lock: Option<Entrance>) -> Arc<Self> {
+        let fence = guards.iter().filter_map(|guard| guard.try_fence()).max();
+        Arc::new(Self { fence, lock, outer: Self::current() })
+    }
+
+    /// Runs work in this scope. Cancels it when a lease is lost, and returns which and why.
+    async fn run<T>(
+        self: Arc<Self>,
+        guards: &[&Guard],
+        on_loss: OnLoss,
+        work: impl Future<Output = T>,
+    ) -> Result<T, (LockName, LossReason)> {
+        let work = CURRENT.scope(self, work);
+        if on_loss == OnLoss::Continue {
+            let done = work.await;
+            for guard in guards {
+                if let Some(why) = guard.loss() {
+                    tracing::warn!(name = %guard.name(), %why, "the lease was lost while the work went on");
+                }
+            }
+            return Ok(done);
+        }
+        tokio::select! {
+            // Lost first: work must not take another step once the lease is over.
+            biased;
+            (which, why) = first_lost(guards) => Err((guards[which].name().clone(), why)),
+            done = work => Ok(done),
+        }
+    }
+
     fn current() -> Option<Arc<Self>> {
         CURRENT.try_with(Arc::clone).ok()
     }

@@ -1,4 +1,4 @@
-//! What this process counted, and what the fleet is told of it.
+//! Counters of this process, which are added to the store's.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -19,17 +19,17 @@ macro_rules! counters {
                 Statistics { $($name: self.$name.total.load(Ordering::Relaxed)),* }
             }
 
-            /// What was counted since the last time, by name.
+            /// Takes what was counted since the last time, by name.
             pub(crate) fn take_deltas(&self) -> Vec<(&'static str, u64)> {
-                let all = [$((stringify!($name), self.$name.untold.swap(0, Ordering::Relaxed))),*];
+                let all = [$((stringify!($name), self.$name.unwritten.swap(0, Ordering::Relaxed))),*];
                 all.into_iter().filter(|(_, delta)| *delta > 0).collect()
             }
 
-            /// They could not be told: keep them for the next time.
+            /// Keeps what could not be written, for the next time.
             pub(crate) fn put_back(&self, deltas: &[(&'static str, u64)]) {
                 for (name, delta) in deltas {
                     match *name {
-                        $(stringify!($name) => { self.$name.untold.fetch_add(*delta, Ordering::Relaxed); })*
+                        $(stringify!($name) => { self.$name.unwritten.fetch_add(*delta, Ordering::Relaxed); })*
                         _ => {}
                     }
                 }
@@ -41,7 +41,7 @@ macro_rules! counters {
 counters! {
     /// Locks acquired.
     total_locks,
-    /// Requests that ended without the lock because somebody else had it.
+    /// Requests that ended without the lock because another holder had it.
     not_acquired,
     /// Releases whose first try failed.
     normal_release_failures,
@@ -51,7 +51,7 @@ counters! {
     release_script_errors,
     /// Releases of a lock that was not ours any more.
     ownership_violations,
-    /// Releases that failed by all means and stand in the journal.
+    /// Releases that failed in every way and were written to the journal.
     journalled_releases,
     /// Leases lost.
     lost_leases,
@@ -64,13 +64,13 @@ counters! {
 #[derive(Default)]
 pub(crate) struct Counter {
     total: AtomicU64,
-    untold: AtomicU64,
+    unwritten: AtomicU64,
 }
 
 impl Counter {
     pub(crate) fn add_one(&self) {
         self.total.fetch_add(1, Ordering::Relaxed);
-        self.untold.fetch_add(1, Ordering::Relaxed);
+        self.unwritten.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn deltas_are_told_once_and_can_be_put_back() {
+    fn deltas_are_taken_once_and_can_be_put_back() {
         let stats = Stats::default();
         stats.total_locks.add_one();
         stats.total_locks.add_one();

@@ -5,11 +5,11 @@
     ...     lock.owned()
     True
 
-Where a program has ``redis_client.lock(name, …)``, it says ``redis_client.lock(name, …, lock_class=Lock)`` (or
-``AsyncLock`` for ``redis.asyncio``), or makes a :class:`Lock` of the same client. Workers that use redis-py's
-lock and workers that use this one exclude each other, so they can be moved one at a time.
+Replace ``redis_client.lock(name, …)`` by ``redis_client.lock(name, …, lock_class=Lock)`` (``AsyncLock`` for
+``redis.asyncio``), or make a :class:`Lock` with the same client. Workers with redis-py's lock and workers with this one exclude
+each other, so they can be migrated one at a time.
 
-What is different stands in :class:`Lock`.
+:class:`Lock` lists the differences.
 """
 
 from ._aio import AsyncLock

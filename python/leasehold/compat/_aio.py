@@ -1,18 +1,18 @@
-"""redis-py's lock, for asyncio."""
+"""redis-py's lock for asyncio."""
 
 from __future__ import annotations
 
 from types import TracebackType
 from typing import Literal
 
-from .._times import Seconds
+from .._arguments import Seconds
 from ._base import BaseLock, Token
 from ._errors import LockError
 from ._steps import run_async
 
 
 class AsyncLock(BaseLock):
-    """As ``redis.asyncio.lock.Lock``: :class:`Lock`, for asyncio. The client may be one of ``redis.asyncio`` or of
+    """Replaces ``redis.asyncio.lock.Lock``: :class:`Lock` for asyncio. The client may be one of ``redis.asyncio`` or of
     ``redis``.
 
     >>> import asyncio
@@ -30,29 +30,29 @@ class AsyncLock(BaseLock):
         blocking_timeout: Seconds | None = None,
         token: Token | None = None,
     ) -> bool:
-        """As :meth:`Lock.acquire`, without `sleep`, as in redis-py. Cancelled, it leaves nothing behind."""
+        """:meth:`Lock.acquire` for asyncio, without `sleep`, as in redis-py. A cancelled call keeps no lock."""
         return await run_async(self._acquire(None, blocking, blocking_timeout, token))
 
     async def release(self) -> None:
-        """As :meth:`Lock.release`."""
+        """:meth:`Lock.release` for asyncio."""
         await run_async(self._release())
 
     async def extend(self, additional_time: Seconds, replace_ttl: bool = False) -> Literal[True]:
-        """As :meth:`Lock.extend`."""
+        """:meth:`Lock.extend` for asyncio."""
         await run_async(self._extend(additional_time, replace_ttl))
         return True
 
     async def reacquire(self) -> Literal[True]:
-        """As :meth:`Lock.reacquire`."""
+        """:meth:`Lock.reacquire` for asyncio."""
         await run_async(self._reacquire())
         return True
 
     async def locked(self) -> bool:
-        """As :meth:`Lock.locked`."""
+        """:meth:`Lock.locked` for asyncio."""
         return await run_async(self._locked())
 
     async def owned(self) -> bool:
-        """As :meth:`Lock.owned`."""
+        """:meth:`Lock.owned` for asyncio."""
         return await run_async(self._owned())
 
     async def __aenter__(self) -> AsyncLock:
@@ -66,4 +66,4 @@ class AsyncLock(BaseLock):
         try:
             await self.release()
         except LockError as problem:
-            self._left(problem)
+            self._report_loss(problem)

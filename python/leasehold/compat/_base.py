@@ -1,4 +1,4 @@
-"""What both locks do: the lease, and the token it is remembered by."""
+"""What both locks share: the lease, and the token that identifies it."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ from .._errors import InvalidArgument, LockLost, LockNotAcquired
 from .._info import LockInfo
 from .._lock import Guard
 from .._native import Mailbox
-from .._times import Seconds, lease, optional_seconds, seconds, text
+from .._arguments import Seconds, lease, optional_seconds, seconds, terms, text
 from ._errors import LockError, LockNotOwnedError
 from ._steps import Steps
 from ._store import raw_client
 
 log = logging.getLogger("leasehold.compat")
 
-#: As redis-py takes names and tokens.
+#: The types that redis-py accepts.
 Name: TypeAlias = str | bytes | memoryview | int | float
 Token: TypeAlias = str | bytes | memoryview | int | float
 
-#: A token that is one of ours as it is: its own, or for example the hex digits of a UUID.
-_OURS = re.compile(rb"[A-Za-z0-9_-]{32}")
+#: A token with the form of leasehold's tokens, such as the hex digits of a UUID.
+_NATIVE_TOKEN = re.compile(rb"[A-Za-z0-9_-]{32}")
 
-#: Locks without a timeout, which are renewed until they are released or this process ends: by whose client,
-#: name and token.
+#: Locks without a timeout, which are renewed until they are released or this process ends, by client, name and token.
 _renewed: dict[tuple[Client, str, bytes], Guard] = {}
 
 
@@ -59,14 +58,14 @@ class BaseLock:
         self.blocking_timeout = blocking_timeout
         self.thread_local = bool(thread_local)
         self.raise_on_release_error = raise_on_release_error
-        #: The token of the lock that is held, in its attribute ``token``; ``None`` when none is.
+        #: Its attribute ``token`` is the token of the lock that is held; ``None`` if none is.
         self.local: Any = threading.local() if self.thread_local else SimpleNamespace()
         self.local.token = None
         self._client = raw_client(redis)
         self._key = _text(name)
 
     def _token(self) -> bytes | None:
-        # A thread that is new to a thread-local has no such attribute.
+        # In a thread that has not used the thread-local yet, the attribute is missing.
         token = getattr(self.local, "token", None)
         return None if token is None else _bytes("token", token)
 
@@ -79,7 +78,7 @@ class BaseLock:
         pause = seconds("sleep", self.sleep if sleep is None else sleep)
         given = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         if isinstance(given, int | float) and given < 0:
-            # As redis-py takes it: the time is over already.
+            # As in redis-py: the time is over already.
             given = 0
         limit = optional_seconds("blocking_timeout", given) if (self.blocking if blocking is None else blocking) else 0.0
         wait = _Wait(limit, pause)
@@ -96,8 +95,8 @@ class BaseLock:
         return True
 
     def _take_renewed(self, wait: _Wait, chosen: bytes | None) -> Steps[bytes | None]:
-        """A lock without a timeout: on a lease that is renewed for as long as this process lives."""
-        native = yield from self._stand_in_line(wait, None, renew=True)
+        """Acquires a lock without a timeout: its lease is renewed while this process lives."""
+        native = yield from self._acquire_guard(wait, None, renew=True)
         if native is None:
             return None
         token = native.token.encode() if chosen is None else chosen
@@ -107,55 +106,54 @@ class BaseLock:
         return token
 
     def _take(self, wait: _Wait, ttl: float) -> Steps[bytes | None]:
-        """A lock that ends by its timeout and by nothing else, whatever becomes of this process."""
+        """Acquires a lock with a timeout: its lease ends then, even if this process still runs."""
         while True:
-            native = yield from self._stand_in_line(wait, ttl, renew=False)
+            native = yield from self._acquire_guard(wait, ttl, renew=False)
             if native is None:
                 return None
             token = native.token
             try:
-                yield native.keep()
+                yield native.detach()
             except LockLost:
-                # Over before it was ours for good: so short is the lease, or so slow the store.
+                # The lease ended before it was detached, because it is short or the store is slow.
                 if wait.is_over():
                     return None
             except BaseException:
-                # Interrupted, perhaps just after it was kept.
+                # Interrupted, perhaps after the lease was detached.
                 self._client._native.release_token(self._key, token).start(Mailbox(), 0)
                 raise
             else:
                 return token.encode()
 
-    def _stand_in_line(self, wait: _Wait, ttl: float | None, renew: bool) -> Steps[_native.Guard | None]:
+    def _acquire_guard(self, wait: _Wait, ttl: float | None, renew: bool) -> Steps[_native.Guard | None]:
         native = self._client._native
         try:
-            guard: _native.Guard = yield native.acquire(
-                self._key, ttl, wait.left(), renew, None, True, None, "closed"
-            )
+            asked = terms(ttl=ttl, wait=wait.left(), renew=renew, on_unavailable="closed")
+            guard: _native.Guard = yield native.acquire(self._key, asked)
         except LockNotAcquired:
             return None
         return guard
 
     def _take_by(self, wait: _Wait, ttl: float, chosen: bytes) -> Steps[bytes | None]:
-        """The same under the caller's own token, which another process may know.
+        """Acquires a lock with a timeout under a token of the caller's choice, which other processes can know.
 
-        The store takes two tries with one token for one try that was sent twice. So those who try with the
-        same token do it one after the other, and look first whether it has the lock already.
+        The store cannot distinguish two tries with one token from one try that was sent twice. So tries with the same token
+        run one after the other, and each first checks whether the token holds the lock already.
         """
-        token = _ours(self._key, chosen)
+        token = _native_token(self._key, chosen)
         gate = "leasehold-compat:" + _holder_id(token)
         native = self._client._native
         while True:
             if (yield native.holder(self._key)) is None:
-                turn: _native.Guard = yield native.acquire(gate, None, None, True, None, True, None, "closed")
+                gate_guard: _native.Guard = yield native.acquire(gate, terms(on_unavailable="closed"))
                 try:
                     if (yield native.holder(self._key)) is None:
-                        yield native.acquire_token(self._key, token, ttl, 0.0, True, None)
+                        yield native.acquire_token(self._key, token, terms(ttl=ttl, wait=0))
                         return chosen
                 except LockNotAcquired:
                     pass
                 finally:
-                    turn.drop()
+                    gate_guard.drop()
             if wait.is_over_after_a_pause():
                 return None
             yield wait.pause
@@ -168,7 +166,7 @@ class BaseLock:
         if token is None:
             return False
         guard = self._guard(token)
-        holder_id = _holder_id(_ours(self._key, token)) if guard is None else guard.holder_id
+        holder_id = _holder_id(_native_token(self._key, token)) if guard is None else guard.holder_id
         view = yield self._client._native.holder(self._key)
         holder = None if view is None else LockInfo.from_json(view)
         return holder is not None and not holder.foreign and holder.holder_id == holder_id
@@ -180,15 +178,15 @@ class BaseLock:
         guard = self._guard(token)
         try:
             if guard is None:
-                ours = yield self._client._native.release_token(self._key, _ours(self._key, token))
+                was_held = yield self._client._native.release_token(self._key, _native_token(self._key, token))
             else:
-                ours = yield guard._native.release()
+                was_held = yield guard._native.release()
         except LockLost:
-            # A child that was forked off the holder.
-            ours = False
+            # This is a forked child of the holder.
+            was_held = False
         self.local.token = None
         _renewed.pop((self._client, self._key, token), None)
-        if not ours:
+        if not was_held:
             raise self._not_owned("released")
 
     def _extend(self, additional_time: Seconds, replace_ttl: bool) -> Steps[bool]:
@@ -219,25 +217,25 @@ class BaseLock:
 
     def _renew(self, token: bytes, ttl: float, done: str) -> Steps[None]:
         try:
-            yield self._client._native.renew_token(self._key, _ours(self._key, token), ttl)
+            yield self._client._native.renew_token(self._key, _native_token(self._key, token), ttl)
         except LockLost as error:
             raise self._not_owned(done) from error
 
-    def _left(self, error: LockError) -> None:
-        """The lock was not ours any more at the end of a ``with``."""
+    def _report_loss(self, error: LockError) -> None:
+        """Raises or logs that the lock was lost before the end of its ``with``."""
         if self.raise_on_release_error:
             raise error
         log.warning("%s", error)
 
     def _not_in_time(self) -> LockError:
-        return self._error("it could not be acquired in the time given")
+        return self._error("it could not be acquired in the given time")
 
     def _error(self, what: str) -> LockError:
         return LockError(f"lock {self._key!r}: {what}", self._key)
 
     def _not_owned(self, done: str) -> LockNotOwnedError:
         return LockNotOwnedError(
-            f"lock {self._key!r} cannot be {done}: it is not held by this lock any more, and nothing was touched",
+            f"lock {self._key!r} cannot be {done}: this lock does not hold it any more; nothing was changed",
             self._key,
         )
 
@@ -246,7 +244,7 @@ class BaseLock:
 
 
 class _Wait:
-    """How long is left of a wait: ``None`` without limit."""
+    """The time limit of a wait; ``None`` stands for no limit."""
 
     def __init__(self, limit: float | None, pause: float) -> None:
         self._end = None if limit is None else time.monotonic() + limit
@@ -271,7 +269,7 @@ def _text(name: Name) -> str:
 
 
 def _bytes(what: str, given: Name | Token) -> bytes:
-    """As redis-py sends it."""
+    """The bytes that redis-py sends."""
     if isinstance(given, str):
         return text(what, given).encode()
     if isinstance(given, bytes | bytearray | memoryview):
@@ -281,9 +279,9 @@ def _bytes(what: str, given: Name | Token) -> bytes:
     raise InvalidArgument(f"{what}: a {type(given).__name__} is neither bytes, nor text, nor a number")
 
 
-def _ours(key: str, token: bytes) -> str:
-    """The token as the store has it. One of another form is taken for the secret that it is made of."""
-    if _OURS.fullmatch(token):
+def _native_token(key: str, token: bytes) -> str:
+    """The token as the store has it. A token of another form is hashed into one."""
+    if _NATIVE_TOKEN.fullmatch(token):
         return token.decode()
     made = hashlib.sha256(key.encode() + b"\0" + token).digest()
     return base64.urlsafe_b64encode(made[:24]).decode()

@@ -1,4 +1,4 @@
-"""What goes wrong, for those who catch redis-py's exceptions and for those who catch ours."""
+"""Exceptions that are both redis-py's and leasehold's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ else:
         from redis.exceptions import LockNotOwnedError as RedisLockNotOwnedError
         from redis.exceptions import TimeoutError as RedisTimeoutError
     except ImportError:
-        # A lock on a URL works without redis-py: then nobody can be catching its exceptions.
+        # A lock on a URL works without redis-py, and then no code catches redis-py's exceptions.
 
         class RedisConnectionError(Exception):
             pass
@@ -37,15 +37,15 @@ else:
 
 
 class LockError(_errors.LeaseholdError, RedisLockError):
-    """What was asked makes no sense for this lock, or it could not be had in time. Also redis-py's
-    ``LockError``, if that is installed."""
+    """The call is invalid in the state of the lock, or the lock was not acquired in time. Also redis-py's ``LockError``, if
+    redis-py is installed."""
 
     def __init__(self, message: str | None = None, lock_name: str | None = None) -> None:
         super().__init__(message, lock_name)
 
 
 class LockNotOwnedError(LockError, RedisLockNotOwnedError):
-    """The lock is not ours (any more). Also redis-py's ``LockNotOwnedError``."""
+    """The lock object does not hold the lock (any more). Also redis-py's ``LockNotOwnedError``."""
 
 
 class StoreUnavailable(_errors.StoreUnavailable, RedisConnectionError, RedisTimeoutError):

@@ -1,4 +1,4 @@
-"""What a lock does, once for threads and for asyncio: a generator that yields what is to be waited for."""
+"""The operations of a lock as generators that yield what to wait for, so that threads and asyncio share them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ._errors import StoreUnavailable
 
 T = TypeVar("T")
 
-#: Yields a call, whose answer it gets, or a number of seconds to pass.
+#: Yields a call and receives its answer, or yields a number of seconds to sleep.
 Steps: TypeAlias = Generator[Call | float, Any, T]
 
 
 def run(steps: Steps[T]) -> T:
-    """Takes the steps in this thread or greenlet."""
+    """Runs the steps in this thread or greenlet."""
     try:
         step = next(steps)
         while True:
@@ -40,7 +40,7 @@ def run(steps: Steps[T]) -> T:
 
 
 async def run_async(steps: Steps[T]) -> T:
-    """Takes the steps in this task."""
+    """Runs the steps in this task."""
     try:
         step = next(steps)
         while True:

@@ -1,4 +1,4 @@
-"""From what a lock of redis-py is given to a client of ours."""
+"""Makes a leasehold client from the client that a redis-py lock gets."""
 
 from __future__ import annotations
 
@@ -9,33 +9,32 @@ from urllib.parse import quote
 from .._client import Client, connect
 from .._errors import InvalidArgument
 
-#: One for each store, for the whole process: programs make a lock per use. Never taken out, and few.
+#: One client per URL for the whole process, because programs make a new lock for each use. Entries are few and never removed.
 _clients: dict[str, Client] = {}
 
-
-#: Whose connections go by TCP or TLS to the host and port of their settings.
+#: Modules whose connections go by TCP or TLS to the host and port in their settings.
 _CONNECTS = ("redis.connection", "redis.asyncio.connection", "valkey.connection", "valkey.asyncio.connection")
 
 
 def raw_client(redis: Any) -> Client:
-    """The client on the raw keys of what was given: a redis-py client, one of ours, or a URL."""
+    """A client that uses names as keys, for a redis-py client, a leasehold client, or a URL."""
     if isinstance(redis, Client):
-        if redis._terms[1] != "":
+        if redis._arguments[1] != "":
             raise InvalidArgument(
-                "a lock that excludes redis-py's is on its name as the key, without a namespace: give it a client "
+                "a lock that excludes redis-py's locks uses its name as the key, without a namespace: pass a client "
                 'that was made by connect(…, namespace="")'
             )
         return redis
     url = redis if isinstance(redis, str) else _url(redis)
     client = _clients.get(url)
     if client is None:
-        # Atomic, unlike a lock never held at a fork. Not connected yet, so a second one costs nothing.
+        # `setdefault` is atomic, and needs no lock that could be held at a fork. A client that is made in vain is not connected.
         client = _clients.setdefault(url, connect(url, namespace="", lazy=True))
     return client
 
 
 def _url(redis: Any) -> str:
-    """Where a redis-py client connects to."""
+    """The URL to which a redis-py client connects."""
     pool = getattr(redis, "connection_pool", None)
     if hasattr(redis, "nodes_manager"):
         raise _unusable("a client of Redis Cluster, which leasehold does not support")
@@ -47,8 +46,8 @@ def _url(redis: Any) -> str:
         raise _unusable("a client that finds its server by Sentinel")
     for part in (type(pool), pool.connection_class):
         if part.__module__ not in _CONNECTS:
-            # A fake, a tunnel, a proxy: the host in its settings is not where it goes.
-            raise _unusable(f"a client that connects in its own way ({part.__module__}.{part.__qualname__})")
+            # A fake, a tunnel, a proxy: it does not connect to the host in its settings.
+            raise _unusable(f"a client with its own connection class ({part.__module__}.{part.__qualname__})")
     settings: dict[str, Any] = pool.connection_kwargs
     if "path" in settings:
         raise _unusable("a client on a Unix socket; leasehold connects by TCP")
@@ -63,12 +62,12 @@ def _url(redis: Any) -> str:
 
 
 def _trust(settings: dict[str, Any]) -> str:
-    """Whose certificates are believed: the machine's authorities, or those of a file."""
+    """The query that names the trusted CA certificates: the system's, or those of a file."""
     for setting in ("ssl_certfile", "ssl_keyfile", "ssl_ca_path", "ssl_ca_data"):
         if settings.get(setting):
             raise _unusable(f"a client with {setting}")
     if settings.get("ssl_cert_reqs", "required") not in ("required", ssl.CERT_REQUIRED, None):
-        raise _unusable("a client that does not check who its server is; leasehold always does")
+        raise _unusable("a client that does not verify the server's certificate; leasehold always does")
     file = settings.get("ssl_ca_certs")
     return f"?ca={quote(str(file), safe='/')}" if file else ""
 
@@ -78,4 +77,4 @@ def _quoted(text: str | bytes) -> str:
 
 
 def _unusable(what: str) -> InvalidArgument:
-    return InvalidArgument(f"redis: {what}: give the lock a URL such as redis://user:password@host:6379/0 instead")
+    return InvalidArgument(f"redis: {what}: pass a URL such as redis://user:password@host:6379/0 instead")

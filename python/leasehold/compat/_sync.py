@@ -1,42 +1,42 @@
-"""redis-py's lock, for threads and greenlets."""
+"""redis-py's lock for threads and greenlets."""
 
 from __future__ import annotations
 
 from types import TracebackType
 from typing import Literal
 
-from .._times import Seconds
+from .._arguments import Seconds
 from ._base import BaseLock, Token
 from ._errors import LockError
 from ._steps import run
 
 
 class Lock(BaseLock):
-    """As ``redis.lock.Lock``, with the same arguments and methods, on the same key.
+    """Replaces ``redis.lock.Lock``, with the same arguments and methods, on the same key.
 
-    :param redis: a redis-py client, whose server, database and login are used on a connection of our own; a
+    :param redis: a redis-py client, whose server, database and login are used for a separate connection; a
         :class:`leasehold.Client` with ``namespace=""``; or a URL.
-    :param name: the lock, and its key.
-    :param timeout: the lock ends after so many seconds, from 0.05 s to 24 h, unless it is released or extended
-        before. ``None``: it is renewed until it is released or this process ends; a process that is killed
-        keeps it for 30 s.
-    :param sleep: the pause between two tries for a lock that is taken with a `token` of one's own. Otherwise a
-        waiter is woken when it is its turn.
+    :param name: the name of the lock, which is its key.
+    :param timeout: the lock ends after this many seconds, from 0.05 s to 24 h, unless it is released or extended
+        before. ``None``: it is renewed until it is released or this process ends; after a process was killed it ends
+        within 30 s.
+    :param sleep: the pause between two tries of an ``acquire`` with a `token`. Without a token, a waiter is woken when it gets
+        the lock.
     :param blocking: whether ``acquire`` waits.
-    :param blocking_timeout: how many seconds at most; ``None`` without limit.
-    :param thread_local: whether what is held is known to the thread alone that acquired it.
-    :param raise_on_release_error: whether a ``with`` whose lock was not ours any more at its end raises
+    :param blocking_timeout: how many seconds it waits; ``None`` waits without limit.
+    :param thread_local: whether only the thread that acquired the lock can release it.
+    :param raise_on_release_error: whether a ``with`` whose lock was lost before its end raises
         :class:`LockNotOwnedError`; otherwise a warning is logged.
 
-    What is different from redis-py:
+    Differences from redis-py:
 
-    - Waiters are served in the order of asking, and woken at once. Behind a lock of redis-py's, which
-      tells nobody of its end, the first in line looks ten times a second.
-    - The value of the key is a record (``redis-cli GET`` shows who holds it), not the bare token.
-    - There is no lock without an end: see `timeout`.
-    - A lease is never shortened: ``extend(5, replace_ttl=True)`` leaves a lock that has 60 s left as it is.
-    - A thread that is new to a lock with ``thread_local`` gets a :class:`LockError` from ``release``, where
-      redis-py fails with an ``AttributeError``.
+    - Waiters are served in the order of asking, and woken at once. A lock that redis-py holds announces no release, so the
+      first waiter polls it ten times a second.
+    - The value of the key is a record (``redis-cli GET`` shows the holder), not only the token.
+    - Every lock ends: see `timeout`.
+    - A lease is never shortened: ``extend(5, replace_ttl=True)`` does not change a lock that has 60 s left.
+    - With ``thread_local``, ``release`` in a thread that has not used the lock raises :class:`LockError`; redis-py raises
+      ``AttributeError``.
 
     >>> from leasehold.compat import Lock
     >>> lock = Lock("memory:", "order:42", timeout=30)
@@ -58,42 +58,44 @@ class Lock(BaseLock):
         blocking_timeout: Seconds | None = None,
         token: Token | None = None,
     ) -> bool:
-        """Takes the lock; what is left out is as the constructor was told. ``False``: it is somebody else's.
+        """Acquires the lock. Returns ``False`` if another holder has it. Arguments that are left out have the values given to
+        the constructor.
 
-        :param token: what the lock is held by, instead of a random one. Whoever knows it can release and extend
-            the lock, in any process, by setting ``lock.local.token``; make it as hard to guess as a UUID.
-        :raises StoreUnavailable: when there was no answer.
+        :param token: the token that holds the lock, instead of a random one. Any process that knows it can release and extend
+            the lock by setting ``lock.local.token``; make it as hard to guess as a UUID.
+        :raises StoreUnavailable: the store did not answer.
         """
         return run(self._acquire(sleep, blocking, blocking_timeout, token))
 
     def release(self) -> None:
-        """Gives the lock back.
+        """Releases the lock.
 
-        :raises LockNotOwnedError: when it was not ours any more; nothing was touched.
-        :raises LockError: when nothing is held by this lock.
+        :raises LockNotOwnedError: this object does not hold the lock any more; nothing was changed.
+        :raises LockError: this object holds no lock.
         """
         run(self._release())
 
     def extend(self, additional_time: Seconds, replace_ttl: bool = False) -> Literal[True]:
-        """Adds so many seconds to what the lock has left; with `replace_ttl`, so many from now.
+        """Adds `additional_time` seconds to the time that the lock has left; with `replace_ttl`, the lock ends that many seconds
+        from now.
 
-        :raises LockNotOwnedError: when it is not ours any more.
-        :raises LockError: when nothing is held by this lock, or without a timeout.
+        :raises LockNotOwnedError: this object does not hold the lock any more.
+        :raises LockError: this object holds no lock, or it has no timeout.
         """
         run(self._extend(additional_time, replace_ttl))
         return True
 
     def reacquire(self) -> Literal[True]:
-        """Lets the timeout begin anew. Raises as :meth:`extend`."""
+        """Restarts the timeout. It raises what :meth:`extend` raises."""
         run(self._reacquire())
         return True
 
     def locked(self) -> bool:
-        """Whether anybody holds the lock."""
+        """Whether the lock is held."""
         return run(self._locked())
 
     def owned(self) -> bool:
-        """Whether it is this lock that holds it."""
+        """Whether this object holds the lock."""
         return run(self._owned())
 
     def __enter__(self) -> Lock:
@@ -107,4 +109,4 @@ class Lock(BaseLock):
         try:
             self.release()
         except LockError as problem:
-            self._left(problem)
+            self._report_loss(problem)

@@ -12,6 +12,7 @@ use super::channel::{AsyncChannel, signal_number};
 use super::deadlines::Deadlines;
 use super::front_messages::ToFront;
 use super::keeper::{Keeper, RunExit, ttl};
+use super::launch::Starting;
 use super::lease::Lease;
 use super::{not_acquired, progress, stored_result};
 use crate::cli::RunArgs;
@@ -38,9 +39,17 @@ impl Keeper {
     pub(super) async fn acquire(
         &mut self,
         store: &Choice,
+        starting: Starting,
     ) -> Result<Result<(Lease, Option<ResultSlot>), RunExit>, Failure> {
-        let acquired =
-            Self::connect_and_acquire(&self.args, &self.owner, store, &self.channel, &mut self.locks, &self.deadlines);
+        let acquired = Self::connect_and_acquire(
+            &self.args,
+            &self.owner,
+            store,
+            &self.channel,
+            &mut self.locks,
+            &self.deadlines,
+            starting,
+        );
         let cancelled = Self::cancelled(&self.channel, &mut self.stops);
         let outcome = tokio::select! {
             biased;
@@ -104,11 +113,14 @@ impl Keeper {
         channel: &AsyncChannel,
         locks: &mut Option<LockManager>,
         deadlines: &Deadlines,
+        starting: Starting,
     ) -> Result<Acquired, AcquireFailure> {
         let mut options = store.options().map_err(AcquireFailure::Failed)?;
         options.owner = owner.clone();
         options.ttl = ttl(args);
         let locks = locks.insert(store.connect_with(options).await.map_err(AcquireFailure::Failed)?);
+        // Without a guardian no lock is asked for.
+        starting.wait().map_err(AcquireFailure::Failed)?;
         if let Some(lifeline) = locks.lifeline() {
             // Before the lock is acquired: the descriptor counts even while it is in the socket.
             channel.send(&ToFront::Lifeline, &[lifeline.as_fd()]);

@@ -18,7 +18,7 @@ use super::command;
 use super::deadlines::Deadlines;
 use super::front_messages::{ToFront, ToKeeper};
 use super::guardian_messages::{FdLayout, Order};
-use super::launch::Launch;
+use super::launch::{Launch, Starting};
 use super::lease::Lease;
 use super::supervise::Outcome;
 use super::tree;
@@ -82,10 +82,10 @@ fn keep(
     front: Front,
     launch: Launch,
 ) -> Result<Exit, Failure> {
-    let Launch { runtime, guardian, child_exits } = launch;
+    let Launch { runtime, guardian, starting, child_exits } = launch;
     runtime.block_on(async {
         let mut keeper = Keeper::new(args, json, channel, &front, (&guardian, child_exits))?;
-        let ended = keeper.run(store, front.stdin).await.unwrap_or_else(|failure| {
+        let ended = keeper.run(store, front.stdin, starting).await.unwrap_or_else(|failure| {
             output::failure(&failure);
             failure.exit.into()
         });
@@ -157,8 +157,8 @@ impl Keeper {
         })
     }
 
-    async fn run(&mut self, store: &Choice, stdin: OwnedFd) -> Result<RunExit, Failure> {
-        let (guard, slot) = match self.acquire(store).await {
+    async fn run(&mut self, store: &Choice, stdin: OwnedFd, starting: Starting) -> Result<RunExit, Failure> {
+        let (guard, slot) = match self.acquire(store, starting).await {
             Ok(Ok(acquired)) => acquired,
             Ok(Err(ended)) => return Ok(ended),
             Err(failure) => return Err(failure),

@@ -115,7 +115,7 @@ fn serve_prints_its_address_or_why_it_cannot_start() {
         (
             &["serve", "--tls-cert", "/nowhere/cert.pem", "--tls-key", "/nowhere/key.pem"],
             78,
-            "/nowhere/cert.pem cannot be read",
+            "/nowhere/cert.pem cannot be read: No such file or directory (os error 2)\n",
         ),
         (&["serve", "--tls-cert", "/nowhere/cert.pem"], 64, "--tls-key"),
     ];

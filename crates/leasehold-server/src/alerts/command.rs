@@ -16,7 +16,7 @@ const MAX_STDERR_BYTES: u64 = 1_000;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CommandError {
     #[error("it cannot be run: {0}")]
-    NotRun(#[from] std::io::Error),
+    NotRun(std::io::Error),
     #[error("it did not end in time, and was killed")]
     TooSlow,
     #[error("it ended with {0}: {1}")]
@@ -25,14 +25,14 @@ pub(super) enum CommandError {
 
 /// Runs the command and waits until it ends.
 pub(super) async fn run(command: &AlertCommand, notice: &Notice) -> Result<(), CommandError> {
-    let mut child = spawn(command, notice)?;
+    let mut child = spawn(command, notice).map_err(CommandError::NotRun)?;
     // Kill its process group, so that its children end too.
     let group = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
     let ended = tokio::time::timeout(command.timeout, finish(&mut child, notice)).await;
     match ended {
         Ok(Ok((status, _))) if status.success() => Ok(()),
         Ok(Ok((status, stderr_text))) => Err(CommandError::Ended(status, stderr_text)),
-        Ok(Err(error)) => Err(error.into()),
+        Ok(Err(error)) => Err(CommandError::NotRun(error)),
         Err(_) => {
             if let Some(group) = group {
                 let _ = kill_process_group(group, Signal::KILL);

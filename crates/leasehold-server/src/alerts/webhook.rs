@@ -35,7 +35,7 @@ pub(super) enum DeliveryError {
     #[error("the TLS handshake failed: {0}")]
     Tls(std::io::Error),
     #[error("the connection broke: {0}")]
-    Broke(#[from] hyper::Error),
+    Broke(hyper::Error),
     #[error("it did not answer in time")]
     TooSlow,
     #[error("it answered {0}{1}")]
@@ -94,12 +94,12 @@ impl WebhookSender {
         let stream = target::connect(url.host(), url.port(), *allow_private, *timeout).await?;
         let request = self.request(id, body);
         let status = match &self.tls {
-            None => exchange(stream, request).await?,
+            None => exchange(stream, request).await.map_err(DeliveryError::Broke)?,
             Some(tls) => {
                 let name = ServerName::try_from(url.host().to_owned());
                 let name = name.map_err(|error| DeliveryError::Tls(std::io::Error::other(error)))?;
                 let stream = tls.connect(name, stream).await.map_err(DeliveryError::Tls)?;
-                exchange(stream, request).await?
+                exchange(stream, request).await.map_err(DeliveryError::Broke)?
             }
         };
         match status {

@@ -105,6 +105,38 @@ async fn a_waiter_whose_fifo_was_removed_still_receives_its_grant() {
     assert_eq!((token, grant.fence), (second.token, handed.fence), "that grant, and not a later one");
 }
 
+/// Otherwise a waiter would believe a grant that was taken away before the answer.
+#[tokio::test]
+async fn a_message_is_received_before_a_later_request_is_answered() {
+    for leaves in [false, true] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (holder, waiter) = (open(&dir), open(&dir));
+        let mut pushes = waiter.pushes();
+        // It reads its messages only when it is woken up, or to answer a request.
+        waiter.set_looks_around(false);
+        let [first, second, third] = [(); 3].map(|()| claim("k"));
+        granted(&holder, &first).await;
+        let ticket = queued(&waiter, &second).await.ticket;
+        // It wakes itself up when it begins to wait, which would find the messages by chance.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        std::fs::remove_dir_all(dir.path().join("locks.db.alive")).expect("removed");
+        assert_eq!(holder.release(&first.name, &first.token).await, Ok(Release::Released));
+        let handed = holder.holder(&first.name).await.expect("answers").expect("held");
+        let evicted = holder.evict(&first.name, handed.id, EvictMode::Force).await;
+        assert!(matches!(evicted, Ok(Evicted::Done(_))), "{evicted:?}");
+        granted(&holder, &third).await;
+        assert!(pushes.try_recv().is_err(), "no message was read yet");
+        if leaves {
+            assert_eq!(waiter.leave(&second).await, Ok(Left::WasWaiting));
+        } else {
+            let answer = waiter.acquire(&second, Some(ticket)).await;
+            assert!(matches!(answer, Ok(Acquire::Queued(_))), "{answer:?}");
+        }
+        let received = [pushes.try_recv(), pushes.try_recv()];
+        assert!(matches!(received, [Ok(Push::Granted { .. }), Ok(Push::Revoked { .. })]), "{received:?}");
+    }
+}
+
 /// Commands that arrive together share a transaction, which renews on a shorter path.
 #[tokio::test]
 async fn checks_that_arrive_together_prolong_nothing() {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// The library's modules, lowest layer first. A module uses its own layer and those before it. A file that is in another layer
 /// than the rest of its module is listed too.
 const LAYERS: &[(&str, &[&str])] = &[
-    ("facts", &["clock", "facts", "loss", "rules"]),
+    ("facts", &["backoff", "clock", "facts", "loss", "rules"]),
     ("pure", &["lease/belief", "machine"]),
     ("stores", &["events/lock_event", "store"]),
     ("client", &["client", "events", "journal", "options"]),
@@ -149,12 +149,57 @@ fn each_layer_uses_only_itself_and_those_below() {
 }
 
 #[test]
+fn no_files_of_the_engine_or_the_client_use_each_other_in_a_cycle() {
+    for dir in ["engine", "client"] {
+        let within = sources(&library()).into_iter().filter(|source| source.path.starts_with(&format!("{dir}/")));
+        let files: Vec<Source> = within.collect();
+        let names: BTreeSet<String> = files.iter().map(|source| module(&source.path)).collect();
+        let mut uses: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        for source in &files {
+            let own = module(&source.path);
+            let theirs = used_within(dir, source).into_iter().map(|path| owner_of(&path, &names));
+            uses.insert(own.clone(), theirs.flatten().filter(|theirs| *theirs != own).collect());
+        }
+        // A file whose uses are all gone is in no cycle.
+        while let Some(free) = uses.iter().find(|(_, theirs)| theirs.is_empty()).map(|(own, _)| own.clone()) {
+            uses.remove(&free);
+            uses.values_mut().for_each(|theirs| _ = theirs.remove(&free));
+        }
+        assert!(uses.is_empty(), "these files of {dir}/ use each other in a cycle, or files that do: {uses:#?}");
+    }
+}
+
+/// The module of a file: `engine/mod.rs` is `engine`.
+fn module(path: &str) -> String {
+    path.trim_end_matches(".rs").trim_end_matches("/mod").to_owned()
+}
+
+/// What a file in `dir` uses, also by `super::`, and in `mod.rs` by the names of its children.
+fn used_within(dir: &str, source: &Source) -> BTreeSet<String> {
+    let here = format!("crate::{dir}::");
+    if !source.path.ends_with("/mod.rs") {
+        return used(&source.code.replace("super::", &here));
+    }
+    let children = source.code.lines().filter_map(|line| line.strip_suffix(';')?.rsplit_once("mod ")).map(|(_, it)| it);
+    let code = source.code.replace("self::", &here);
+    used(&children.fold(code, |code, child| code.replace(&format!("use {child}::"), &format!("use {here}{child}::"))))
+}
+
+/// The file that defines what a path names; `None` outside of the directory.
+fn owner_of(path: &str, names: &BTreeSet<String>) -> Option<String> {
+    let is_prefix =
+        |name: &&String| path.strip_prefix(name.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    names.iter().filter(is_prefix).max_by_key(|name| name.len()).cloned()
+}
+
+#[test]
 fn no_type_name_is_defined_twice_in_a_crate() {
     let mut twice = Vec::new();
-    for entry in fs::read_dir(root().join("crates")).expect("crates").map(|entry| entry.expect("an entry")) {
-        let name = entry.file_name().to_string_lossy().into_owned();
+    let crates = fs::read_dir(root().join("crates")).expect("crates").map(|entry| entry.expect("an entry").path());
+    for dir in crates.chain([root().join("python")]) {
+        let name = dir.file_name().expect("a name").to_string_lossy().into_owned();
         let mut defined: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for source in sources(&entry.path().join("src")) {
+        for source in sources(&dir.join("src")) {
             for line in source.code.lines() {
                 if let Some(defined_here) = type_defined(line) {
                     defined.entry(defined_here.to_owned()).or_default().push(source.path.clone());
@@ -199,7 +244,7 @@ fn quoted(line: &str) -> impl Iterator<Item = &str> {
 
 #[test]
 fn the_inventory_names_every_file_that_starts_a_task_or_a_thread() {
-    let starts = ["spawn(", "spawn_on(", "spawn_blocking("];
+    let starts = ["spawn(", "spawn_on(", "spawn_until_end(", "spawn_blocking("];
     let mut starting = BTreeSet::new();
     for source in sources(&library()) {
         let has_one = |line: &str| starts.iter().any(|start| line.contains(start)) && !line.contains("fn spawn");
@@ -250,4 +295,13 @@ fn the_checks_see_what_they_look_for() {
     assert_eq!(type_defined("type Due = (Moment, u64);"), Some("Due"));
     assert_eq!(type_defined("    type Output = ();"), None);
     assert_eq!(type_defined("impl Drop for Seats {"), None);
+    let file = |path: &str, code: &str| Source { path: path.into(), code: code.into() };
+    let uses = used_within("engine", &file("engine/guard.rs", "use super::{Core, core::lock};"));
+    assert_eq!(uses, ["engine", "engine/core/lock"].map(str::to_owned).into());
+    let uses = used_within("engine", &file("engine/mod.rs", "mod leases;\nuse leases::Leases;\nuse self::core::Core;"));
+    assert_eq!(uses, ["engine/core", "engine/leases"].map(str::to_owned).into());
+    let names = ["engine", "engine/core"].map(str::to_owned).into();
+    assert_eq!(owner_of("engine/core/lock", &names).as_deref(), Some("engine/core"));
+    assert_eq!(owner_of("engine/lock", &names).as_deref(), Some("engine"));
+    assert_eq!(owner_of("engines", &names), None);
 }

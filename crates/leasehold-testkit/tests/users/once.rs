@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use leasehold::bindings::{ClaimId, Retention};
 use leasehold::inspect::EvictMode;
-use leasehold::lease::Invalid;
+use leasehold::lease::{Invalid, Terms};
 use leasehold::once::{Outcome, Started};
 use leasehold::store::{BindingId, BindingKind, Change, Changed, Create, Expected, NewBinding};
 use leasehold::{Error, Guard, LockManager, LockName};
@@ -34,7 +34,16 @@ on_every_store!(
     records_of_earlier_builds_are_taken_over_and_kept,
     an_earlier_build_that_is_late_costs_no_result,
     a_late_runner_takes_nothing_back,
+    the_lock_is_renewed_whatever_the_terms_say,
 );
+
+async fn the_lock_is_renewed_whatever_the_terms_say(arena: Arena) {
+    let locks = arena.manager().await;
+    let terms = Terms::new().ttl(SHORT).renew(false).unfenced();
+    let work = async |_: &Guard| tokio::time::sleep(2 * SHORT).await;
+    let outcome = locks.once("long").terms(&terms).run(work).await.expect("not lost");
+    assert!(outcome.fresh && outcome.stored);
+}
 
 async fn runs(locks: &LockManager, id: &str, value: u32) -> Outcome<u32> {
     locks.once(id).run(async |_| value).await.expect("done")
@@ -265,7 +274,8 @@ async fn a_result_that_cannot_be_stored_is_not_made_again(arena: Arena) {
     assert!(matches!(odd, Err(Error::Invalid(Invalid::Value { .. }))), "{odd:?}");
     let Ok(Started::Run(running)) = locks.once("bytes").start().await else { panic!("new") };
     assert!(matches!(running.finish(&[0; 2 << 20]).await, Err(Error::Invalid(Invalid::Value { .. }))));
-    for (id, why) in [("large", "1048576 is the most"), ("odd", "cannot be written as JSON"), ("bytes", "is the most")]
+    for (id, why) in
+        [("large", "at most 1048576 can be stored"), ("odd", "cannot be written as JSON"), ("bytes", "can be stored")]
     {
         let told = locks.once(id).run(async |_| -> u32 { unreachable!("it was done") }).await;
         let Err(error @ Error::ResultNotStored { .. }) = told else { panic!("{told:?}") };

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::backoff::Backoff;
 use crate::engine::Core;
 use crate::facts::ClaimId;
 use crate::store::BindingId;
 
-/// The number of attempts to remove a binding. After the last one, the end of its lease removes it.
+/// The number of attempts to remove a binding, and the pauses between them. After the last one, the end of its lease removes it.
 const ATTEMPTS: u32 = 6;
-/// The first pause between two attempts; each is twice as long as the one before.
-const PAUSE: Duration = Duration::from_millis(100);
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(4));
 
 /// Removes a claim's binding in the background when it is dropped.
 pub(crate) struct BindingUndo {
@@ -35,7 +35,7 @@ impl Drop for BindingUndo {
         let Some(claim) = self.claim.take() else { return };
         let (core, id) = (self.core.clone(), self.id.clone());
         self.core.spawn(async move {
-            let mut pause = PAUSE;
+            let mut backoff = BACKOFF;
             for _ in 0..ATTEMPTS {
                 match core.within(core.store.remove(&id, &claim)).await {
                     Ok(_) => return,
@@ -43,9 +43,8 @@ impl Drop for BindingUndo {
                         tracing::warn!(id = %id.id, %claim, error = %format_args!("{error:#}"), "the binding could not be removed; it ends with its lease");
                         return;
                     }
-                    Err(_) => tokio::time::sleep(pause).await,
+                    Err(_) => tokio::time::sleep(backoff.pause()).await,
                 }
-                pause *= 2;
             }
             tracing::warn!(id = %id.id, %claim, "the store is unreachable; the binding ends with its lease");
         });

@@ -119,8 +119,7 @@ impl Drop for Background {
 
 async fn run_until(stopped: oneshot::Receiver<LockManager>) {
     if let Ok(locks) = stopped.await {
-        let core = locks.core();
-        core.drain(core.options.request_timeout).await;
+        locks.engine().drain(locks.core().options.request_timeout).await;
     }
 }
 

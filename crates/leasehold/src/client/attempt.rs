@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Context, Seen, may_still_run};
+use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::facts::Fence;
 use crate::lease::belief::Belief;
@@ -135,7 +136,7 @@ impl Attempt {
             return None;
         }
         if !is_believable(&grant, cx.now) {
-            // Read too late. Asking again proves it anew, or hands it on.
+            // Read too late. Asking again proves the grant, or hands it on.
             self.stale = grant.fence;
             self.look_by(cx.now);
             return None;
@@ -147,7 +148,7 @@ impl Attempt {
         Some(End::Granted { grant, provisional: true })
     }
 
-    /// A message says that the waiter is first in line, and has to ask again after a while.
+    /// A message says that the waiter is first in the queue, and has to ask again after a while.
     pub(crate) fn told_to_look(&mut self, cx: &Context<'_>, after: Duration) {
         self.look_by(cx.now + after);
         // However far back it was when it last asked: from now on its messages are probed as often as the head's.
@@ -155,8 +156,8 @@ impl Attempt {
     }
 
     /// Tasks joined or left the room: a poll may be due sooner.
-    pub(crate) fn seats_changed(&mut self, cx: &mut Context<'_>, deaf: bool, retry_every: RetryEvery<'_>) {
-        if self.polls_now(deaf) {
+    pub(crate) fn seats_changed(&mut self, cx: &mut Context<'_>, polling: bool, retry_every: RetryEvery<'_>) {
+        if self.polls_now(polling) {
             self.ask_at = self.ask_at.min(cx.now + self.poll_pause(cx, retry_every()));
         }
     }
@@ -176,7 +177,7 @@ impl Attempt {
         &mut self,
         cx: &mut Context<'_>,
         answer: Result<Acquire, StoreError>,
-        deaf: bool,
+        polling: bool,
         retry_every: RetryEvery<'_>,
         seen: &mut Seen,
     ) -> Option<End> {
@@ -191,10 +192,10 @@ impl Attempt {
                 Ok(Acquire::Queued(place)) if is_believable(&grant, now) && is_older(place, &grant) => {
                     return Some(End::Granted { grant, provisional: true });
                 }
-                // Whether the request was carried out is unknown, so the token is given back.
+                // Whether the request was carried out is unknown, so the token is given up.
                 Err(_) if Rule::PushWithLostAnswerIsGivenBack.applies() => return Some(End::TokenUsedUp),
                 Err(_) if is_believable(&grant, now) => return Some(End::Granted { grant, provisional: true }),
-                // Asking again gets the grant anew, or a place in the queue.
+                // Asking again returns the grant, or a place in the queue.
                 _ => {
                     self.stale = self.stale.max(grant.fence);
                     self.look_by(now);
@@ -205,14 +206,14 @@ impl Attempt {
             Ok(Acquire::Granted(grant)) if is_believable(&grant, now) => {
                 return Some(End::Granted { grant, provisional: false });
             }
-            // Too slow an answer: asking again starts the lease anew.
+            // The answer was too slow. Asking again restarts the lease.
             Ok(Acquire::Granted(_)) => self.ask_at = now,
             Ok(Acquire::Revoked) => return Some(End::TokenUsedUp),
             Ok(Acquire::Queued(place)) => {
                 self.failing_since = None;
                 self.ticket = Some(place.ticket);
                 self.position = place.position;
-                let by_itself = now + self.pause(cx, &place, deaf, retry_every);
+                let by_itself = now + self.pause(cx, &place, polling, retry_every);
                 self.ask_at = self.look_by.take().map_or(by_itself, |by| by.min(by_itself));
                 *seen = Seen::held_by(place.holder);
             }
@@ -285,27 +286,27 @@ impl Attempt {
     }
 
     /// How long until the next request.
-    fn pause(&mut self, cx: &mut Context<'_>, place: &Place, deaf: bool, retry_every: RetryEvery<'_>) -> Duration {
-        if self.polls_now(deaf) {
+    fn pause(&mut self, cx: &mut Context<'_>, place: &Place, polling: bool, retry_every: RetryEvery<'_>) -> Duration {
+        if self.polls_now(polling) {
             // At the head of the queue the lock can be free any moment.
             return self.poll_pause(cx, retry_every());
         }
         self.polls = 0;
-        // However short an interval was configured: never a busy loop.
+        // However short the configured interval is, this is never a busy loop.
         let at_most = cx.policy.ask_again_within.max(PER_POSITION);
         let pause = ask_again_after(place).min(at_most);
         if place.position < NEAR { pause } else { cx.jittered(pause) }
     }
 
-    fn polls_now(&self, deaf: bool) -> bool {
-        !self.claim.listens || deaf
+    fn polls_now(&self, polling: bool) -> bool {
+        !self.claim.listens || polling
     }
 
     /// Exponential backoff with jitter, never a busy loop.
     fn poll_pause(&mut self, cx: &mut Context<'_>, retry_every: Option<Duration>) -> Duration {
         let pause = match retry_every {
             Some(fixed) => fixed,
-            None => cx.policy.poll_interval.saturating_mul(1 << self.polls.min(16)).min(cx.policy.max_poll_interval),
+            None => Backoff::new(cx.policy.poll_interval, cx.policy.max_poll_interval).after(self.polls).pause(),
         };
         self.polls = self.polls.saturating_add(1);
         // The store passes over a polling waiter that has not asked for three seconds.

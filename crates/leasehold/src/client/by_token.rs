@@ -7,10 +7,11 @@ use super::retry::Retry;
 use crate::clock::Moment;
 use crate::facts::{Fence, Ttl};
 use crate::lease::belief::Belief;
+use crate::loss::LossReason;
 use crate::store::{Holder, Renewed, StoreError, StoreErrorKind};
 
-/// A call that waits in line looks this often whether its token has got the lock in another way: the same call, sent
-/// again, may wait in another line.
+/// The interval at which a call that waits checks whether its token got the lock in another way: the same call, sent again,
+/// may wait in another process.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A call in progress.
@@ -34,10 +35,10 @@ pub(crate) enum TokenAnswer {
 pub(crate) enum AfterLook {
     Granted(Option<Fence>),
     Revoked,
-    /// Somebody else holds the lock, and the time is over.
+    /// Another token holds the lock, and the call timed out.
     Late(Box<Holder>),
     Failed(StoreError),
-    /// Look again after this. Wait in line meanwhile, unless the store failed: a call that does not know whether it has
+    /// Look again after this. Wait in the queue meanwhile, unless the store failed: a call that does not know whether it has
     /// the lock already must not wait for it.
     Wait {
         look_after: Duration,
@@ -50,7 +51,7 @@ impl TokenCall {
         Self { retry: Retry::new(), time_is_over: !may_wait }
     }
 
-    /// Whether the call may wait in line now.
+    /// Whether the call may wait in the queue now.
     pub(crate) fn waits_in_line(&self) -> bool {
         !self.retry.is_failing() && !self.time_is_over
     }
@@ -88,23 +89,20 @@ impl TokenCall {
 pub(crate) enum Confirmed {
     /// The lease lasts its ttl from some moment of the call.
     Yes,
-    /// The token holds it no more.
-    Lost,
-    Revoked,
-    Displaced,
-    /// The answer is unknown, or came so late that nobody may begin with it.
+    /// The token does not hold it any more.
+    Lost(LossReason),
+    /// The answer is unknown, or came too late to rely on the lease.
     Unknown(StoreError),
 }
 
 /// Reads the answer to a renewal that was sent at `asked_at`.
-pub(crate) fn confirmed(now: Moment, asked_at: Moment, ttl: Ttl, answer: Option<Renewed>) -> Confirmed {
+pub(crate) fn confirmed(now: Moment, asked_at: Moment, ttl: Ttl, answer: &Renewed) -> Confirmed {
     match answer {
-        Some(Renewed::Renewed) if Belief::new(now, asked_at, ttl.duration()).is_valid(now) => Confirmed::Yes,
-        Some(Renewed::Renewed) => Confirmed::Unknown(StoreErrorKind::NoAnswer.into()),
-        Some(Renewed::Lost) => Confirmed::Lost,
-        Some(Renewed::Revoked) => Confirmed::Revoked,
-        Some(Renewed::Displaced) => Confirmed::Displaced,
-        Some(Renewed::Unknown(error)) => Confirmed::Unknown(error),
-        None => Confirmed::Unknown(StoreErrorKind::Other.into()),
+        Renewed::Renewed if Belief::new(now, asked_at, ttl.duration()).is_valid(now) => Confirmed::Yes,
+        Renewed::Renewed => Confirmed::Unknown(StoreErrorKind::NoAnswer.into()),
+        Renewed::Lost => Confirmed::Lost(LossReason::Gone),
+        Renewed::Revoked => Confirmed::Lost(LossReason::Revoked),
+        Renewed::Displaced => Confirmed::Lost(LossReason::Displaced),
+        Renewed::Unknown(error) => Confirmed::Unknown(error.clone()),
     }
 }

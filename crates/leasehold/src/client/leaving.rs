@@ -1,10 +1,11 @@
-//! Giving up a token: it is taken out of the store wherever it is, in line or granted. The request is repeated until the
+//! Giving up a token: it is removed from the store wherever it is, queued or granted. The request is repeated until the
 //! store has confirmed it, or must have forgotten the token. A store that refuses it (no permission, no scripts) is
 //! asked until the lease of the token would have ended.
 
 use std::time::Duration;
 
 use super::Context;
+use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::rules::Rule;
 use crate::store::Claim;
@@ -27,7 +28,7 @@ pub(crate) struct PendingLeave {
     lease_ends: Moment,
     confirmed: bool,
     hurried: bool,
-    pause: Duration,
+    backoff: Backoff,
 }
 
 /// How a request to leave ended.
@@ -35,7 +36,7 @@ pub(crate) struct PendingLeave {
 pub(crate) enum LeaveReply {
     /// The token is unknown to the store now.
     Confirmed,
-    /// It was given back by other means, or the store is closed: nothing is left to do.
+    /// It was released by other means, or the store is closed: nothing is left to do.
     Settled,
     /// No answer.
     Failed,
@@ -57,7 +58,8 @@ pub(crate) enum AfterLeave {
 impl PendingLeave {
     pub(crate) fn new(cx: &Context<'_>, claim: &Claim, queued: bool, unanswered: bool) -> Self {
         let lease_ends = cx.now + claim.ttl.duration() + cx.policy.patience;
-        Self { queued, unanswered, lease_ends, confirmed: false, hurried: false, pause: FIRST_PAUSE }
+        let backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+        Self { queued, unanswered, lease_ends, confirmed: false, hurried: false, backoff }
     }
 
     /// Whether the store has confirmed it at least once.
@@ -78,7 +80,7 @@ impl PendingLeave {
                     return AfterLeave::Abandoned;
                 }
                 // A lost connection may still carry out what it was sent, so once is not enough.
-                self.pause = LONGEST_PAUSE;
+                self.backoff = Backoff::new(LONGEST_PAUSE, LONGEST_PAUSE);
             }
             LeaveReply::Failed | LeaveReply::Forbidden => {}
         }
@@ -87,11 +89,9 @@ impl PendingLeave {
             if !self.queued || self.confirmed || reply == LeaveReply::Forbidden {
                 return AfterLeave::Done;
             }
-            self.pause = PAUSE_IN_AN_OUTAGE;
+            self.backoff = Backoff::new(PAUSE_IN_AN_OUTAGE, PAUSE_IN_AN_OUTAGE);
         }
-        let pause = cx.jittered(self.pause);
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE.max(self.pause));
-        AfterLeave::Again(pause)
+        AfterLeave::Again(cx.jittered(self.backoff.pause()))
     }
 
     #[cfg(test)]
@@ -107,6 +107,6 @@ impl PendingLeave {
     /// The process shuts down: from now on the pauses are short again.
     pub(crate) fn hurry(&mut self) {
         self.hurried = true;
-        self.pause = FIRST_PAUSE * 2;
+        self.backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE).after(1);
     }
 }

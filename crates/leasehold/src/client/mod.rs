@@ -7,12 +7,13 @@
 //! | file | what it decides |
 //! |---|---|
 //! | [`rooms`] | the waiting rooms of a process: one place in the store's queue per name, whatever the number of tasks |
+//! | [`room`] | the waiting room of one name |
 //! | [`attempt`] | one token in a queue: when to ask, what a reply or a push means |
 //! | [`trying`] | one try, and its retries |
 //! | [`by_token`] | a call that takes a lock under a token of its caller's |
 //! | [`pool`] | a request for one or more members of a pool |
 //! | [`leaving`] | giving up a token until the store has confirmed it |
-//! | [`retry`] | the one backoff |
+//! | [`retry`] | how long a call goes on while the store does not answer |
 //! | [`renewal`] | one lease: when to renew or check it, and what the answer means |
 
 use std::time::Duration;
@@ -28,6 +29,7 @@ pub(crate) mod leaving;
 pub(crate) mod pool;
 pub(crate) mod renewal;
 pub(crate) mod retry;
+mod room;
 pub(crate) mod rooms;
 pub(crate) mod trying;
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! A request for several must never hold a part while another one holds the rest. So such requests collect one at a
 //! time, under a lock of the pool's own, the *collector lock*, which they ask for with the same ticket. Requests for one
 //! hold nothing while they wait, and need no such lock. Nor does a request for several that takes what is free at once,
-//! or gives it back.
+//! or releases it.
 
 use std::collections::BTreeSet;
 
@@ -63,7 +63,7 @@ pub(crate) enum Do {
     Try(Vec<usize>),
     /// Draw a ticket.
     Draw,
-    /// Give back every member that was taken, then call [`PoolCall::given_back`].
+    /// Release every member that was acquired, then call [`PoolCall::given_back`].
     GiveBack,
     /// Wait for the collector lock under this ticket.
     WaitForCollectorLock(Ticket),
@@ -132,7 +132,7 @@ impl PoolCall {
                 if granted {
                     return self.take_first(may_try);
                 }
-                // Somebody else collects. It may want other members, or be about to finish.
+                // Another request collects. It may want other members, or be about to finish.
                 self.step = PoolStep::LookingForAll;
                 Do::Look
             }
@@ -185,7 +185,7 @@ impl PoolCall {
         }
     }
 
-    /// Everything that was taken was given back: begins anew, or waits for the collector lock.
+    /// Everything that was acquired was released: starts again, or waits for the collector lock.
     pub(crate) fn given_back(&mut self, may_try: &dyn Fn(usize) -> bool) -> Do {
         self.taken.clear();
         self.tried.clear();

@@ -205,7 +205,7 @@ impl LeaseState {
         let verdict = self.answered(now, sent, asked_at, answer);
         self.renewing = renewing;
         if verdict == Verdict::Unanswered && self.plan.every.is_none() {
-            // The holder was told that it failed, and nobody else renews this lease.
+            // The holder received the error, and nothing else renews this lease.
             self.renew_at = renew_at;
         }
         verdict
@@ -219,8 +219,8 @@ impl LeaseState {
         self.check_at = now;
     }
 
-    /// The holder gives the lease back. The belief ends before the release is sent: no work may rely on a lease that is
-    /// being given up.
+    /// The holder releases the lock. The belief ends before the release is sent, so that no work relies on a lease that is
+    /// being released.
     pub(crate) fn give_up(&mut self) {
         if Rule::BeliefEndsBeforeRelease.applies() {
             self.belief.give_up();

@@ -1,25 +1,25 @@
-//! The one backoff of calls that the store does not answer.
+//! How long a call goes on while the store does not answer.
 
 use std::time::Duration;
 
 use super::{Context, worth_asking_again};
+use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::store::StoreError;
 
-/// The first pause between two requests; each one is twice the last.
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+/// Pauses between two requests.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(200));
 
 /// How long a call has gone without an answer, and how long it pauses before it asks again.
 #[derive(Debug, Clone)]
 pub(crate) struct Retry {
-    pause: Duration,
+    backoff: Backoff,
     failing_since: Option<Moment>,
 }
 
 impl Retry {
     pub(crate) fn new() -> Self {
-        Self { pause: FIRST_PAUSE, failing_since: None }
+        Self { backoff: BACKOFF, failing_since: None }
     }
 
     /// When the call gives up, even while a request is in flight.
@@ -38,9 +38,7 @@ impl Retry {
         if !worth_asking_again(error) || since.until(cx.now) >= cx.policy.patience {
             return None;
         }
-        let pause = cx.jittered(self.pause);
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-        Some(pause)
+        Some(cx.jittered(self.backoff.pause()))
     }
 
     /// The store answered.

@@ -22,7 +22,7 @@ pub(crate) struct Trying {
 pub(crate) enum AfterTry {
     /// The lock is ours.
     Granted(Grant),
-    /// Somebody else has it, and nothing is left to undo.
+    /// Another token holds the lock, and nothing is left to undo.
     Held(Option<Holder>),
     /// Send it again after a pause. `new_token`: under another token, and the present one has to be undone.
     Again { after: Duration, new_token: bool, error: StoreError },
@@ -51,7 +51,7 @@ impl Trying {
             Ok(Try::Granted(grant)) if Belief::new(cx.now, grant.asked_at, grant.lasts).is_valid(cx.now) => {
                 AfterTry::Granted(grant)
             }
-            // The answer took as long as the lease, so nobody may begin with it. Asking again with the token renews it.
+            // The answer took as long as the lease, so it is too late to begin. Asking again with the token renews it.
             Ok(Try::Granted(_)) => self.again(cx, asked_at, StoreErrorKind::NoAnswer.into(), false),
             Ok(Try::Held(holder)) => AfterTry::Held(holder),
             // The token is used up.
@@ -60,7 +60,7 @@ impl Trying {
         }
     }
 
-    /// The lease was over, or taken away, before its task got it. It is given back, and the task tries again.
+    /// The lease ended, or was revoked, before its task received it. It is released, and the task tries again.
     pub(crate) fn lapsed(&mut self, cx: &mut Context<'_>, asked_at: Moment) -> AfterTry {
         self.again(cx, asked_at, StoreErrorKind::TryAgain.into(), true)
     }

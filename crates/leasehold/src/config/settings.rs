@@ -37,7 +37,7 @@ pub struct Settings {
     /// The lines of each file, for snippets.
     files: BTreeMap<String, Vec<String>>,
     /// The values of all files; later files override earlier ones.
-    in_files: BTreeMap<String, Entry>,
+    in_files: BTreeMap<String, FileEntry>,
     environment: BTreeMap<String, Result<String, ()>>,
     /// The second variable of a key.
     second: BTreeMap<String, &'static str>,
@@ -50,7 +50,7 @@ pub struct Settings {
 
 /// An entry of a file, with the places of its key and its value.
 #[derive(Debug)]
-struct Entry {
+struct FileEntry {
     key: Origin,
     value: Origin,
     content: Content,
@@ -245,7 +245,7 @@ impl Settings {
                     Content::Section
                 }
             };
-            let entry = Entry { key: Origin::file(file, at), value: Origin::file(file, node.at), content };
+            let entry = FileEntry { key: Origin::file(file, at), value: Origin::file(file, node.at), content };
             self.in_files.insert(key, entry);
         }
     }

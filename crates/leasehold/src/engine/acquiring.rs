@@ -5,70 +5,28 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::call::{CallScope, Ended, Wait};
-use super::lease_cell::{LeaseCell, NewLease};
+use super::EngineHandle;
+use super::call::{CallScope, Ended};
+use super::core::lock;
+use super::guard::Guard;
+use super::held_lease::HeldLease;
+use super::lease_cell::LeaseCell;
+use super::leaving::Undo;
 use super::waiting::Reply;
-use super::{Core, EngineHandle, lock};
+use super::wish::{Wait, Wish};
 use crate::client::Seen;
 use crate::client::renewal::Record;
 use crate::client::trying::{AfterTry, Trying};
-use crate::clock::{Moment, sleep_until, wall_ms};
-use crate::engine::guard::Guard;
+use crate::clock::{Moment, sleep, sleep_until};
 use crate::error::Error;
 use crate::events::Transition;
-use crate::facts::{LockName, Owner, Token, Ttl};
+use crate::facts::LockName;
 use crate::journal::JournalKind;
 use crate::loss::LossReason;
 use crate::options::OnUnavailable;
-use crate::store::{Claim, Operation, StoreError, StoreErrorKind, Ticket};
+use crate::store::{Operation, StoreError, StoreErrorKind, Ticket};
 
-/// A request as the caller put it, checked.
-#[derive(Debug, Clone)]
-pub(crate) struct Wish {
-    pub(crate) name: LockName,
-    pub(crate) ttl: Ttl,
-    pub(crate) owner: Owner,
-    pub(crate) fenced: bool,
-    /// `None`: never renewed.
-    pub(crate) renew_every: Option<Duration>,
-    pub(crate) max_hold: Option<Duration>,
-    pub(crate) wait: Wait,
-    pub(crate) retry_every: Option<Duration>,
-    pub(crate) on_unavailable: OnUnavailable,
-}
-
-/// Gives back, in the background, whatever an unanswered or cancelled request may have got.
-///
-/// Armed before the request leaves: if the future is dropped, or the reply is lost, the store may
-/// hold a grant that only this token can give back.
-pub(super) struct Undo<'a> {
-    core: &'a Arc<Core>,
-    claim: Option<Claim>,
-}
-
-impl<'a> Undo<'a> {
-    pub(super) fn arm(core: &'a Arc<Core>, claim: Claim) -> Self {
-        Self { core, claim: Some(claim) }
-    }
-
-    fn claim(&self) -> &Claim {
-        self.claim.as_ref().expect("armed until disarmed, which consumes it")
-    }
-
-    pub(super) fn disarm(mut self) -> Claim {
-        self.claim.take().expect("armed until disarmed, which consumes it")
-    }
-}
-
-impl Drop for Undo<'_> {
-    fn drop(&mut self) {
-        if let Some(claim) = self.claim.take() {
-            self.core.undo_in_background(claim);
-        }
-    }
-}
-
-/// Takes a lock as wished.
+/// Acquires a lock for one request.
 pub(crate) async fn acquire(engine: &Arc<EngineHandle>, wish: Wish) -> Result<Guard, Error> {
     let core = &engine.core;
     let call = CallScope::begin(core, &wish.name, wish.wait)?;
@@ -78,7 +36,7 @@ pub(crate) async fn acquire(engine: &Arc<EngineHandle>, wish: Wish) -> Result<Gu
         Ok((guard, handed_over)) => {
             call.acquired(&wish.name, guard.try_fence(), waited, handed_over);
             if handed_over {
-                core.metrics.handed_over(guard.held_for());
+                core.publisher.metrics.handed_over(guard.held_for());
             }
             return Ok(guard);
         }
@@ -107,17 +65,16 @@ pub(super) fn late(call: &CallScope<'_>, name: &LockName, waited: Duration, seen
     }
 }
 
-/// The guard, and whether another holder handed the lock over.
+/// Returns the guard, and whether another holder handed the lock over.
 async fn obtain(
     engine: &Arc<EngineHandle>,
     wish: &Wish,
     began: Moment,
     seen: &Mutex<Seen>,
 ) -> Result<(Guard, bool), Ended> {
-    let core = &engine.core;
     // A call that can wait does not overtake tasks of its own process that wait already, and does not try in vain for a
     // lock that was just handed on.
-    if wish.wait == Wait::Not || !core.waiting.is_contended(&wish.name) {
+    if wish.wait == Wait::Not || !engine.waiting.is_contended(&wish.name) {
         if let Some(guard) = try_once(engine, wish, seen).await? {
             return Ok((guard, false));
         }
@@ -129,14 +86,14 @@ async fn obtain(
     Ok((Box::pin(wait(engine, wish, None, began, seen)).await?, true))
 }
 
-/// One try; `None` when somebody else holds the lock. Sent again where the store did not answer.
+/// Tries once. Returns `None` when another token holds the lock. The try is repeated while the store does not answer.
 pub(super) async fn try_once(
     engine: &Arc<EngineHandle>,
     wish: &Wish,
     seen: &Mutex<Seen>,
 ) -> Result<Option<Guard>, Ended> {
     let core = &engine.core;
-    let mut undo = Undo::arm(core, claim(wish));
+    let mut undo = Undo::arm(core, wish.claim(core.environment.token(), true));
     let mut trying = Trying::new();
     loop {
         let asked_at = Moment::now();
@@ -151,13 +108,14 @@ pub(super) async fn try_once(
         }
         let mut next = core.decide(|cx| trying.answered(cx, asked_at, answer));
         if let AfterTry::Granted(grant) = next {
-            let lease = wish.lease(undo.disarm().token);
             let later = wish.fenced && core.store.writes_fence_later();
             let record = if later { Record::Fence } else { Record::Complete };
-            if let Some(guard) = received(Guard::begin(engine.clone(), lease, &grant, record))? {
+            let cell = LeaseCell::new(wish.clone(), undo.disarm().token, false, &grant, record);
+            let lease = HeldLease::begin(&engine.releases, cell);
+            if let Some(guard) = received(Guard::new(engine.clone(), lease))? {
                 return Ok(Some(guard));
             }
-            undo = Undo::arm(core, claim(wish));
+            undo = Undo::arm(core, wish.claim(core.environment.token(), true));
             next = core.decide(|cx| trying.lapsed(cx, asked_at));
         }
         let (after, new_token, error) = match next {
@@ -174,21 +132,22 @@ pub(super) async fn try_once(
                 *lock(seen) = Seen::held_by(holder);
                 return Ok(None);
             }
-            AfterTry::Granted(_) => unreachable!("taken care of before"),
+            AfterTry::Granted(_) => unreachable!("handled above"),
         };
         lock(seen).failed = Some(error);
         if new_token {
             // The old token is undone when its `Undo` is dropped.
-            undo = Undo::arm(core, claim(wish));
+            undo = Undo::arm(core, wish.claim(core.environment.token(), true));
         }
         tokio::select! {
-            () = tokio::time::sleep(after) => {}
+            biased;
             () = core.closing.cancelled() => return Err(Ended::shut_down(&wish.name)),
+            () = sleep(after) => {}
         }
     }
 }
 
-/// Waits for its turn in the room of the name, under a ticket of its own or the room's.
+/// Waits in the room of the name, under a ticket of its own or the room's.
 pub(super) async fn wait(
     engine: &Arc<EngineHandle>,
     wish: &Wish,
@@ -196,11 +155,10 @@ pub(super) async fn wait(
     began: Moment,
     seen: &Mutex<Seen>,
 ) -> Result<Guard, Ended> {
-    let core = &engine.core;
     let deadline = wish.wait.deadline(began);
     loop {
         let (reply, mut answer) = oneshot::channel();
-        let mut seated = core.waiting.sit(engine, wish, ticket, Reply::One(reply));
+        let mut seated = engine.waiting.sit(wish, ticket, Reply::One(reply));
         let answered = tokio::select! {
             biased;
             answered = &mut answer => answered,
@@ -216,18 +174,18 @@ pub(super) async fn wait(
             }
         };
         // A room always answers; one that went down with its runtime counts as shut down.
-        let guard = answered.unwrap_or_else(|_| Err(Error::ShutDown { name: wish.name.clone() }));
-        let guard = guard.map_err(Ended::Error)?;
-        if let Some(guard) = received(guard)? {
+        let lease = answered.unwrap_or_else(|_| Err(Error::ShutDown { name: wish.name.clone() }));
+        let lease = lease.map_err(Ended::Error)?;
+        if let Some(guard) = received(Guard::new(engine.clone(), lease))? {
             return Ok(guard);
         }
-        tracing::debug!(name = %wish.name, "the lease was over before its task got it; waiting goes on");
+        tracing::debug!(name = %wish.name, "the lease ended before its task received it; waiting goes on");
         *lock(seen) = Seen::held_by(None);
     }
 }
 
 /// A guard at the moment its task gets it, which may be long after it was granted: the process may have
-/// been stopped in between. `None`: that lease is over, and given back.
+/// been stopped in between. `None`: that lease has ended, and is released.
 pub(super) fn received(guard: Guard) -> Result<Option<Guard>, Ended> {
     if guard.loss() == Some(LossReason::Shutdown) {
         return Err(Ended::shut_down(guard.name()));
@@ -248,38 +206,11 @@ pub(super) fn is_usable(guard: &Guard) -> bool {
 /// The store is unreachable and the policy is to go on: never silently.
 async fn go_on_unprotected(engine: &Arc<EngineHandle>, wish: Wish, why: StoreError) -> Guard {
     let core = &engine.core;
-    core.stats.unprotected_runs.add_one();
+    core.publisher.stats.unprotected_runs.add_one();
     tracing::warn!(name = %wish.name, store = core.store.describe(), error = %why,
         "going on WITHOUT the lock: the store is unreachable and the policy is fail_open");
-    core.observe(&Transition::Unprotected { name: wish.name.as_str() });
-    let cell = Arc::new(LeaseCell::unprotected(wish.lease(Token::random())));
-    core.write_journal(JournalKind::Unprotected, &cell, &why).await;
-    Guard::unprotected(engine.clone(), cell)
-}
-
-fn claim(wish: &Wish) -> Claim {
-    Claim {
-        name: wish.name.clone(),
-        token: Token::random(),
-        ttl: wish.ttl,
-        owner: wish.owner.clone(),
-        fenced: wish.fenced,
-        listens: true,
-        since_ms: wall_ms(),
-    }
-}
-
-impl Wish {
-    pub(super) fn lease(&self, token: Token) -> NewLease {
-        NewLease {
-            name: self.name.clone(),
-            token,
-            ttl: self.ttl,
-            owner: self.owner.clone(),
-            fenced: self.fenced,
-            renew_every: self.renew_every,
-            max_hold: self.max_hold,
-            waited: false,
-        }
-    }
+    core.publisher.observe(&Transition::Unprotected { name: wish.name.as_str() });
+    let cell = Arc::new(LeaseCell::unprotected(wish, core.environment.token()));
+    engine.releases.write_journal(JournalKind::Unprotected, &cell, &why).await;
+    Guard::new(engine.clone(), HeldLease::unprotected(&engine.releases, cell))
 }

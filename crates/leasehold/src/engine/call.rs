@@ -6,43 +6,13 @@ use std::time::Duration;
 
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::Core;
+use super::core::Core;
+use super::wish::Wait;
 use crate::clock::{Moment, sleep_until};
 use crate::error::Error;
 use crate::events::Transition;
 use crate::facts::{Fence, LockName};
-use crate::store::Operation;
-use crate::store::StoreError;
-
-/// A call may overrun its deadline by this much to hear the answer to a request already sent.
-pub(super) const GRACE: Duration = Duration::from_millis(150);
-
-/// How long a call waits for a lock that is held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wait {
-    Not,
-    UpTo(Duration),
-    Forever,
-}
-
-impl Wait {
-    pub(super) fn deadline(self, began: Moment) -> Option<Moment> {
-        match self {
-            Self::UpTo(wait) => Some(began + wait),
-            Self::Not | Self::Forever => None,
-        }
-    }
-
-    /// When a call is answered at the latest. A store has `request_timeout` for one answer; a call that waits gives it
-    /// until its deadline.
-    fn answer_by(self, began: Moment, request_timeout: Duration) -> Option<Moment> {
-        match self {
-            Self::Not => Some(began + request_timeout),
-            Self::UpTo(wait) => Some(began + wait + GRACE),
-            Self::Forever => None,
-        }
-    }
-}
+use crate::store::{Operation, StoreError};
 
 /// Why a call ended without a lock.
 pub(super) enum Ended {
@@ -91,16 +61,16 @@ impl<'a> CallScope<'a> {
 
     /// Counts a lock that was acquired, and reports it to the observer.
     pub(super) fn acquired(&self, name: &LockName, fence: Option<Fence>, waited: Duration, handed_over: bool) {
-        self.core.stats.total_locks.add_one();
+        self.core.publisher.stats.total_locks.add_one();
         tracing::debug!(%name, ?waited, ?fence, "acquired");
-        self.core.observe(&Transition::Acquired { name: name.as_str(), waited, handed_over });
+        self.core.publisher.observe(&Transition::Acquired { name: name.as_str(), waited, handed_over });
     }
 
     /// Counts a call that timed out, and reports it to the observer. Returns the wait time that the error states.
     pub(super) fn not_acquired(&self, name: &LockName, waited: Duration) -> Duration {
-        self.core.stats.not_acquired.add_one();
+        self.core.publisher.stats.not_acquired.add_one();
         tracing::debug!(%name, ?waited, "not acquired");
-        self.core.observe(&Transition::NotAcquired { name: name.as_str(), waited });
+        self.core.publisher.observe(&Transition::NotAcquired { name: name.as_str(), waited });
         if self.wait == Wait::Not { Duration::ZERO } else { waited }
     }
 

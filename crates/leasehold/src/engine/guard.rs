@@ -1,19 +1,22 @@
 use std::fmt;
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::select_all;
 use tokio_util::sync::CancellationToken;
 
-use crate::client::renewal::{Record, Verdict};
+use super::held_lease::HeldLease;
+use super::lease_cell::LeaseCell;
+use super::{EngineHandle, hand_on};
+use crate::client::renewal::Verdict;
 use crate::clock::Moment;
-use crate::engine::lease_cell::{LeaseCell, NewLease};
-use crate::engine::{EngineHandle, by_token};
 use crate::error::Error;
 use crate::facts::{Fence, HolderId, LockName, Owner, Token, Ttl};
 use crate::lease::Lease;
-use crate::lease::belief::{self, Plan};
+use crate::lease::belief::Plan;
 use crate::loss::LossReason;
-use crate::store::{Grant, Operation, Renewed, StoreErrorKind};
+use crate::store::{Operation, Renewed};
 
 /// Holds a lock. Dropping it releases the lock in the background; [`Guard::release`] waits until that is done.
 ///
@@ -32,32 +35,19 @@ use crate::store::{Grant, Operation, Renewed, StoreErrorKind};
 /// # Ok(()) }
 /// # async fn pay(_: leasehold::Fence) {}
 /// ```
-#[must_use = "dropping the guard gives the lock up"]
+#[must_use = "dropping the guard releases the lock"]
 pub struct Guard {
-    held: Option<Tended>,
-}
-
-struct Tended {
+    /// There until it is released or handed on.
+    lease: Option<HeldLease>,
     engine: Arc<EngineHandle>,
-    cell: Arc<LeaseCell>,
 }
 
 impl Guard {
-    pub(crate) fn begin(engine: Arc<EngineHandle>, lease: NewLease, grant: &Grant, record: Record) -> Self {
-        let cell = Arc::new(LeaseCell::new(lease, grant, record));
-        engine.core.leases.insert(&engine.core, &cell);
-        // A shutdown that told every holder may have passed while this grant was on its way.
-        if engine.core.closing.is_cancelled() {
-            engine.core.lose(&cell, LossReason::Shutdown);
-        }
-        Self { held: Some(Tended { engine, cell }) }
+    pub(super) fn new(engine: Arc<EngineHandle>, lease: HeldLease) -> Self {
+        Self { lease: Some(lease), engine }
     }
 
-    pub(crate) fn unprotected(engine: Arc<EngineHandle>, cell: Arc<LeaseCell>) -> Self {
-        Self { held: Some(Tended { engine, cell }) }
-    }
-
-    /// Since this process knows that it holds it.
+    /// How long this process has known that it holds the lock.
     pub(crate) fn held_for(&self) -> Duration {
         self.cell().granted_at.until(Moment::now())
     }
@@ -131,17 +121,15 @@ impl Guard {
         self.cell().cancellation()
     }
 
-    /// Waits until somebody asks this holder to come to an end soon, and says why. The lease stays
-    /// valid.
+    /// Waits until this holder is asked to finish soon, and returns the reason. The lease stays valid.
     ///
     /// # Cancel safety
-    /// Cancel safe: the request stays told.
+    /// Cancel safe: a later call returns the same reason.
     pub async fn asked_to_finish(&self) -> String {
         self.cell().wait_for(|state| state.finish_reason.clone()).await
     }
 
-    /// Prolongs the lease to `ttl` from now, and keeps renewing to that. It never shortens the
-    /// present lease.
+    /// Prolongs the lease to `ttl` from now, and renews it to that from then on. It never shortens the lease.
     ///
     /// # Errors
     /// [`Error::Lost`] when the lease is over, [`Error::Store`] when the store did not answer (the
@@ -151,8 +139,7 @@ impl Guard {
     /// Dropped before the answer, the lease may have been prolonged or not; both are safe.
     pub async fn extend(&self, ttl: Duration) -> Result<(), Error> {
         let ttl = Ttl::new(ttl)?;
-        let Tended { engine, cell } = self.tended();
-        let core = &engine.core;
+        let (core, cell) = (&self.engine.core, self.cell());
         let lost = |why| Error::Lost { name: cell.name.clone(), why };
         if !cell.protected {
             return Ok(());
@@ -167,27 +154,21 @@ impl Guard {
             state.change_terms(ttl, plan);
             state.request(true)
         };
-        let asked_at = Moment::now();
-        let renewal = cell.renewal(&sent);
-        let answer = core.within(async { Ok(core.store.renew(&[renewal]).await.pop()) }).await;
-        let answer = match answer {
-            Ok(answer) => answer.unwrap_or(Renewed::Unknown(StoreErrorKind::Other.into())),
-            Err(error) => Renewed::Unknown(error),
-        };
+        let (asked_at, answer) = core.renew(cell.renewal(&sent)).await;
         let verdict = cell.state().extended(Moment::now(), &sent, asked_at, &answer);
         if let Verdict::Lost(why) = verdict {
-            core.lose(cell, why);
+            self.engine.leases.lose(cell, why);
             return Err(lost(why));
         }
-        core.leases.touch(cell);
+        self.engine.leases.touch(cell);
         match answer {
             Renewed::Unknown(error) => Err(core.store_error(Operation::Renew, &cell.name, error)),
             _ => Ok(()),
         }
     }
 
-    /// Gives the lock back. `true`: it was ours until now. `false`: it was not ours any more, and
-    /// nothing was touched.
+    /// Releases the lock. `true`: this guard held it until now. `false`: it did not hold it any more, and nothing was
+    /// changed.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer; the release goes on in the background, and
@@ -196,8 +177,7 @@ impl Guard {
     /// # Cancel safety
     /// Dropped before the answer, the release goes on in the background.
     pub async fn release(mut self) -> Result<bool, Error> {
-        let Tended { engine, cell } = self.held.take().expect("a guard holds until it is released");
-        engine.core.release(cell).await
+        self.give_up().release().await
     }
 
     /// Gives up the guard and keeps the lease, for handing a lock to another process. From then on the lease belongs to
@@ -212,27 +192,29 @@ impl Guard {
     /// Dropped before the answer, the lock is released in the background.
     pub async fn detach(self) -> Result<Lease, Error> {
         let token = self.token().clone();
-        let lease = Lease::new(self.tended().engine.clone(), self.name().clone(), token.clone(), self.try_fence());
+        let lease = Lease::new(self.engine.clone(), self.name().clone(), token.clone(), self.try_fence());
         self.hand_to(&token).await?;
         Ok(lease)
     }
 
     /// Makes the lease that of another token; see [`detach`](Self::detach).
     pub(crate) async fn hand_to(mut self, token: &Token) -> Result<(), Error> {
-        let Tended { engine, cell } = self.held.take().expect("a guard holds until it is released");
-        if cell.protected { by_token::hand_on(&engine.core, &cell, token).await } else { Ok(()) }
+        let lease = self.lease.take().expect("a guard holds until it is released");
+        if !lease.cell().protected {
+            return Ok(());
+        }
+        let cell = lease.into_cell();
+        hand_on::hand_on(&self.engine.core, &self.engine.leases, &cell, token).await
     }
 
-    /// From now on held on these terms; the store is told with the next pass. For a lease that was taken
-    /// on shorter ones.
+    /// Changes the terms of a lease that was acquired on shorter ones. They are sent to the store with the next pass.
     pub(crate) fn settle(&self, ttl: Ttl, renew_every: Option<Duration>, max_hold: Option<Duration>) {
-        let Tended { engine, cell } = self.tended();
         let now = Moment::now();
-        let mut state = cell.state();
+        let mut state = self.cell().state();
         state.change_terms(ttl, Plan { every: renew_every, at_most_until: max_hold.map(|hold| now + hold) });
         state.renew_at = Some(now);
         drop(state);
-        engine.core.leases.touch(cell);
+        self.engine.leases.touch(self.cell());
     }
 
     /// Returns for how long the lease is still proven.
@@ -240,26 +222,41 @@ impl Guard {
         Moment::now().until(self.valid_until())
     }
 
-    fn tended(&self) -> &Tended {
-        self.held.as_ref().expect("a guard holds until it is released")
-    }
-
-    /// For whoever may know of the lease without keeping it.
+    /// Shares what is known of the lease, without keeping it.
     pub(crate) fn share_cell(&self) -> Arc<LeaseCell> {
-        self.tended().cell.clone()
+        self.cell().clone()
     }
 
-    fn cell(&self) -> &LeaseCell {
-        &self.tended().cell
+    fn cell(&self) -> &Arc<LeaseCell> {
+        self.lease.as_ref().expect("a guard holds until it is released").cell()
+    }
+
+    fn give_up(&mut self) -> HeldLease {
+        let lease = self.lease.take().expect("a guard holds until it is released");
+        if lease.cell().handed_over {
+            self.engine.waiting.handed_on(&lease.cell().name);
+        }
+        lease
+    }
+}
+
+/// Waits until one of these guards is lost, for ever when there are none. Returns its place among them, and why.
+pub(crate) async fn first_lost(guards: &[&Guard]) -> (usize, LossReason) {
+    match guards {
+        [] => pending().await,
+        [one] => (0, one.lost().await),
+        many => {
+            select_all(many.iter().enumerate().map(|(at, guard)| Box::pin(async move { (at, guard.lost().await) })))
+                .await
+                .0
+        }
     }
 }
 
 impl Drop for Guard {
-    /// Hands the release to the background: `drop` cannot await, and blocking here could stall the
-    /// very runtime that has to answer.
     fn drop(&mut self) {
-        if let Some(Tended { engine, cell }) = self.held.take() {
-            engine.core.release_in_background(cell);
+        if self.lease.is_some() {
+            drop(self.give_up());
         }
     }
 }
@@ -272,12 +269,5 @@ impl fmt::Debug for Guard {
             .field("fence", &self.try_fence())
             .field("remaining", &self.remaining())
             .finish_non_exhaustive()
-    }
-}
-
-impl crate::options::Options {
-    /// A third of the ttl: two renewals can fail before the lease is in danger.
-    pub(crate) fn renew_every(&self, ttl: Ttl) -> Duration {
-        (ttl.duration() / 3).min(self.heartbeat).max(belief::drift(ttl.duration()))
     }
 }

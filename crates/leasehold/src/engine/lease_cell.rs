@@ -1,14 +1,15 @@
-//! One lease of this process: what the guard, the renewal task and the releaser share.
+//! One lease of this process: what its guard, the renewal task and its release share.
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use super::wish::Wish;
 use crate::client::renewal::{LeaseState, Record, Sent};
 use crate::clock::Moment;
-use crate::facts::{Fence, LockName, Owner, Token, Ttl};
+use crate::events::{EventKind, LockEvent};
+use crate::facts::{Fence, LockName, Token};
 use crate::loss::LossReason;
 use crate::store::{Grant, Renewal};
 
@@ -19,7 +20,7 @@ pub(crate) struct LeaseCell {
     pub(crate) fence: Option<Fence>,
     /// Whether the caller asked for a fence.
     pub(crate) fenced: bool,
-    /// It came by the queue, where others are likely to stand.
+    /// It came by the queue, so others are likely to wait.
     pub(crate) waited: bool,
     /// Its last holder handed it over.
     pub(crate) handed_over: bool,
@@ -27,55 +28,42 @@ pub(crate) struct LeaseCell {
     /// False when the store could not be asked and the policy is to go on all the same.
     pub(crate) protected: bool,
     state: Mutex<LeaseState>,
-    /// Wakes whoever waits for `lost` or `finish_reason` of the state.
-    pub(crate) told: Notify,
-    /// For work that listens to such a token; made when somebody wants it.
+    /// Wakes the tasks that wait for `lost` or `finish_reason` of the state.
+    notified: Notify,
+    /// Is cancelled when the lease is lost; made at its first use.
     cancellation: OnceLock<CancellationToken>,
-    /// Where the tending task finds it.
+    /// Its place in the schedule of the renewal task.
     pub(crate) due: Mutex<Option<Due>>,
 }
 
-/// When a lease is looked at next, and which one it is among those due at that moment.
+/// When a lease needs attention next, and its number among those due at that moment.
 pub(crate) type Due = (Moment, u64);
 
-/// What a lease begins with.
-pub(crate) struct NewLease {
-    pub(crate) name: LockName,
-    pub(crate) token: Token,
-    pub(crate) ttl: Ttl,
-    pub(crate) owner: Owner,
-    pub(crate) fenced: bool,
-    /// `None`: never renewed.
-    pub(crate) renew_every: Option<Duration>,
-    pub(crate) max_hold: Option<Duration>,
-    /// It came by the queue.
-    pub(crate) waited: bool,
-}
-
 impl LeaseCell {
-    pub(crate) fn new(new: NewLease, grant: &Grant, record: Record) -> Self {
+    /// `waited`: it came by the queue.
+    pub(super) fn new(wish: Wish, token: Token, waited: bool, grant: &Grant, record: Record) -> Self {
         let granted_at = Moment::now();
-        let terms = (new.ttl, new.owner);
+        let terms = (wish.ttl, wish.owner);
         Self {
-            name: new.name,
-            token: new.token,
+            name: wish.name,
+            token,
             fence: grant.fence,
-            fenced: new.fenced,
-            waited: new.waited,
+            fenced: wish.fenced,
+            waited,
             handed_over: record == Record::Provisional,
             granted_at,
             protected: true,
-            state: Mutex::new(LeaseState::new(granted_at, terms, new.renew_every, new.max_hold, grant, record)),
-            told: Notify::new(),
+            state: Mutex::new(LeaseState::new(granted_at, terms, wish.renew_every, wish.max_hold, grant, record)),
+            notified: Notify::new(),
             cancellation: OnceLock::new(),
             due: Mutex::new(None),
         }
     }
 
-    /// Stands for a lease that could not be asked for.
-    pub(crate) fn unprotected(new: NewLease) -> Self {
-        let grant = Grant { fence: None, asked_at: Moment::now(), lasts: new.ttl.duration() };
-        Self { protected: false, ..Self::new(new, &grant, Record::Complete) }
+    /// Represents a lease that could not be requested.
+    pub(super) fn unprotected(wish: Wish, token: Token) -> Self {
+        let grant = Grant { fence: None, asked_at: Moment::now(), lasts: wish.ttl.duration() };
+        Self { protected: false, ..Self::new(wish, token, false, &grant, Record::Complete) }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, LeaseState> {
@@ -86,38 +74,38 @@ impl LeaseCell {
         self.state().belief.is_valid(now)
     }
 
-    /// Marks the lease as lost. `false`: it was before.
+    /// Marks the lease as lost. `false`: it was lost before.
     pub(crate) fn lose(&self, why: LossReason) -> bool {
         if !self.state().lose(why) {
             return false;
         }
-        self.told.notify_waiters();
+        self.notified.notify_waiters();
         if let Some(token) = self.cancellation.get() {
             token.cancel();
         }
         true
     }
 
-    /// Passes on that somebody wants it to come to an end.
+    /// Passes on a request to finish soon.
     pub(crate) fn ask_to_finish(&self, reason: String) {
         tracing::info!(name = %self.name, reason, "asked to finish");
         self.state().finish_reason = Some(reason);
-        self.told.notify_waiters();
+        self.notified.notify_waiters();
     }
 
-    /// Waits until something that was told is there.
+    /// Waits until the state has what `look` looks for.
     pub(crate) async fn wait_for<T>(&self, look: impl Fn(&LeaseState) -> Option<T>) -> T {
         loop {
-            // Listening before looking: what is told in between is not missed.
-            let told = self.told.notified();
+            // Before looking, so that a change in between is not missed.
+            let changed = self.notified.notified();
             if let Some(found) = look(&self.state()) {
                 return found;
             }
-            told.await;
+            changed.await;
         }
     }
 
-    /// Is cancelled when the lease is lost.
+    /// Returns a token that is cancelled when the lease is lost.
     pub(crate) fn cancellation(&self) -> CancellationToken {
         let token = self.cancellation.get_or_init(CancellationToken::new).clone();
         // Lost before the token was made, or while it was.
@@ -127,7 +115,12 @@ impl LeaseCell {
         token
     }
 
-    /// The request that carries this out.
+    /// An event of this lease.
+    pub(super) fn event(&self, kind: EventKind, owner: &str, reason: &str) -> LockEvent {
+        LockEvent::new(kind, &self.name, self.token.holder_id(), owner, self.fence, reason)
+    }
+
+    /// Returns the request for the store.
     pub(crate) fn renewal(&self, sent: &Sent) -> Renewal {
         Renewal {
             name: self.name.clone(),

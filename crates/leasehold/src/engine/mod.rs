@@ -1,73 +1,122 @@
 //! The engine carries out what [`client`](crate::client) decides: it reads the clock, sends the requests and wakes the
-//! tasks. Acquiring ([`acquiring`], and [`by_token`] without a guard), waiting ([`waiting`]), giving up ([`leaving`]),
-//! any of several ([`pooling`]), renewing ([`renewal`]), releasing ([`releasing`]).
+//! tasks.
+//!
+//! A file uses only those above it in this table.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | [`environment`] | where tasks run and random numbers come from |
+//! | [`publishing`] | collects and writes notes, counters and metrics; calls the observer |
+//! | [`core`](self::core) | what all parts share: the store, the options, background tasks |
+//! | [`lease_cell`] | one lease: what its guard, the renewal task and a release share |
+//! | [`leases`], [`renewal`] | the leases of the process, and the task that renews them |
+//! | [`releasing`] | releases locks, with fallbacks and the journal |
+//! | [`leaving`] | gives up tokens |
+//! | [`hand_on`] | hands a lease on to another token |
+//! | [`held_lease`] | a lease that is released when it is dropped |
+//! | [`wish`], [`call`] | what a call asks for; its deadline and accounting |
+//! | [`waiting`] | the waiting rooms |
+//! | this file | puts the parts together |
+//! | [`guard`] | the guard that users hold |
+//! | [`acquiring`] | acquires a lock: one try, then a seat in a waiting room |
+//! | [`by_token`], [`pooling`] | leases without a guard; members of a pool |
 
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
-use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
-use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use crate::client::Policy;
-use crate::clock::Moment;
-use crate::error::Error;
-use crate::events::Transition;
-use crate::facts::LockName;
-use crate::journal::Journal;
-use crate::metrics::Metrics;
+use crate::clock::timeout;
 use crate::options::Options;
-use crate::stats::Stats;
-use crate::store::{Note, Operation, Push, PushReceiver, SharedStore, StoreError};
+use crate::store::{Push, PushReceiver, SharedStore};
 
 pub(crate) mod acquiring;
 pub(crate) mod by_token;
 pub(crate) mod call;
+mod core;
+pub(crate) mod environment;
 pub(crate) mod guard;
+mod hand_on;
+mod held_lease;
 pub(crate) mod lease_cell;
+mod leases;
 mod leaving;
 pub(crate) mod pooling;
+mod publishing;
 pub(crate) mod releasing;
-pub(crate) mod renewal;
-pub(crate) mod waiting;
+mod renewal;
+mod waiting;
+pub(crate) mod wish;
 
-use renewal::Leases;
+pub(crate) use self::core::Core;
+use environment::Environment;
+use leases::Leases;
+use releasing::Releases;
 use waiting::WaitingRooms;
 
-/// A process that has just begun does not read the journal: many are over before that, and the next one does.
+/// The journal is replayed this long after the start: many processes have ended by then, and leave it to the next one.
 const BEFORE_THE_JOURNAL: Duration = Duration::from_secs(1);
 
-/// Alerts that are kept while the store is away.
-const ALERTS_KEPT: usize = 64;
-
-/// What all handles of one manager share.
-pub(crate) struct Core {
-    pub(crate) store: SharedStore,
-    pub(crate) options: Options,
-    /// The part of the options that decisions depend on.
-    policy: Policy,
-    pub(crate) leases: Leases,
-    pub(crate) waiting: WaitingRooms,
-    pub(crate) stats: Stats,
-    pub(crate) metrics: Metrics,
-    pub(crate) journal: Option<Journal>,
-    replaying: AtomicBool,
-    runtime: Handle,
-    tasks: TaskTracker,
-    /// Acquires and releases that callers are awaiting.
-    under_way: TaskTracker,
-    /// Set when nothing new may begin.
-    pub(crate) closing: CancellationToken,
-    /// Set when the background tasks are to end: nobody is left who could need them.
-    ended: CancellationToken,
-}
-
-/// Held by every manager and guard; when the last one is gone the background tasks end.
+/// Held by every manager and guard. When the last one is dropped, the background tasks end.
 pub(crate) struct EngineHandle {
     pub(crate) core: Arc<Core>,
+    pub(crate) leases: Arc<Leases>,
+    pub(crate) waiting: Arc<WaitingRooms>,
+    pub(crate) releases: Arc<Releases>,
+}
+
+impl EngineHandle {
+    /// Starts the background tasks on the current runtime.
+    pub(crate) fn start(store: SharedStore, options: Options) -> Arc<Self> {
+        Self::start_in(Environment::current(), store, options)
+    }
+
+    /// Starts the background tasks in an environment.
+    pub(crate) fn start_in(environment: Environment, store: SharedStore, options: Options) -> Arc<Self> {
+        let core = Core::new(environment, store, options);
+        let leases = Leases::new(core.clone());
+        let releases = Releases::new(core.clone(), leases.clone());
+        let waiting = WaitingRooms::new(core.clone(), releases.clone());
+        core.spawn_until_end(publishing::run(core.publisher.clone(), core.ended.clone()));
+        core.spawn_until_end(renewal::run(core.clone(), leases.clone(), core.ended.clone()));
+        core.spawn_until_end(waiting::run_timers(waiting.clone(), core.ended.clone()));
+        core.store.deliver_to(Arc::new(Listener {
+            leases: Arc::downgrade(&leases),
+            releases: Arc::downgrade(&releases),
+            waiting: Arc::downgrade(&waiting),
+            ended: core.ended.clone(),
+        }));
+        releases.replay_journal_in_background(BEFORE_THE_JOURNAL);
+        Arc::new(Self { core, leases, waiting, releases })
+    }
+
+    /// Stops new calls and waits for background work, for at most `limit`.
+    pub(crate) async fn drain(&self, limit: Duration) {
+        let core = &self.core;
+        core.closing.cancel();
+        self.waiting.close();
+        self.leases.lose_all();
+        core.tasks.close();
+        core.calls.close();
+        let all_done = async {
+            // A call ends in a guard or in a release in the background, so each of the three is looked at again after the
+            // others.
+            loop {
+                self.leases.wait_until_empty().await;
+                // With a limit: a future that is not polled any more never ends.
+                let in_time = timeout(core.options.request_timeout, core.calls.wait()).await.is_some();
+                core.tasks.wait().await;
+                if self.leases.is_empty() && (core.calls.is_empty() || !in_time) {
+                    return;
+                }
+            }
+        };
+        // What did not finish in time ends with its lease.
+        let _ = timeout(limit, all_done).await;
+        core.publisher.flush(true).await;
+        core.end();
+        core.store.close().await;
+    }
 }
 
 impl Drop for EngineHandle {
@@ -76,170 +125,37 @@ impl Drop for EngineHandle {
     }
 }
 
-impl Core {
-    /// Starts the background tasks on the current runtime.
-    pub(crate) fn start(store: SharedStore, options: Options) -> Arc<EngineHandle> {
-        let journal = options.journal.clone().map(Journal::new);
-        let core = Arc::new(Self {
-            store,
-            policy: Policy::from(&options),
-            options,
-            leases: Leases::default(),
-            waiting: WaitingRooms::default(),
-            stats: Stats::default(),
-            metrics: Metrics::default(),
-            journal,
-            replaying: AtomicBool::new(false),
-            runtime: Handle::current(),
-            tasks: TaskTracker::new(),
-            under_way: TaskTracker::new(),
-            closing: CancellationToken::new(),
-            ended: CancellationToken::new(),
-        });
-        // Not tracked: these end with the core, whereas `drain` waits for work that ends by itself.
-        drop(core.runtime.spawn(renewal::run(core.clone(), core.ended.clone())));
-        drop(core.runtime.spawn(waiting::run_timers(core.clone(), core.ended.clone())));
-        core.store.deliver_to(Arc::new(Listener { core: Arc::downgrade(&core), ended: core.ended.clone() }));
-        core.replay_journal_in_background(BEFORE_THE_JOURNAL);
-        Arc::new(EngineHandle { core })
-    }
-
-    /// Runs work in the background. After the runtime is gone this does nothing, quietly: there is
-    /// nobody left to do it, and the lease's end takes care of the lock.
-    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
-        self.tasks.spawn_on(work, &self.runtime)
-    }
-
-    /// To be held by a call for as long as it is under way: the store is not closed before.
-    pub(crate) fn call(&self) -> TaskTrackerToken {
-        self.under_way.token()
-    }
-
-    /// Lets nothing new begin and waits for background work, at most so long.
-    pub(crate) async fn drain(self: &Arc<Self>, at_most: Duration) {
-        self.closing.cancel();
-        self.waiting.close(self);
-        self.leases.lose_all(self);
-        self.tasks.close();
-        self.under_way.close();
-        let all_done = async {
-            // A call under way ends in a guard, or in something to give back in the background: so each
-            // of the three is looked at again after the others.
-            loop {
-                self.leases.wait_until_empty().await;
-                // Not for ever: a future that nobody polls any more never ends.
-                let ended = self.under_way.wait();
-                let in_time = tokio::time::timeout(self.options.request_timeout, ended).await.is_ok();
-                self.tasks.wait().await;
-                if self.leases.is_empty() && (self.under_way.is_empty() || !in_time) {
-                    return;
-                }
-            }
-        };
-        // Whoever is late is taken care of by the end of its lease.
-        let _ = tokio::time::timeout(at_most, all_done).await;
-        self.flush(true).await;
-        self.end();
-        self.store.close().await;
-    }
-
-    fn end(&self) {
-        self.closing.cancel();
-        if self.ended.is_cancelled() {
-            return;
-        }
-        if self.tasks.is_empty() {
-            self.ended.cancel();
-            return;
-        }
-        // Releases are still on their way: the tasks that carry them out end the rest.
-        self.tasks.close();
-        let (tasks, ended) = (self.tasks.clone(), self.ended.clone());
-        drop(self.runtime.spawn(async move {
-            tasks.wait().await;
-            ended.cancel();
-        }));
-    }
-
-    /// Writes what was counted and noted. `figures`: also how long things took, which is many fields and waits for the
-    /// regular pass.
-    pub(crate) async fn flush(&self, figures: bool) {
-        let notes = self.leases.take_notes();
-        if !notes.is_empty() {
-            // Written when the store is back: it is often the store's failure that they tell of.
-            let alerts: Vec<Note> = notes.iter().filter(|note| note.is_alert()).take(ALERTS_KEPT).cloned().collect();
-            if let Err(error) = self.store.note(notes).await {
-                tracing::debug!(%error, "notes were not written");
-                self.leases.keep_for_later(alerts);
-            }
-        }
-        let mut deltas = self.stats.take_deltas();
-        if figures {
-            deltas.extend(self.metrics.take_deltas());
-        }
-        if !deltas.is_empty()
-            && let Err(error) = self.store.count(&deltas).await
-        {
-            tracing::debug!(%error, "counters were not written");
-            self.stats.put_back(&deltas);
-            self.metrics.put_back(&deltas);
-        }
-    }
-
-    pub(crate) fn observe(&self, transition: &Transition<'_>) {
-        self.metrics.count(transition);
-        let Some(observer) = &self.options.observer else { return };
-        // An observer's panic must not end the task that renews every lease.
-        let observed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| observer.observe(transition)));
-        if observed.is_err() {
-            tracing::error!("an observer panicked");
-        }
-    }
-
-    /// Counts how long the store took to answer.
-    pub(crate) fn answered(&self, operation: Operation, asked_at: Moment) {
-        self.observe(&Transition::Answered { operation, took: asked_at.until(Moment::now()) });
-    }
-
-    pub(crate) fn store_error(&self, operation: Operation, name: &LockName, source: StoreError) -> Error {
-        self.observe(&Transition::StoreFailed { operation, kind: source.kind() });
-        Error::Store { operation, name: name.clone(), store: self.store.describe(), source }
-    }
-
-    /// Notes that are written together with the next pass.
-    pub(crate) fn note(&self, note: Note) {
-        self.leases.note(note);
-    }
-}
-
-/// Takes every message of the store to the room or lease it is for, where the store has read it.
+/// Passes every message of the store to the room or lease it is for, on the task or thread that read it.
 struct Listener {
-    core: Weak<Core>,
+    leases: Weak<Leases>,
+    releases: Weak<Releases>,
+    waiting: Weak<WaitingRooms>,
     ended: CancellationToken,
 }
 
 impl PushReceiver for Listener {
     fn receive(&self, push: Push) {
-        let Some(core) = self.core.upgrade() else { return };
         match push {
-            Push::Revoked { token } => core.leases.revoked(&core, &token),
-            Push::Finish { token, reason } => core.leases.asked_to_finish(&token, reason),
+            Push::Revoked { token } => with(&self.leases, |leases| leases.revoked(&token)),
+            Push::Finish { token, reason } => with(&self.leases, |leases| leases.asked_to_finish(&token, reason)),
             Push::Resync => {
-                core.waiting.deliver(&core, Push::Resync);
-                core.leases.look_at_all();
-                core.replay_journal_in_background(Duration::ZERO);
+                with(&self.waiting, |waiting| waiting.deliver(Push::Resync));
+                with(&self.leases, |leases| leases.check_all());
+                with(&self.releases, |releases| releases.replay_journal_in_background(Duration::ZERO));
             }
-            for_waiters => core.waiting.deliver(&core, for_waiters),
+            for_waiters => with(&self.waiting, |waiting| waiting.deliver(for_waiters)),
         }
     }
 
     fn is_open(&self) -> bool {
-        // Not by upgrading: the store asks under its lock, and would drop itself there if the engine ended meanwhile.
-        !self.ended.is_cancelled() && self.core.strong_count() > 0
+        // Not by upgrading: the last reference must not be dropped here, on a thread of the store.
+        !self.ended.is_cancelled() && self.waiting.strong_count() > 0
     }
 }
 
-/// A mutex held by a task that panicked is used all the same: no state here is left half-changed.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// Uses a part of the engine, if there still is one.
+fn with<T>(part: &Weak<T>, act: impl FnOnce(&Arc<T>)) {
+    if let Some(part) = part.upgrade() {
+        act(&part);
+    }
 }

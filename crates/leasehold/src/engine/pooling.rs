@@ -4,29 +4,31 @@ use std::future::pending;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::{join_all, select_all, try_join_all};
+use futures_util::future::{join_all, try_join_all};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 
-use super::acquiring::{Wish, is_usable, received, try_once, wait};
-use super::call::{CallScope, Ended, Wait};
+use super::EngineHandle;
+use super::acquiring::{is_usable, received, try_once, wait};
+use super::call::{CallScope, Ended};
+use super::core::{Core, lock};
+use super::guard::{Guard, first_lost};
+use super::held_lease::HeldLease;
 use super::waiting::{Arrival, Reply, Seated};
-use super::{Core, EngineHandle, lock};
+use super::wish::{Wait, Wish};
 use crate::client::pool::{Do, Event, PoolCall};
 use crate::client::retry::Retry;
 use crate::client::{Seen, worth_asking_again};
-use crate::clock::{Moment, sleep_until};
-use crate::engine::guard::Guard;
+use crate::clock::{Moment, sleep, sleep_until};
 use crate::error::Error;
 use crate::facts::{LockName, Ttl};
-use crate::inspect::view::LockInfo;
-use crate::inspect::view::PoolMember;
+use crate::inspect::view::{LockInfo, PoolMember};
 use crate::store::{Operation, StoreErrorKind, Ticket};
 
 /// The lease of the collector lock, and of the members collected under it until the set is complete. A collector that
 /// died keeps others from collecting for this long.
 const COLLECTING: Duration = Duration::from_secs(5);
 
-/// What requests for one pool share.
+/// What all requests for one pool share.
 pub(crate) struct PoolParts {
     pub(crate) name: LockName,
     /// The lock that a request for several members holds while it collects them.
@@ -42,7 +44,7 @@ pub(crate) struct Member {
 /// One member that was taken: its place among the members, and its guard.
 pub(crate) type Taken = (usize, Guard);
 
-/// Takes `count` members as wished; the wish names the pool.
+/// Acquires `count` members; the wish names the pool.
 pub(crate) async fn acquire(
     engine: &Arc<EngineHandle>,
     pool: &PoolParts,
@@ -58,7 +60,7 @@ pub(crate) async fn acquire(
             for (_, guard) in &taken {
                 call.acquired(guard.name(), guard.try_fence(), waited, handed_over);
                 if handed_over {
-                    engine.core.metrics.handed_over(guard.held_for());
+                    engine.core.publisher.metrics.handed_over(guard.held_for());
                 }
             }
             Ok(taken)
@@ -68,14 +70,14 @@ pub(crate) async fn acquire(
     }
 }
 
-/// One request under way.
+/// One request in progress.
 struct Hunt<'a> {
     engine: &'a Arc<EngineHandle>,
     pool: &'a PoolParts,
     count: usize,
     wish: Wish,
     began: Moment,
-    /// What is known of each member.
+    /// What is known about each member.
     seen: Vec<Mutex<Seen>>,
     seen_of_collector: Mutex<Seen>,
 }
@@ -86,7 +88,7 @@ impl<'a> Hunt<'a> {
         Self { engine, pool, count, wish, began, seen, seen_of_collector: Mutex::default() }
     }
 
-    /// The members, and whether others handed them over.
+    /// Returns the members, and whether others handed them over.
     async fn obtain(&self) -> Result<(Vec<Taken>, bool), Ended> {
         let may_try = |which: usize| self.may_try(&self.pool.members[which].name);
         let mut call = PoolCall::new(self.count, self.pool.members.len(), self.wish.wait != Wait::Not);
@@ -118,7 +120,7 @@ impl<'a> Hunt<'a> {
                     if self.wait_for_rest(collector.as_ref(), ticket, &mut taken, &mut seats).await? {
                         Event::Complete
                     } else {
-                        tracing::debug!(pool = %self.pool.name, "the collector lock was lost; from the start");
+                        tracing::debug!(pool = %self.pool.name, "the collector lock was lost; starting again");
                         Event::CollectorLockLost
                     }
                 }
@@ -145,7 +147,7 @@ impl<'a> Hunt<'a> {
         }
     }
 
-    /// The right to hold a part, if nobody has it.
+    /// Tries the collector lock.
     async fn try_collector_lock(&self) -> Result<Option<Guard>, Ended> {
         if !self.may_try(&self.pool.collector) {
             return Ok(None);
@@ -156,12 +158,12 @@ impl<'a> Hunt<'a> {
     /// Whether others wait for the collector lock, as far as is known.
     async fn others_wait_to_collect(&self) -> bool {
         let (core, collector) = (self.core(), &self.pool.collector);
-        core.waiting.is_open(collector)
-            || core.within(core.store.queue(collector)).await.is_ok_and(|line| !line.is_empty())
+        self.engine.waiting.is_open(collector)
+            || core.within(core.store.queue(collector)).await.is_ok_and(|queue| !queue.is_empty())
     }
 
-    /// Gives the collector lock to the next request. Its holder is in line, by its older ticket, about when the seats
-    /// here are left; otherwise requests that came after it would be served in between.
+    /// Releases the collector lock to the next request before the seats are left. That request is in the queues by then,
+    /// with its older ticket; otherwise requests that came after it would be served in between.
     fn stop_collecting(&self, collector: Option<Guard>, seats: Seats) {
         let Some(collector) = collector else { return };
         self.core().spawn(async move {
@@ -174,10 +176,10 @@ impl<'a> Hunt<'a> {
 
     /// A request that can wait does not overtake tasks of its own process that wait already.
     fn may_try(&self, name: &LockName) -> bool {
-        self.wish.wait == Wait::Not || !self.core().waiting.is_open(name)
+        self.wish.wait == Wait::Not || !self.engine.waiting.is_open(name)
     }
 
-    /// Tries these members. Returns those that are ours.
+    /// Tries these members. Returns those that were acquired.
     async fn try_these(&self, which: &[usize], taken: &mut Vec<Taken>) -> Result<Vec<usize>, Ended> {
         let tries = which.iter().map(async |&which| {
             let wish = self.terms(&self.pool.members[which].name);
@@ -185,7 +187,7 @@ impl<'a> Hunt<'a> {
             Ok(guard.map(|guard| (which, guard)))
         });
         let mut took = Vec::new();
-        // All are waited for, whatever one answers: what the others got is given back with their guards.
+        // All are awaited, even if one failed: what the others acquired is released with their guards.
         for answer in join_all(tries).await {
             if let Some((which, guard)) = answer? {
                 took.push(which);
@@ -195,13 +197,13 @@ impl<'a> Hunt<'a> {
         Ok(took)
     }
 
-    /// Looks at every member. Returns those that are free.
+    /// Reads the holders of all members. Returns the members that are free.
     async fn look(&self) -> Result<Vec<usize>, Ended> {
         let core = self.core();
         let looks = self.pool.members.iter().map(|member| core.store.holder(&member.name));
         let found = match core.within(try_join_all(looks)).await {
             Ok(found) => found,
-            // Whoever waits finds out what is free by waiting.
+            // A request that waits finds out what is free by waiting.
             Err(error) if self.wish.wait != Wait::Not && worth_asking_again(&error) => return Ok(Vec::new()),
             Err(error) => return Err(Ended::Error(core.store_error(Operation::Acquire, &self.pool.name, error))),
         };
@@ -215,7 +217,7 @@ impl<'a> Hunt<'a> {
         Ok(free)
     }
 
-    /// Draws the request's one place in every queue.
+    /// Draws the ticket of the request, its position in every queue.
     async fn draw(&self) -> Result<Ticket, Ended> {
         let core = self.core();
         let mut retry = Retry::new();
@@ -230,13 +232,14 @@ impl<'a> Hunt<'a> {
                 return Err(Ended::Error(core.store_error(Operation::Acquire, &self.pool.name, error)));
             };
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                biased;
                 () = core.closing.cancelled() => return Err(Ended::shut_down(&self.pool.name)),
+                () = sleep(pause) => {}
             }
         }
     }
 
-    /// Waits in the rooms of all members that are not taken yet. `false`: the collector lock was lost.
+    /// Waits in the rooms of all members that are not acquired yet. `false`: the collector lock was lost.
     async fn wait_for_rest(
         &self,
         collector: Option<&Guard>,
@@ -252,27 +255,28 @@ impl<'a> Hunt<'a> {
         }
         let deadline = self.wish.wait.deadline(self.began);
         while taken.len() < self.count {
+            let guards: Vec<&Guard> = taken.iter().map(|(_, guard)| guard).collect();
             tokio::select! {
                 biased;
                 () = lost(collector) => return Ok(false),
-                gone = first_lost(taken) => {
+                (gone, _) = first_lost(&guards) => {
                     let (which, _) = taken.swap_remove(gone);
                     self.sit(which, ticket, &reply, seats);
                 }
                 // Never `None`: we have a sender ourselves. What arrives beyond what is wanted is dropped with
-                // the channel, which gives it back.
+                // the channel, which releases it.
                 Some((which, answer)) = arrivals.recv() => {
                     seats.waiting -= 1;
-                    match received(answer.map_err(Ended::Error)?)? {
+                    match received(self.guard(answer.map_err(Ended::Error)?))? {
                         Some(guard) => taken.push((which, guard)),
                         None => self.sit(which, ticket, &reply, seats),
                     }
                 }
                 () = sleep_until(deadline) => {
                     self.remember(seats, taken);
-                    let got_up = seats.leave().await;
-                    self.take_last(&mut arrivals, seats.waiting - got_up, taken).await;
-                    // Getting up takes a moment, in which a member may be lost.
+                    let left = seats.leave().await;
+                    self.take_last(&mut arrivals, seats.waiting - left, taken).await;
+                    // Leaving takes a moment, in which a member may be lost.
                     taken.retain(|(_, guard)| is_usable(guard));
                     if taken.len() < self.count {
                         self.remember(&Seats::default(), taken);
@@ -287,15 +291,15 @@ impl<'a> Hunt<'a> {
     fn sit(&self, which: usize, ticket: Ticket, reply: &UnboundedSender<Arrival>, seats: &mut Seats) {
         let wish = self.terms(&self.pool.members[which].name);
         let reply = Reply::Some(reply.clone(), which);
-        seats.seated.push((which, self.core().waiting.sit(self.engine, &wish, Some(ticket), reply)));
+        seats.seated.push((which, self.engine.waiting.sit(&wish, Some(ticket), reply)));
         seats.waiting += 1;
     }
 
-    /// The time is over: what was granted at the last moment still counts. `coming` answers are there or about to be.
+    /// Takes what was granted at the last moment, after the request timed out. `coming` answers are there or about to be.
     async fn take_last(&self, arrivals: &mut UnboundedReceiver<Arrival>, coming: usize, taken: &mut Vec<Taken>) {
         for _ in 0..coming {
             let Some((which, answer)) = arrivals.recv().await else { return };
-            if let Ok(Ok(Some(guard))) = answer.map(received)
+            if let Ok(Ok(Some(guard))) = answer.map(|lease| received(self.guard(lease)))
                 && taken.len() < self.count
             {
                 taken.push((which, guard));
@@ -303,20 +307,20 @@ impl<'a> Hunt<'a> {
         }
     }
 
-    /// What the rooms know of who holds what.
+    /// Records what the rooms know about the holders.
     fn remember(&self, seats: &Seats, taken: &[Taken]) {
         for (which, seated) in &seats.seated {
             if let Some(last) = seated.seen() {
                 *lock(&self.seen[*which]) = last;
             }
         }
-        // Ours, and free again in a moment.
+        // These are released in a moment.
         for (which, _) in taken {
             *lock(&self.seen[*which]) = Seen::held_by(None);
         }
     }
 
-    /// The time is over: says no, or that nobody knows.
+    /// Returns the error of a request that timed out: `PoolBusy`, or the store's error where the holders are unknown.
     fn late(self, call: &CallScope<'_>, waited: Duration) -> Error {
         let open = |seen: Mutex<Seen>| seen.into_inner().unwrap_or_else(PoisonError::into_inner);
         let of_collector = open(self.seen_of_collector);
@@ -340,7 +344,7 @@ impl<'a> Hunt<'a> {
         }
     }
 
-    /// The request for one lock of the pool. Those of a set that is not whole yet are kept on short terms.
+    /// Returns the request for one lock of the pool. The members of an incomplete set are held on short leases.
     fn terms(&self, name: &LockName) -> Wish {
         let mut wish = Wish { name: name.clone(), ..self.wish.clone() };
         if self.count > 1 {
@@ -351,11 +355,15 @@ impl<'a> Hunt<'a> {
         wish
     }
 
-    /// A set that is whole is held on the terms that were asked for.
+    /// Changes the leases of a complete set to the terms of the request.
     fn settle(&self, taken: &[Taken]) {
         for (_, guard) in taken {
             guard.settle(self.wish.ttl, self.wish.renew_every, self.wish.max_hold);
         }
+    }
+
+    fn guard(&self, lease: HeldLease) -> Guard {
+        Guard::new(self.engine.clone(), lease)
     }
 
     fn core(&self) -> &'a Arc<Core> {
@@ -363,16 +371,16 @@ impl<'a> Hunt<'a> {
     }
 }
 
-/// The seats of a request. Dropped, it gets up from all of them.
+/// The seats of a request. Dropping them leaves all rooms.
 #[derive(Default)]
 struct Seats {
     seated: Vec<(usize, Seated)>,
-    /// How many of them were not answered yet, as far as was received.
+    /// How many of them have not received an answer yet.
     waiting: usize,
 }
 
 impl Seats {
-    /// Gets up everywhere. Returns from how many seats that had no answer.
+    /// Leaves all rooms. Returns how many seats had no answer.
     async fn leave(&mut self) -> usize {
         let left = join_all(self.seated.iter_mut().map(|(_, seated)| seated.leave())).await;
         left.into_iter().filter(|was_waiting| *was_waiting).count()
@@ -384,18 +392,4 @@ async fn lost(collector: Option<&Guard>) {
         Some(collector) => drop(collector.lost().await),
         None => pending().await,
     }
-}
-
-/// The place of the first one that is lost.
-async fn first_lost(taken: &[Taken]) -> usize {
-    if taken.is_empty() {
-        return pending().await;
-    }
-    let lost = taken.iter().enumerate().map(|(place, (_, guard))| {
-        Box::pin(async move {
-            guard.lost().await;
-            place
-        })
-    });
-    select_all(lost).await.0
 }

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use crate::facts::{HolderId, LockName};
+use crate::clock::wall_ms;
+use crate::facts::{Fence, HolderId, LockName};
 
 /// Something that happened to a lock, in any process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,7 +47,8 @@ pub enum EventKind {
     Alert,
 }
 
-/// The kinds of [`EventKind::Alert`]. Alert rules and dashboards use these names, so they are the same for every lock.
+/// The kinds of [`EventKind::Alert`]. The `reason` of an event begins with its kind, which is published and stored as text, and
+/// alert rules use it. So `gpu_lock_emergency_release` is the kind for every lock.
 pub(crate) mod alert_kind {
     pub(crate) const EMERGENCY_RELEASE: &str = "gpu_lock_emergency_release";
     pub(crate) const SCRIPT_ERROR: &str = "lua_script_error";
@@ -62,6 +64,26 @@ const REASON_CHARS_MAX: usize = 2_048;
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
 impl LockEvent {
+    /// Creates an event of this moment.
+    pub(crate) fn new(
+        kind: EventKind,
+        name: &LockName,
+        holder: HolderId,
+        owner: &str,
+        fence: Option<Fence>,
+        reason: &str,
+    ) -> Self {
+        Self {
+            kind,
+            name: name.to_string(),
+            owner: owner.to_owned(),
+            holder_id: holder.to_string(),
+            fence: fence.map(Fence::get),
+            at_ms: wall_ms(),
+            reason: reason.to_owned(),
+        }
+    }
+
     /// Returns how many published events this process dropped: too long, unreadable, or not about a lock. Any client that may
     /// publish can send such events.
     pub fn dropped() -> u64 {

@@ -1,5 +1,6 @@
 //! Clean-up of a GPU before its lock is released: free its memory, end processes that still use it.
 
+use std::any::Any;
 use std::ffi::OsString;
 use std::fmt::Display;
 use std::os::unix::process::CommandExt;
@@ -78,7 +79,8 @@ impl Cleaned for () {
 
 impl<E: Display> Cleaned for Result<(), E> {
     fn outcome(self) -> Result<(), String> {
-        self.map_err(|error| error.to_string())
+        // With its causes, where it writes them.
+        self.map_err(|error| format!("{error:#}"))
     }
 }
 
@@ -142,10 +144,18 @@ impl CleanUp {
         match tokio::time::timeout(at_most, AssertUnwindSafe(work).catch_unwind()).await {
             Ok(Ok(Ok(()))) => tracing::debug!(%devices, "clean-up done"),
             Ok(Ok(Err(error))) => tracing::warn!(%devices, %error, "the clean-up failed; releasing the lock"),
-            Ok(Err(_)) => tracing::warn!(%devices, "the clean-up panicked; releasing the lock"),
+            Ok(Err(panic)) => {
+                tracing::warn!(%devices, error = message(&*panic), "the clean-up panicked; releasing the lock");
+            }
             Err(_) => tracing::warn!(%devices, ?within, "the clean-up took too long; releasing the lock"),
         }
     }
+}
+
+/// The message of a panic.
+fn message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref().copied()).unwrap_or("no message")
 }
 
 fn run_command(words: &[OsString], leaving: &Leaving, within: Duration) -> CleanUpOutcome {
@@ -174,5 +184,24 @@ fn run_command(words: &[OsString], leaving: &Leaving, within: Duration) -> Clean
                 return Err(format!("{}: killed after {within:?}", program.display()));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+    use crate::store::{Operation, StoreError, StoreErrorKind};
+
+    #[test]
+    fn a_failure_is_logged_with_its_cause() {
+        let source = StoreError::new(StoreErrorKind::Unreachable, "connection refused");
+        let name = crate::facts::LockName::new("gpu_lock:0").expect("a name");
+        let error = Error::Store { operation: Operation::Release, name, store: "redis://gpu".into(), source };
+        let logged = Err::<(), _>(error).outcome().expect_err("it failed");
+        assert!(logged.contains("connection refused"), "{logged}");
+        let panic: Box<dyn Any + Send> = Box::new("out of memory");
+        assert_eq!(message(&*panic), "out of memory");
+        assert_eq!(message(&*(Box::new(String::from("on 3")) as Box<dyn Any + Send>)), "on 3");
     }
 }

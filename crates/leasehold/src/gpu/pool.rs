@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{join_all, select_all};
+use futures_util::future::join_all;
 
 use super::clean_up::{CleanUp, Leaving};
 use super::defaults::Defaults;
@@ -14,7 +14,7 @@ use super::devices::{Device, Devices, visible};
 use crate::clock::Moment;
 use crate::config::Config;
 use crate::engine::Core;
-use crate::engine::guard::Guard;
+use crate::engine::guard::{Guard, first_lost};
 use crate::error::Error;
 use crate::facts::{Invalid, LockName, Ttl};
 use crate::lease::Terms;
@@ -179,11 +179,9 @@ impl GpuRequest {
     pub async fn run<T>(self, work: impl AsyncFnOnce(&Gpus) -> T) -> Result<T, Error> {
         let gpus = self.await?;
         let guards: Vec<&Guard> = gpus.guards().iter().collect();
-        let done = scope::run(&guards, gpus.lost(), work(&gpus)).await;
+        let done = scope::run(&guards, work(&gpus)).await;
         drop(guards);
-        if let Err(error) = gpus.release().await {
-            tracing::warn!(error = %format_args!("{error:#}"), "the work is done; its GPUs are released in the background");
-        }
+        scope::log_release(gpus.release().await);
         done
     }
 }
@@ -260,9 +258,9 @@ impl Gpus {
     /// # Cancel safety
     /// Cancel safe: a later call returns the same loss.
     pub async fn lost(&self) -> (LockName, LossReason) {
-        let lost =
-            self.guards().iter().map(|guard| Box::pin(async move { (guard.name().clone(), guard.lost().await) }));
-        select_all(lost).await.0
+        let guards: Vec<&Guard> = self.guards().iter().collect();
+        let (which, why) = first_lost(&guards).await;
+        (guards[which].name().clone(), why)
     }
 
     /// Cleans up and releases the devices. Returns `true` when all locks were still held.

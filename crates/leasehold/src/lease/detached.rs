@@ -6,10 +6,11 @@ use super::belief::Belief;
 use crate::clock::Moment;
 use crate::engine::EngineHandle;
 use crate::error::Error;
+use crate::events::{EventKind, LockEvent};
 use crate::facts::{Fence, HolderId, LockName, Token, Ttl};
 use crate::loss::LossReason;
 use crate::manager::LockManager;
-use crate::store::{Note, Operation, Release, Renewal, Renewed, StoreErrorKind};
+use crate::store::{Note, Operation, Release, Renewal, Renewed};
 
 /// A lease without a guard: it belongs to no process, and its token alone renews and releases it.
 ///
@@ -116,18 +117,20 @@ impl Lease {
             rewrite,
             hand_to: None,
         };
-        let asked_at = Moment::now();
-        let answer = core.within(async { Ok(core.store.renew(&[renewal]).await.pop()) }).await;
+        let (asked_at, answer) = core.renew(renewal).await;
         match answer {
-            Ok(Some(Renewed::Renewed)) => {
-                core.note(Note::Enter { name: name.clone(), holder: token.holder_id(), lasts: ttl.duration() });
+            Renewed::Renewed => {
+                core.publisher.note(Note::Enter {
+                    name: name.clone(),
+                    holder: token.holder_id(),
+                    lasts: ttl.duration(),
+                });
                 Ok(Belief::new(asked_at, asked_at, ttl.duration()).valid_until())
             }
-            Ok(Some(Renewed::Lost)) => Err(lost(LossReason::Gone)),
-            Ok(Some(Renewed::Revoked)) => Err(lost(LossReason::Revoked)),
-            Ok(Some(Renewed::Displaced)) => Err(lost(LossReason::Displaced)),
-            Ok(Some(Renewed::Unknown(error))) | Err(error) => Err(core.store_error(Operation::Renew, name, error)),
-            Ok(None) => Err(core.store_error(Operation::Renew, name, StoreErrorKind::Other.into())),
+            Renewed::Lost => Err(lost(LossReason::Gone)),
+            Renewed::Revoked => Err(lost(LossReason::Revoked)),
+            Renewed::Displaced => Err(lost(LossReason::Displaced)),
+            Renewed::Unknown(error) => Err(core.store_error(Operation::Renew, name, error)),
         }
     }
 
@@ -148,7 +151,9 @@ impl Lease {
         if released {
             let holder = holder.ok().flatten().filter(|holder| holder.id == self.holder_id());
             let owner = holder.as_ref().map_or_else(String::new, |holder| holder.owner.to_string());
-            core.tell_released(&self.name, &self.token, &owner, holder.and_then(|holder| holder.fence));
+            let fence = holder.and_then(|holder| holder.fence);
+            let event = LockEvent::new(EventKind::Released, &self.name, self.holder_id(), &owner, fence, "normal");
+            core.publisher.note(Note::Tell(event));
         }
         Ok(released)
     }
@@ -166,12 +171,12 @@ impl Lease {
         let answer = core.within(core.store.release_uncontended(name, token)).await;
         let answer = answer.map_err(|error| core.store_error(Operation::Release, name, error))?;
         if answer == Release::NotOwner {
-            core.stats.ownership_violations.add_one();
+            core.publisher.stats.ownership_violations.add_one();
             tracing::warn!(%name, holder = %token.holder_id(), "released a lock that was not ours; nothing was touched");
             return Ok(false);
         }
         // A renewal may have entered it in the index, in this process or in another one.
-        core.note(Note::Remove { name: name.clone(), holder: token.holder_id() });
+        core.publisher.note(Note::Remove { name: name.clone(), holder: token.holder_id() });
         Ok(true)
     }
 }

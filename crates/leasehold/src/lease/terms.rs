@@ -1,7 +1,6 @@
 use std::time::Duration;
 
-use crate::engine::acquiring::Wish;
-use crate::engine::call::Wait;
+use crate::engine::wish::{Wait, Wish};
 use crate::facts::{Invalid, LockName, Owner, Ttl};
 use crate::options::{OnUnavailable, Options};
 

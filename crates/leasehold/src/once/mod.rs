@@ -15,8 +15,8 @@ use serde::de::DeserializeOwned;
 use crate::bindings::{BindingUndo, json, request_id};
 use crate::clock::{Moment, sleep_until};
 use crate::engine::Core;
-use crate::engine::call::Wait;
 use crate::engine::guard::Guard;
+use crate::engine::wish::Wait;
 use crate::error::Error;
 use crate::facts::{BindingKind, Invalid, LockName, Retention};
 use crate::lease::Terms;
@@ -221,8 +221,9 @@ impl Once {
         {
             return Ok(Started::Done(done));
         }
-        // Without the lock two runners could work at once; without a fence the store could not order their records.
-        let request = deadline.left(self.request).protected();
+        // Without the lock, or after its end, two runners could work at once; without a fence the store could not order their
+        // records.
+        let request = deadline.left(self.request).protected().renew(true);
         let guard = deadline.bound(&core, Operation::Acquire, &id.id, request.into_future()).await?;
         let slot = ResultSlot::new(self.manager, id, keep, payload, &guard);
         match begin(&core, &deadline, &guard, &slot).await {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
+use crate::backoff::Backoff;
 use crate::bindings::{fits, from_json};
 use crate::clock::Moment;
 use crate::engine::guard::Guard;
@@ -12,13 +13,12 @@ use crate::error::Error;
 use crate::facts::{ClaimId, Invalid, LockName, Retention};
 use crate::loss::LossReason;
 use crate::manager::LockManager;
-use crate::scope::{Entered, OnLoss};
+use crate::scope::{self, Entered, OnLoss};
 use crate::store::record::{Head, State};
 use crate::store::{BindingId, Changed, Step};
 
 /// The pauses between attempts to store a result while the store is unreachable.
-const PAUSE_MIN: Duration = Duration::from_millis(20);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
 /// Longer texts about a result that cannot be stored are cut.
 const PROBLEM_CHARS_MAX: usize = 1_000;
 
@@ -235,7 +235,7 @@ impl ResultSlot {
         let lost = |why| Error::Lost { name: guard.name().clone(), why };
         let core = self.manager.core();
         let give_up_at = Moment::now() + core.options.outage_timeout;
-        let mut pause = PAUSE_MIN;
+        let mut backoff = BACKOFF;
         let mut unreachable = false;
         loop {
             if let Some(why) = guard.loss().or_else(|| (!guard.is_valid()).then_some(LossReason::Expired)) {
@@ -255,19 +255,16 @@ impl ResultSlot {
             }
             unreachable = true;
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                () = tokio::time::sleep(backoff.pause()) => {}
                 _ = guard.lost() => {}
             }
-            pause = (pause * 2).min(PAUSE_MAX);
         }
     }
 }
 
 /// Releases the lock. If that fails, the release continues in the background and the caller still gets its result.
 pub(super) async fn release(guard: Guard) {
-    if let Err(error) = guard.release().await {
-        tracing::warn!(error = %format_args!("{error:#}"), "the work is done; its lock is released in the background");
-    }
+    scope::log_release(guard.release().await);
 }
 
 /// Omits the result, which may be confidential and does not belong in a log.

@@ -1,9 +1,9 @@
 use std::fmt;
 use std::ops::Deref;
 
-use futures_util::future::{join_all, select_all};
+use futures_util::future::join_all;
 
-use crate::engine::guard::Guard;
+use crate::engine::guard::{Guard, first_lost};
 use crate::engine::pooling::{PoolParts, Taken};
 use crate::error::Error;
 use crate::loss::LossReason;
@@ -36,7 +36,7 @@ impl Permit {
         self.guard
     }
 
-    /// Gives the member back; see [`Guard::release`].
+    /// Releases the member; see [`Guard::release`].
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer; the release goes on in the background.
@@ -63,7 +63,7 @@ impl fmt::Debug for Permit {
 
 /// Holds several members of a pool, at least one, in the order in which the pool names them.
 #[derive(Debug)]
-#[must_use = "dropping the permits gives the members up"]
+#[must_use = "dropping the permits releases the members"]
 pub struct Permits(Vec<Permit>);
 
 impl Permits {
@@ -79,13 +79,14 @@ impl Permits {
     /// Waits until any of them is lost; says which, and why.
     ///
     /// # Cancel safety
-    /// Cancel safe: the loss stays told.
+    /// Cancel safe: a later call returns the same loss.
     pub async fn lost(&self) -> (&Permit, LossReason) {
-        let lost = self.0.iter().map(|permit| Box::pin(async move { (permit, permit.guard.lost().await) }));
-        select_all(lost).await.0
+        let guards: Vec<&Guard> = self.0.iter().map(|permit| &permit.guard).collect();
+        let (which, why) = first_lost(&guards).await;
+        (&self.0[which], why)
     }
 
-    /// Gives all of them back, at once. `true`: all were ours until now.
+    /// Releases all of them at once. `true`: all were held until now.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer; what is missing goes on in the background.

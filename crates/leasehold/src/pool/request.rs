@@ -26,7 +26,7 @@ use crate::scope;
 /// ```
 ///
 /// A request always fails when the store cannot be reached, also where the manager lets the work of
-/// locks go on: nobody could say which member it would be.
+/// locks go on: it would be unknown which member that is.
 #[must_use = "a request does nothing until it is awaited"]
 pub struct PoolRequest<T> {
     engine: Arc<EngineHandle>,
@@ -67,7 +67,7 @@ impl<T> PoolRequest<T>
 where
     Self: IntoFuture<Output = Result<T, Error>>,
 {
-    /// What was asked for, or `None` when so many are not free (and the time to wait is over).
+    /// Sends the request, and returns `None` when not enough members are free and the time to wait is over.
     ///
     /// # Errors
     /// As awaiting the request, but for [`Error::PoolBusy`].
@@ -81,8 +81,8 @@ where
 }
 
 impl PoolRequest<Permit> {
-    /// Runs work with a member: given back afterwards in any case; cancelled, with [`Error::Lost`], when
-    /// the lease is lost.
+    /// Runs work with a member, and releases the member afterwards in any case. When the lease is lost, the work is
+    /// cancelled with [`Error::Lost`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -98,12 +98,11 @@ impl PoolRequest<Permit> {
     /// the work's result: it goes on in the background.
     ///
     /// # Cancel safety
-    /// Dropped, the work is dropped first and the member is given back in the background.
+    /// Dropped, the work is dropped first and the member is released in the background.
     pub async fn run<R>(self, work: impl AsyncFnOnce(&Permit) -> R) -> Result<R, Error> {
         let permit = self.await?;
-        let lost = async { (permit.name().clone(), permit.lost().await) };
-        let done = scope::run(&[&permit], lost, work(&permit)).await;
-        warn_of_failure(permit.release().await);
+        let done = scope::run(&[&permit], work(&permit)).await;
+        scope::log_release(permit.release().await);
         done
     }
 }
@@ -116,23 +115,13 @@ impl PoolRequest<Permits> {
     /// Whatever kept the members from being acquired, or [`Error::Lost`].
     ///
     /// # Cancel safety
-    /// Dropped, the work is dropped first and the members are given back in the background.
+    /// Dropped, the work is dropped first and the members are released in the background.
     pub async fn run<R>(self, work: impl AsyncFnOnce(&Permits) -> R) -> Result<R, Error> {
         let permits = self.await?;
-        let lost = async {
-            let (permit, why) = permits.lost().await;
-            (permit.name().clone(), why)
-        };
         let guards: Vec<&Guard> = permits.iter().map(|permit| &**permit).collect();
-        let done = scope::run(&guards, lost, work(&permits)).await;
-        warn_of_failure(permits.release().await);
+        let done = scope::run(&guards, work(&permits)).await;
+        scope::log_release(permits.release().await);
         done
-    }
-}
-
-fn warn_of_failure(released: Result<bool, Error>) {
-    if let Err(error) = released {
-        tracing::warn!(error = %format_args!("{error:#}"), "the work is done; what it held is released in the background");
     }
 }
 
@@ -145,8 +134,7 @@ impl IntoFuture for PoolRequest<Permit> {
     /// Sends the request.
     ///
     /// # Cancel safety
-    /// Dropped at any point, it keeps nothing: what the store may have granted is given back in the
-    /// background.
+    /// Dropped at any point, it keeps nothing: what the store may have granted is released in the background.
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move { Ok(self.send().await?.swap_remove(0)) })
     }
@@ -159,8 +147,7 @@ impl IntoFuture for PoolRequest<Permits> {
     /// Sends the request.
     ///
     /// # Cancel safety
-    /// Dropped at any point, it keeps nothing: what the store may have granted is given back in the
-    /// background.
+    /// Dropped at any point, it keeps nothing: what the store may have granted is released in the background.
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move { Ok(Permits::new(self.send().await?)) })
     }

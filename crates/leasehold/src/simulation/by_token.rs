@@ -132,18 +132,14 @@ impl Process {
             let asked_at = self.now();
             let asking = async { Ok(self.ask_renew(std::slice::from_ref(&renewal)).await.pop()) };
             let answer = self.within(asking).await.unwrap_or_else(|error| Some(Renewed::Unknown(error)));
-            let error = match confirmed(self.now(), asked_at, ttl, answer) {
+            let error = match confirmed(self.now(), asked_at, ttl, &answer.expect("one answer each")) {
                 Confirmed::Yes => {
                     undo.disarm();
                     return Ok(());
                 }
-                Confirmed::Lost | Confirmed::Displaced => {
-                    self.tell_lost(lease, LossReason::Gone);
-                    return Err(CallError::Lost(LossReason::Gone));
-                }
-                Confirmed::Revoked => {
-                    self.tell_lost(lease, LossReason::Revoked);
-                    return Err(CallError::Lost(LossReason::Revoked));
+                Confirmed::Lost(why) => {
+                    self.tell_lost(lease, why);
+                    return Err(CallError::Lost(why));
                 }
                 Confirmed::Unknown(error) => error,
             };
@@ -174,13 +170,13 @@ impl Process {
             };
             let asked_at = self.now();
             let answer = self.ask_renew(&[renewal]).await.pop();
-            match confirmed(self.now(), asked_at, claim.ttl, answer) {
+            match confirmed(self.now(), asked_at, claim.ttl, &answer.expect("one answer each")) {
                 Confirmed::Yes => {
                     counts_from.set(asked_at);
                     return Ok(TokenAnswer::Granted(grant.fence));
                 }
-                Confirmed::Revoked => return Ok(TokenAnswer::Revoked),
-                Confirmed::Lost | Confirmed::Displaced => {}
+                Confirmed::Lost(LossReason::Revoked) => return Ok(TokenAnswer::Revoked),
+                Confirmed::Lost(_) => {}
                 Confirmed::Unknown(error) => return Err(error),
             }
         }

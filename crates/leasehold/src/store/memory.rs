@@ -1,6 +1,6 @@
 //! Locks inside one process, for tests, documentation and simulation: the state machine behind a mutex.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
@@ -11,15 +11,19 @@ use super::*;
 use crate::clock;
 use crate::facts::{KeySpace, Namespace};
 use crate::machine::{
-    self, AcquireReply, CallContext, Claimant, EvictReply, FinishReply, InboxId, Limits, Lock, Message, PassReply,
-    RenewReply, TryReply,
+    self, AcquireReply, CallContext, Claimant, EvictReply, FinishReply, InboxId, Limits, Lock, PassReply, RenewReply,
+    TryReply,
 };
 
 mod bindings;
 
 /// Locks that several [`MemoryStore`]s share. Each store represents one process.
 #[derive(Clone, Default)]
-pub struct MemoryWorld(Arc<Mutex<World>>);
+pub struct MemoryWorld {
+    world: Arc<Mutex<World>>,
+    /// Locked while messages are delivered, so that each is received before any later operation is answered.
+    delivery: Arc<Mutex<()>>,
+}
 
 #[derive(Default)]
 struct World {
@@ -27,6 +31,8 @@ struct World {
     locks: BTreeMap<String, Lock>,
     counter: u64,
     inboxes: HashMap<InboxId, PushSender>,
+    /// Messages that have not been received yet, in order.
+    outbox: VecDeque<(PushSender, Push)>,
     /// Followers, with the namespace whose events each receives.
     followers: Vec<(Namespace, mpsc::Sender<LockEvent>)>,
     /// Counters by namespace and name.
@@ -84,7 +90,18 @@ impl MemoryWorld {
     }
 
     fn lock(&self) -> MutexGuard<'_, World> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Delivers all messages in order. The world is not locked meanwhile: a receiver may drop a store of it.
+    fn deliver(&self) {
+        let _delivery = self.delivery.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let Some((to, push)) = self.lock().outbox.front().cloned() else { return };
+            // If the receiver is gone, the next waiter gets the lock when the provisional lease ends.
+            to.send(push);
+            self.lock().outbox.pop_front();
+        }
     }
 }
 
@@ -145,13 +162,15 @@ impl MemoryStore {
             world.locks.remove(&key);
         }
         let asked_at = Moment::now();
-        let receiver = |(inbox, message)| Some((world.inboxes.get(&inbox)?.clone(), message));
-        let messages: Vec<(PushSender, Message)> = messages.into_iter().filter_map(receiver).collect();
-        // A receiver may wake tasks that use this world at once.
+        for (inbox, message) in messages {
+            if let Some(to) = world.inboxes.get(&inbox) {
+                world.outbox.push_back((to.clone(), message.into_push(asked_at)));
+            }
+        }
+        let is_delivered = world.outbox.is_empty();
         drop(guard);
-        for (to, message) in messages {
-            // If the receiver is gone, the next waiter gets the lock when the provisional lease ends.
-            to.send(message.into_push(asked_at));
+        if !is_delivered {
+            self.world.deliver();
         }
         Ok((reply, holder))
     }
@@ -378,4 +397,74 @@ fn now_ms() -> u64 {
 fn grant(claim: &Claim, fence: u64, asked_at: Moment) -> Grant {
     let fence = claim.fenced.then_some(Fence::new(fence));
     Grant { fence, asked_at, lasts: claim.ttl.duration() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Reports each message, then waits until the test lets it go on.
+    struct Slow(SyncSender<Push>, Mutex<Receiver<()>>);
+
+    impl PushReceiver for Slow {
+        fn receive(&self, push: Push) {
+            self.0.send(push).expect("the test listens");
+            self.1.lock().expect("no panic meanwhile").recv().expect("the test goes on");
+        }
+
+        fn is_open(&self) -> bool {
+            true
+        }
+    }
+
+    fn claim(token: Token) -> Claim {
+        Claim {
+            name: LockName::new("a").expect("a name"),
+            token,
+            ttl: Ttl::new(Duration::from_secs(60)).expect("a ttl"),
+            owner: Owner::default(),
+            fenced: true,
+            listens: true,
+            since_ms: 1,
+        }
+    }
+
+    #[test]
+    fn a_message_is_received_before_a_later_request_is_answered() {
+        let wait = |store: &MemoryStore, claim: &Claim| {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+            runtime.block_on(store.acquire(claim, None)).expect("an answer")
+        };
+        let world = MemoryWorld::new();
+        let (holder, slow, other) = (world.open(), world.open(), world.open());
+        let [first, second, third] = [(); 3].map(|()| claim(Token::random()));
+        assert!(matches!(wait(&holder, &first), Acquire::Granted(_)));
+        assert!(matches!(wait(&slow, &second), Acquire::Queued(_)));
+        assert!(matches!(wait(&other, &third), Acquire::Queued(_)));
+        let (reports, received) = sync_channel(0);
+        let (go_on, goes) = sync_channel(0);
+        slow.deliver_to(Arc::new(Slow(reports, Mutex::new(goes))));
+        let mut pushes = other.pushes();
+        thread::scope(|threads| {
+            // The lock goes to the slow process, and a message to the one that is next.
+            threads.spawn(|| {
+                let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+                runtime.block_on(holder.release(&first.name, &first.token)).expect("an answer")
+            });
+            received.recv().expect("the grant");
+            let (other, third) = (&other, &third);
+            let asks = threads.spawn(move || {
+                let answer = wait(other, third);
+                assert!(matches!(answer, Acquire::Queued(_)));
+                pushes.try_recv()
+            });
+            thread::sleep(Duration::from_millis(50));
+            go_on.send(()).expect("it waits");
+            assert!(matches!(asks.join().expect("no panic"), Ok(Push::LookAgain { .. })), "received before the answer");
+        });
+    }
 }

@@ -1,5 +1,6 @@
 //! The channel from a store to the one receiver of its messages in this process.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::mpsc;
@@ -35,28 +36,44 @@ impl PushSender {
             PushState::Kept(kept) => return kept.push(push),
             PushState::Attached(receiver) => receiver.clone(),
         };
-        receiver.receive(push);
+        deliver(&*receiver, push);
     }
 
     /// Starts the delivery to this receiver. Only the first one counts.
     pub(crate) fn attach(&self, receiver: Arc<dyn PushReceiver>) {
-        let mut state = self.state();
-        let PushState::Kept(kept) = &mut *state else { return };
-        // Delivered under the lock, so that nothing sent meanwhile overtakes them.
-        kept.drain(..).for_each(|push| receiver.receive(push));
-        *state = PushState::Attached(receiver);
+        loop {
+            let kept = {
+                let mut state = self.state();
+                let PushState::Kept(kept) = &mut *state else { return };
+                if kept.is_empty() {
+                    *state = PushState::Attached(receiver);
+                    return;
+                }
+                std::mem::take(kept)
+            };
+            // Messages sent meanwhile are kept, so that they do not overtake these.
+            kept.into_iter().for_each(|push| deliver(&*receiver, push));
+        }
     }
 
     /// Returns whether messages have a receiver, or may get one.
     pub(crate) fn is_open(&self) -> bool {
-        match &*self.state() {
-            PushState::Kept(_) => true,
-            PushState::Attached(receiver) => receiver.is_open(),
-        }
+        let receiver = match &*self.state() {
+            PushState::Kept(_) => return true,
+            PushState::Attached(receiver) => receiver.clone(),
+        };
+        receiver.is_open()
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, PushState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Delivers one message. A panic must not end the task or thread of the store that read it.
+fn deliver(receiver: &dyn PushReceiver, push: Push) {
+    if catch_unwind(AssertUnwindSafe(|| receiver.receive(push))).is_err() {
+        tracing::error!("a message of the store could not be delivered: its receiver panicked");
     }
 }
 
@@ -89,5 +106,31 @@ mod tests {
         assert_eq!([told.try_recv(), told.try_recv()], [Ok(Push::Resync), Ok(Push::Disconnected)]);
         drop(told);
         assert!(!sender.is_open());
+    }
+
+    /// Panics at a disconnect, and passes on the rest.
+    struct Panics(Channel);
+
+    impl PushReceiver for Panics {
+        fn receive(&self, push: Push) {
+            assert_ne!(push, Push::Disconnected, "a panic of the test");
+            self.0.receive(push);
+        }
+
+        fn is_open(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn a_panic_of_the_receiver_does_not_reach_the_sender() {
+        let (tell, mut told) = mpsc::unbounded_channel();
+        let sender = PushSender::new();
+        sender.send(Push::Disconnected);
+        sender.send(Push::Resync);
+        sender.attach(Arc::new(Panics(Channel(tell))));
+        sender.send(Push::Disconnected);
+        sender.send(Push::Resync);
+        assert_eq!([told.try_recv(), told.try_recv()], [Ok(Push::Resync), Ok(Push::Resync)]);
     }
 }

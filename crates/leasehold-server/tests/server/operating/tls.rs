@@ -1,5 +1,6 @@
 //! HTTPS with certificate files, and clients that speak another protocol.
 
+use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -113,6 +114,10 @@ async fn invalid_certificate_files_are_rejected_by_name() {
         let refused = Server::new(locks, served_with(&files)).run(listener, async {}).await.expect_err(text);
         for error in [checked, refused] {
             assert!(matches!(error, ServeError::Tls(_)) && error.to_string().contains(text), "{error}");
+            // The cause is the source; the alternate form appends it, once.
+            if let Some(cause) = error.source() {
+                assert_eq!(format!("{error:#}"), format!("{error}: {cause}"));
+            }
         }
     }
 }

@@ -186,7 +186,7 @@ impl Driver<'_> {
             return;
         }
         let ttl = self.setup.ttl();
-        match confirmed(NOW, asked_at, ttl, Some(answer)) {
+        match confirmed(NOW, asked_at, ttl, &answer) {
             Confirmed::Yes => {
                 let grant = Grant { fence: Some(lease.fence), asked_at, lasts: ttl.duration() };
                 let renew_every = self.setup.renews.then(|| ttl.duration() / 3);
@@ -194,7 +194,7 @@ impl Driver<'_> {
                 self.client.user =
                     User::Holding(Lease { token: to, sent: None, was_over: false, is_handed_on: true, ..lease });
             }
-            Confirmed::Lost | Confirmed::Revoked | Confirmed::Displaced => {
+            Confirmed::Lost(_) => {
                 self.client.handed_on.push(to);
                 self.undo(lease.token);
             }

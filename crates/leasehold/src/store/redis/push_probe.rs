@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::timeout;
 
 use super::client::{ConnectionState, Pipeline, RedisClient, Session, Value, is_replica};
-use crate::clock::Moment;
+use crate::clock::{Moment, sleep_until};
 use crate::facts::Ttl;
 use crate::store::Push;
 
@@ -61,7 +61,7 @@ pub(super) async fn run(client: Arc<RedisClient>, mut waiting: watch::Receiver<W
         // Probes at once on a new session, then for as long as a claim waits or pushes do not arrive.
         loop {
             number += 1;
-            let sent = Instant::now();
+            let sent_at = Moment::now();
             let now = *waiting.borrow_and_update();
             let every = probe_every(now.shortest, now.nearest);
             match probe(&client, &session, number, now.nearest < NEAR, every.max(PROBE_TIMEOUT)).await {
@@ -70,7 +70,7 @@ pub(super) async fn run(client: Arc<RedisClient>, mut waiting: watch::Receiver<W
                 ProbeResult::Received | ProbeResult::Missing => {}
                 ProbeResult::Broken => break,
             }
-            if !next_is_due(&session, &mut waiting, sent, arriving).await {
+            if !next_is_due(&session, &mut waiting, sent_at, arriving).await {
                 break;
             }
         }
@@ -128,19 +128,19 @@ async fn probe(client: &RedisClient, session: &Session, number: u64, ask_role: b
 async fn next_is_due(
     session: &Session,
     waiting: &mut watch::Receiver<WaitingClaims>,
-    sent: Instant,
+    sent_at: Moment,
     arriving: bool,
 ) -> bool {
     loop {
         let now = *waiting.borrow_and_update();
         let due = match (now.count > 0, arriving) {
-            (true, _) => Some(sent + probe_every(now.shortest, now.nearest)),
-            (false, false) => Some(sent + EVERY_FAR),
+            (true, _) => Some(sent_at + probe_every(now.shortest, now.nearest)),
+            (false, false) => Some(sent_at + EVERY_FAR),
             (false, true) => None,
         };
         tokio::select! {
             () = session.broken() => return false,
-            () = async { sleep_until(due.unwrap_or(sent)).await }, if due.is_some() => return true,
+            () = sleep_until(due) => return true,
             changed = waiting.changed() => if changed.is_err() { return false },
         }
     }

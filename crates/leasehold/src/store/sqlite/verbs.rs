@@ -36,14 +36,20 @@ impl SqliteDriver {
     }
 
     pub(super) fn acquire(&mut self, call: &AcquireCall, mut ticket: Option<u64>) -> Result<Acquire, StoreError> {
-        self.attempt(Need::More, |driver| {
+        let has_waited = ticket.is_some();
+        let answer = self.attempt(Need::More, |driver| {
             if let Some(fence) = fast_path::take(&driver.conn, driver.boot, &call.name, &call.asking)? {
                 driver.committed();
                 driver.waiters.remove(&call.name, &call.asking.token);
                 return Ok(Acquire::Granted(call.grant(fence)));
             }
             driver.acquire_slow(call, &mut ticket)
-        })
+        });
+        if has_waited {
+            // A grant that was sent to this token before the answer must not be taken for newer than the answer.
+            self.read_messages();
+        }
+        answer
     }
 
     /// Acquires on the slow path. A waiter of this process also takes over this way when the holder died.
@@ -148,8 +154,8 @@ impl SqliteDriver {
     }
 
     pub(super) fn leave(&mut self, name: &Key, token: &Token) -> Result<Left, StoreError> {
-        self.waiters.remove(name, token);
-        self.attempt(Need::Less, |driver| {
+        let has_waited = self.waiters.remove(name, token);
+        let answer = self.attempt(Need::Less, |driver| {
             loop {
                 match driver.call_machine(name, Some(token), &mut |lock, cx| lock.leave(cx, token))?.reply {
                     PassReply::Done => return Ok(Left::WasGranted),
@@ -157,7 +163,11 @@ impl SqliteDriver {
                     PassReply::Again => {}
                 }
             }
-        })
+        });
+        if has_waited {
+            self.read_messages();
+        }
+        answer
     }
 
     pub(super) fn evict(&mut self, name: &Key, holder: HolderId, force: bool) -> Result<Evicted, StoreError> {

@@ -28,12 +28,14 @@ impl LocalWaiters {
         self.places.insert(key, (call.clone(), ticket));
     }
 
-    pub(super) fn remove(&mut self, name: &Key, token: &Token) {
-        if !self.places.is_empty() {
-            let key = (token.clone(), name.clone());
-            self.places.remove(&key);
-            self.unchecked.remove(&key);
+    /// Removes a claim. Returns whether it waited.
+    pub(super) fn remove(&mut self, name: &Key, token: &Token) -> bool {
+        if self.places.is_empty() {
+            return false;
         }
+        let key = (token.clone(), name.clone());
+        self.unchecked.remove(&key);
+        self.places.remove(&key).is_some()
     }
 
     /// Removes a token that was granted a lock. The message does not name the lock, so every place of the token is

@@ -18,13 +18,13 @@ use std::time::Duration;
 use rustix::net::sockopt;
 use tokio::io::ReadBuf;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, Sleep, sleep, timeout};
+use tokio::time::{Sleep, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::super::RedisOptions;
 use super::address::Address;
 use super::resp::{self, Cmd, OversizedText, Pipeline, Read, Value};
-use super::socket::{self, SocketReader, SocketWriter};
+use super::socket::{self, SocketStream, SocketWriter};
 use crate::clock::Moment;
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -46,7 +46,7 @@ pub(crate) trait PushHandler: Send + Sync + 'static {
     /// Handles a push. `Err` closes the connection.
     fn push(&self, push: &[Value]) -> Result<(), StoreError>;
 
-    /// Called after everything read so far was handled, when the connection can be used again: the time to wake tasks.
+    /// Called before the reply that follows a push, and after everything that was read. The connection can be used.
     fn delivered(&self) {}
 }
 
@@ -130,7 +130,7 @@ impl Connection {
             Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "no connection in time")),
         };
         let stream = stream.map_err(|error| unreachable(&error))?;
-        let (reader, writer) = socket::split(stream, address, options.connect_timeout).await?;
+        let (stream, writer) = socket::split(stream, address, options.connect_timeout).await?;
         let shared = Arc::new(ConnectionInner {
             writer,
             in_flight: Mutex::default(),
@@ -139,7 +139,7 @@ impl Connection {
         });
         // Closes the connection also when the runtime drops the task: no request waits for an I/O task that is gone.
         let inner = CloseOnDrop(shared.clone());
-        tokio::spawn(run_io(inner, reader, handler, options.response_timeout));
+        tokio::spawn(run_io(inner, stream, handler, options.response_timeout));
         Ok(Self { shared })
     }
 
@@ -284,6 +284,33 @@ impl ConnectionInner {
         self.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Delivers replies and pushes in stream order. A reply completes after the pushes before it have been received:
+    /// otherwise a waiter could take such a push for newer than the reply.
+    fn deliver(&self, values: Vec<Value>, handler: &dyn PushHandler, woken: &mut Vec<Waker>) -> Result<(), StoreError> {
+        let mut values = values.into_iter().peekable();
+        while values.peek().is_some() {
+            let mut in_flight = self.in_flight();
+            let mut pushed = false;
+            let mut handled = Ok(());
+            while handled.is_ok()
+                && let Some(value) = values.next_if(|value| !pushed || matches!(value, Value::Push(_)))
+            {
+                handled = match value {
+                    Value::Push(push) => {
+                        pushed = true;
+                        in_flight.push(push, handler, woken)
+                    }
+                    value => in_flight.reply(value, handler, woken),
+                };
+            }
+            in_flight.last_woken = woken.len();
+            drop(in_flight);
+            handler.delivered();
+            handled?;
+        }
+        Ok(())
+    }
+
     /// Closes the connection and fails every request on it with `error`. Later calls change nothing.
     fn close(&self, error: StoreError) {
         let mut woken = Vec::new();
@@ -390,7 +417,7 @@ impl RequestSlot {
 /// The task that reads from and writes to the socket.
 struct IoTask {
     shared: Arc<ConnectionInner>,
-    reader: SocketReader,
+    stream: SocketStream,
     handler: Arc<dyn PushHandler>,
     response_timeout: Duration,
     timer: Pin<Box<Sleep>>,
@@ -408,10 +435,10 @@ struct IoTask {
     skip: usize,
 }
 
-async fn run_io(inner: CloseOnDrop, reader: SocketReader, handler: Arc<dyn PushHandler>, response_timeout: Duration) {
+async fn run_io(inner: CloseOnDrop, stream: SocketStream, handler: Arc<dyn PushHandler>, response_timeout: Duration) {
     let mut task = IoTask {
         shared: inner.0.clone(),
-        reader,
+        stream,
         handler,
         response_timeout,
         timer: Box::pin(sleep(response_timeout)),
@@ -460,7 +487,11 @@ impl IoTask {
                 }
                 in_flight.writing = false;
                 if in_flight.out.is_empty() {
-                    return Ok(());
+                    drop(in_flight);
+                    return match self.stream.poll_flush(cx) {
+                        Poll::Ready(Err(error)) => Err(unreachable(&error)),
+                        _ => Ok(()),
+                    };
                 }
                 if std::mem::replace(&mut self.yield_first, false) {
                     // Tasks that the last replies woke are about to send requests. Run after them, so that one write
@@ -473,16 +504,10 @@ impl IoTask {
                 std::mem::swap(&mut self.out, &mut in_flight.out);
                 in_flight.writing = true;
             }
-            let writer = &self.shared.writer;
-            match writer.poll_write_ready(cx) {
+            match self.stream.poll_write(cx, &self.out[self.written..]) {
                 Poll::Pending => return Ok(()),
                 Poll::Ready(Err(error)) => return Err(unreachable(&error)),
-                Poll::Ready(Ok(())) => {}
-            }
-            match writer.try_write(&self.out[self.written..]) {
-                Ok(bytes) => self.written += bytes,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(unreachable(&error)),
+                Poll::Ready(Ok(bytes)) => self.written += bytes,
             }
             if self.written == self.out.len() {
                 self.out.clear();
@@ -497,7 +522,7 @@ impl IoTask {
                 self.input.resize(self.input.len() * 2, 0);
             }
             let mut room = ReadBuf::new(&mut self.input[self.filled..]);
-            match self.reader.poll_read(cx, &mut room) {
+            match self.stream.poll_read(cx, &mut room) {
                 Poll::Pending => return Ok(()),
                 Poll::Ready(Err(error)) => return Err(unreachable(&error)),
                 Poll::Ready(Ok(())) => {}
@@ -538,15 +563,7 @@ impl IoTask {
         self.input.copy_within(used..self.filled, 0);
         self.filled -= used;
         let mut woken = Vec::new();
-        let mut in_flight = self.shared.in_flight();
-        let handler = &*self.handler;
-        let delivered = values.into_iter().try_for_each(|value| match value {
-            Value::Push(push) => in_flight.push(push, handler, &mut woken),
-            value => in_flight.reply(value, handler, &mut woken),
-        });
-        in_flight.last_woken = woken.len();
-        drop(in_flight);
-        handler.delivered();
+        let delivered = self.shared.deliver(values, &*self.handler, &mut woken);
         woken.into_iter().for_each(Waker::wake);
         delivered.and(unreadable)
     }
@@ -573,7 +590,7 @@ impl IoTask {
                 let Some(asked_at) = oldest else { return Ok(()) };
                 in_flight.timer_set = true;
                 let left = Moment::now().until(asked_at + self.response_timeout);
-                self.timer.as_mut().reset(deadline_in(left));
+                self.timer.set(sleep(left));
             }
             if self.timer.as_mut().poll(cx).is_pending() {
                 return Ok(());
@@ -585,11 +602,6 @@ impl IoTask {
             }
         }
     }
-}
-
-/// Caps the deadline at one year so that adding it to `Instant` cannot overflow.
-fn deadline_in(left: Duration) -> Instant {
-    Instant::now() + left.min(Duration::from_secs(365 * 24 * 3_600))
 }
 
 fn configure(stream: &TcpStream, options: &RedisOptions) -> io::Result<()> {
@@ -604,7 +616,7 @@ fn configure(stream: &TcpStream, options: &RedisOptions) -> io::Result<()> {
 }
 
 /// The text of an I/O error comes from the operating system and contains no secret.
-fn unreachable(error: &io::Error) -> StoreError {
+pub(super) fn unreachable(error: &io::Error) -> StoreError {
     StoreError::new(StoreErrorKind::Unreachable, error.to_string())
 }
 
@@ -619,6 +631,8 @@ fn unsolicited_reply() -> StoreError {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::OnceLock;
+
     use super::*;
 
     /// Records the pushes that confirmed no request.
@@ -643,6 +657,53 @@ mod tests {
         let at = in_flight.put(RequestSlot::new(Moment::now(), 1, confirmed_by));
         in_flight.order.push_back(at);
         at
+    }
+
+    /// Records how many requests were unanswered each time the pushes were received.
+    #[derive(Default)]
+    struct Unanswered {
+        connection: OnceLock<Arc<ConnectionInner>>,
+        pushed: AtomicBool,
+        seen: Mutex<Vec<usize>>,
+    }
+
+    impl PushHandler for Unanswered {
+        fn answered(&self, _: Moment) {}
+
+        fn push(&self, _: &[Value]) -> Result<(), StoreError> {
+            self.pushed.store(true, Ordering::Release);
+            Ok(())
+        }
+
+        fn delivered(&self) {
+            if self.pushed.swap(false, Ordering::AcqRel) {
+                let unanswered = self.connection.get().expect("connected").in_flight().order.len();
+                self.seen.lock().expect("no panic meanwhile").push(unanswered);
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_push_is_received_before_the_reply_that_follows_it_completes() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = format!("redis://{}", listener.local_addr().expect("a port"));
+        let address = Address::parse(&address).expect("an address");
+        let handler = Arc::new(Unanswered::default());
+        let options = RedisOptions::default();
+        let connection = Connection::open(&address, &options, handler.clone()).await.expect("connected");
+        assert!(handler.connection.set(connection.shared.clone()).is_ok());
+        let (server, _) = listener.accept().await.expect("a client");
+        let mut ping = resp::cmd("PING");
+        ping.arg("x");
+        let requests = [connection.send(&ping), connection.send(&ping), connection.send(&ping)];
+        let push = ">3\r\n$8\r\nsmessage\r\n$1\r\ni\r\n$1\r\nm\r\n";
+        let stream = format!(":1\r\n{push}{push}:2\r\n{push}:3\r\n");
+        server.writable().await.expect("a client");
+        assert_eq!(server.try_write(stream.as_bytes()).expect("written"), stream.len());
+        for request in requests {
+            request.reply().await.expect("answered");
+        }
+        assert_eq!(*handler.seen.lock().expect("no panic meanwhile"), [2, 1]);
     }
 
     #[test]

@@ -5,13 +5,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::super::RedisOptions;
 use super::super::inbox::Inbox;
 use super::address::Address;
 use super::session::{Identity, Session};
+use crate::backoff::Backoff;
+use crate::clock::Moment;
 use crate::facts::Fence;
 use crate::store::{Push, PushSender, StoreError, StoreErrorKind};
 
@@ -98,14 +100,13 @@ impl RedisClient {
     }
 
     async fn wait_for_session(&self) -> Result<Arc<Session>, StoreError> {
-        let deadline = Instant::now() + self.options.response_timeout;
         let mut state = self.state.subscribe();
         let settled = state.wait_for(|state| match state {
             ConnectionState::Up(session) => !session.is_broken(),
             ConnectionState::Down(_) => false,
             ConnectionState::Closed => true,
         });
-        match timeout_at(deadline, settled).await.map(|state| state.map(|s| s.clone())) {
+        match timeout(self.options.response_timeout, settled).await.map(|state| state.map(|s| s.clone())) {
             Ok(Ok(ConnectionState::Up(session))) => Ok(session),
             Ok(_) => Err(StoreErrorKind::Closed.into()),
             Err(_) => match &*self.state.borrow() {
@@ -180,7 +181,7 @@ impl RedisClient {
             let mut previous = None;
             let mut short = true;
             if let Some(session) = session.take() {
-                let born = Instant::now();
+                let opened_at = Moment::now();
                 tokio::select! {
                     () = self.stop.cancelled() => return,
                     () = session.broken() => {}
@@ -191,7 +192,7 @@ impl RedisClient {
                     return;
                 }
                 self.pushes.send(Push::Disconnected);
-                short = born.elapsed() < SHORT_LIFE;
+                short = opened_at.until(Moment::now()) < SHORT_LIFE;
             }
             let next = tokio::select! {
                 () = self.stop.cancelled() => return,
@@ -207,18 +208,17 @@ impl RedisClient {
 
     /// Retries until a session is open.
     async fn reopen(&self, previous: Option<&Identity>, pause_first: bool) -> Arc<Session> {
-        let mut pause = RETRY_MIN;
+        let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
         if pause_first {
-            sleep(pause).await;
+            sleep(RETRY_MIN).await;
         }
         loop {
             match self.open(previous).await {
                 Ok(session) => return session,
                 Err(error) => {
-                    let wait = retry_delay(error.kind(), pause);
+                    let wait = retry_delay(error.kind(), backoff.pause());
                     self.set(ConnectionState::Down(error));
                     sleep(wait + wait.mul_f64(jitter())).await;
-                    pause = (pause * 2).min(RETRY_MAX);
                 }
             }
         }

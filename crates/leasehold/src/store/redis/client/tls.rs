@@ -1,4 +1,4 @@
-//! TLS in a task of its own, between a connection and its server. The rest of the client reads and writes plain bytes.
+//! The TLS handshake.
 //!
 //! The server must present a certificate for the host in the URL, signed by a trusted authority. Verification cannot be
 //! turned off: without it, any machine on the network path could grant locks.
@@ -8,8 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::crypto::ring;
@@ -20,28 +19,22 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use super::address::Trust;
 use crate::store::{StoreError, StoreErrorKind};
 
-/// Bytes that are copied at once in one direction.
-const CHUNK_BYTES: usize = 16 * 1024;
-
-/// Runs the TLS handshake, verifies the server, and returns the plain end of a socket pair to the TLS task.
+/// Runs the TLS handshake and verifies the server.
 pub(super) async fn encrypt(
     stream: TcpStream,
     host: &str,
     trust: &Trust,
     limit: Duration,
-) -> Result<UnixStream, StoreError> {
+) -> Result<TlsStream<TcpStream>, StoreError> {
     let name = ServerName::try_from(host.to_owned())
         .map_err(|_| invalid("the host of a rediss:// URL must be a name or an address".into()))?;
     let connector = TlsConnector::from(Arc::new(tls_config(trust)?));
     let handshake = tokio::time::timeout(limit, connector.connect(name, stream));
-    let encrypted = match handshake.await {
-        Ok(Ok(encrypted)) => encrypted,
-        Ok(Err(error)) => return Err(handshake_error(&error)),
-        Err(_) => return Err(unreachable("the TLS handshake timed out: does the server use TLS on this port?".into())),
-    };
-    let (ours, inner) = UnixStream::pair().map_err(|error| unreachable(error.to_string()))?;
-    tokio::spawn(forward(encrypted, inner));
-    Ok(ours)
+    match handshake.await {
+        Ok(Ok(encrypted)) => Ok(encrypted),
+        Ok(Err(error)) => Err(handshake_error(&error)),
+        Err(_) => Err(unreachable("the TLS handshake timed out: does the server use TLS on this port?".into())),
+    }
 }
 
 fn tls_config(trust: &Trust) -> Result<ClientConfig, StoreError> {
@@ -72,30 +65,6 @@ fn tls_config(trust: &Trust) -> Result<ClientConfig, StoreError> {
 fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, StoreError> {
     let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect);
     read.map_err(|error| invalid(format!("{} cannot be read as certificates: {error}", file.display())))
-}
-
-/// Copies bytes in both directions. When one side closes, the other is closed at once: an abandoned connection must not
-/// keep its subscription.
-async fn forward(encrypted: TlsStream<TcpStream>, inner: UnixStream) {
-    let (from_server, to_server) = tokio::io::split(encrypted);
-    let (from_us, to_us) = inner.into_split();
-    // The reason does not matter: every unanswered request fails.
-    tokio::select! {
-        _ = copy(from_server, to_us) => {}
-        _ = copy(from_us, to_server) => {}
-    }
-}
-
-async fn copy(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) -> io::Result<()> {
-    let mut chunk = vec![0; CHUNK_BYTES];
-    loop {
-        let bytes = from.read(&mut chunk).await?;
-        if bytes == 0 {
-            return Ok(());
-        }
-        to.write_all(&chunk[..bytes]).await?;
-        to.flush().await?;
-    }
 }
 
 /// A bad certificate stays bad, so it is `Refused`. A broken connection is `Unreachable`, which is retried.

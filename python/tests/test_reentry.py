@@ -1,4 +1,4 @@
-"""Being inside a lock: what is called enters again, what is started does not."""
+"""Re-entry: called functions enter a lock again, started tasks and threads do not."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def configured(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[leas
 
 
 def enters(wait: float = 0.0) -> bool:
-    """Whether the caller gets onto GPU 0."""
+    """Whether the caller can enter the lock of GPU 0."""
     try:
         with gpu.hold(0, max_wait_time=wait):
             return True
@@ -73,7 +73,7 @@ async def in_a_callback(ask: Callable[[], bool]) -> bool:
 
 @pytest.mark.parametrize("ask", [enters, acquires_by_name, lambda: gpu.current() is not None])
 @pytest.mark.parametrize("start", [in_a_task, in_a_thread, in_a_callback])
-def test_what_is_started_inside_is_not_inside(
+def test_started_work_is_not_inside(
     start: Callable[[Callable[[], bool]], Coroutine[Any, Any, bool]], ask: Callable[[], bool]
 ) -> None:
     async def parent() -> bool:
@@ -104,7 +104,7 @@ def test_a_task_started_inside_waits_until_its_parent_has_left() -> None:
     asyncio.run(parent())
 
 
-def test_what_is_called_inside_enters_again(configured: leasehold.Client) -> None:
+def test_called_work_enters_again(configured: leasehold.Client) -> None:
     def steps() -> Iterator[bool]:
         yield enters()
         with gpu.hold(0):
@@ -129,7 +129,7 @@ def test_what_is_called_inside_enters_again(configured: leasehold.Client) -> Non
     assert not configured.is_locked("gpu_lock:0")
 
 
-def test_the_loop_that_runs_inside_is_inside_with_one_task_at_a_time() -> None:
+def test_one_task_at_a_time_enters_the_lock_of_its_thread() -> None:
     entered, leave = asyncio.Event(), asyncio.Event()
 
     async def sibling() -> None:
@@ -152,8 +152,8 @@ def test_the_loop_that_runs_inside_is_inside_with_one_task_at_a_time() -> None:
         assert enters()
 
 
-def test_a_task_that_is_inside_when_its_thread_leaves_takes_no_further_step(configured: leasehold.Client) -> None:
-    """As where each job runs a loop that lives longer than the job: what a job left behind goes on in the next one."""
+def test_a_guest_is_cancelled_when_its_thread_leaves(configured: leasehold.Client) -> None:
+    """Each job runs one long-lived loop, so a task that a job left behind continues in the next job."""
     steps: list[str] = []
 
     async def left_behind(go_on: asyncio.Event) -> None:
@@ -173,7 +173,7 @@ def test_a_task_that_is_inside_when_its_thread_leaves_takes_no_further_step(conf
     try:
         with gpu.hold(0):
             child, go_on = loop.run_until_complete(job())
-            # Its next step is due already.
+            # The next step of the task is due already.
             go_on.set()
         assert not configured.is_locked("gpu_lock:0")
         with pytest.raises(asyncio.CancelledError, match="'gpu_lock:0' was released"):
@@ -188,7 +188,7 @@ def test_a_task_that_is_inside_when_its_thread_leaves_takes_no_further_step(conf
         loop.close()
 
 
-def test_a_lease_of_a_task_that_has_ended_puts_nobody_out() -> None:
+def test_an_ended_task_does_not_end_another_guest() -> None:
     manager = SmartGpuLockManager()
 
     async def ends() -> None:
@@ -225,8 +225,8 @@ def test_a_forked_child_is_not_inside() -> None:
         assert gpu.current() is not None
 
 
-def test_a_thread_of_a_pool_is_not_inside_because_of_a_generator_that_began_there() -> None:
-    """As web frameworks run dependencies: each step in some thread of a pool, in a copy of the context."""
+def test_a_suspended_generator_does_not_put_its_thread_inside() -> None:
+    """Web frameworks run dependencies this way: each step in a thread of a pool, in a copy of the context."""
 
     def dependency() -> Iterator[gpu.Gpu]:
         with gpu.hold(0) as mine:
@@ -237,21 +237,21 @@ def test_a_thread_of_a_pool_is_not_inside_because_of_a_generator_that_began_ther
         mine = threads.submit(contextvars.copy_context().run, next, run).result()
         assert not threads.submit(contextvars.copy_context().run, enters).result()
         assert mine.guard.is_valid
-        # It ends in another thread and context than it began in.
+        # It ends in another thread and context than it started in.
         assert others.submit(contextvars.copy_context().run, lambda: list(run)).result() == []
         assert not mine.guard.is_valid
         assert threads.submit(enters).result()
 
 
 def is_held_elsewhere(client: leasehold.Client) -> bool:
-    """Whether others are kept out, and the caller is inside."""
+    """Whether the lock is held, and the caller is inside."""
     mine = gpu.current()
     return client.is_locked("gpu_lock:0") and mine is not None and mine.guard.is_valid and enters()
 
 
 @pytest.mark.parametrize("gpu_id", [0, None])
 def test_the_last_block_that_leaves_releases_the_lock(configured: leasehold.Client, gpu_id: int | None) -> None:
-    """A generator that runs in its caller's context may enter first and leave first, or leave last."""
+    """A generator in its caller's context can enter first, and end first or last."""
 
     def dependency() -> Generator[None, None, None]:
         with gpu.hold(gpu_id, gpus=1):
@@ -273,7 +273,7 @@ def test_the_last_block_that_leaves_releases_the_lock(configured: leasehold.Clie
     last.close()
     assert not configured.is_locked("gpu_lock:0") and gpu.current() is None
 
-    # A generator that is forgotten has left.
+    # A generator that is freed ends its block.
     with gpu.hold(gpu_id, gpus=1):
         last = dependency()
         next(last)
@@ -305,7 +305,7 @@ def test_the_last_async_block_that_leaves_releases_the_lock(configured: leasehol
     asyncio.run(main())
 
 
-def test_a_block_that_is_left_last_tells_of_a_lost_lease(configured: leasehold.Client) -> None:
+def test_the_last_block_reports_a_lost_lease(configured: leasehold.Client) -> None:
     def dependency() -> Generator[None, None, None]:
         with gpu.hold(0):
             yield
@@ -318,7 +318,7 @@ def test_a_block_that_is_left_last_tells_of_a_lost_lease(configured: leasehold.C
         assert mine.guard.lost.wait(5)
 
 
-def test_an_ended_threads_number_is_nobodys() -> None:
+def test_a_reused_thread_id_is_another_thread() -> None:
     contexts: list[contextvars.Context] = []
     held: list[Any] = []
 
@@ -367,7 +367,7 @@ def work():
         assert enters()
         return wait(child), enters()
 
-# In the thread's first greenlet, and in one that was spawned.
+# In the first greenlet of the thread, and in a spawned one.
 print(work(), wait(spawn(work)))
 """
 
@@ -376,10 +376,10 @@ print(work(), wait(spawn(work)))
     "library",
     [
         "import gevent.monkey; gevent.monkey.patch_all()\nfrom gevent import spawn\nwait = lambda one: one.get()\n",
-        # As libraries do that carry the context over to greenlets.
+        # As libraries do that copy the context into greenlets.
         "import gevent.monkey; gevent.monkey.patch_all()\nimport contextvars, gevent\nwait = lambda one: one.get()\n"
         "def spawn(f): return gevent.spawn(contextvars.copy_context().run, f)\n",
-        # Without monkey-patching, greenlets share what is local to their thread.
+        # Without monkey-patching, greenlets share the thread-locals of their thread.
         "import contextvars, gevent\nwait = lambda one: one.get()\n"
         "def spawn(f): return gevent.spawn(contextvars.copy_context().run, f)\n",
         "import warnings; warnings.simplefilter('ignore')\nimport eventlet; eventlet.monkey_patch()\nimport contextvars\n"
@@ -401,7 +401,7 @@ def celery_app(redis_url: str) -> Iterator[Celery]:
     yield app
 
 
-def test_a_celery_task_called_by_what_another_started_is_not_inside(redis_url: str) -> None:
+def test_a_celery_task_called_by_started_work_is_not_inside(redis_url: str) -> None:
     with celery_app(redis_url) as app:
 
         @locked_task(key="order:{order_id}", app=app)

@@ -1,4 +1,4 @@
-"""The end of a process whose store is away: one bound for all locks together."""
+"""The end of a process whose store is unreachable: one timeout for all locks together."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from test_green import GEVENT
 
 import leasehold
 
-#: 2 s for the store, and what a Python takes to end on a busy machine. One answer after the other would be 40 s.
+#: 2 s for the store, plus the end of a Python on a busy machine. One timeout after the other would take 40 s.
 ENDS_WITHIN = 8.0
 
 HOLDS = """
@@ -40,7 +40,7 @@ def is_killed(server: Server) -> None:
 
 @pytest.mark.parametrize("goes_away", [is_stopped, is_killed])
 @pytest.mark.parametrize("program", [HOLDS, GEVENT + HOLDS], ids=["threads", "gevent"])
-def test_a_process_ends_in_time_when_its_store_is_away(
+def test_a_process_ends_in_time_when_its_store_is_unreachable(
     own_server: Server, program: str, goes_away: Callable[[Server], None]
 ) -> None:
     with start_python(program, own_server.url, stdin=subprocess.PIPE) as process:
@@ -55,10 +55,10 @@ def test_a_process_ends_in_time_when_its_store_is_away(
             process.kill()
         took = time.monotonic() - began
         assert took < ENDS_WITHIN, f"it took {took:.1f} s:\n{process.stderr.read()}"
-        assert "held:7" in process.stderr.read(), "nobody is told which locks are left to their leases"
+        assert "held:7" in process.stderr.read(), "the log does not name the locks whose release is not confirmed"
 
 
-def test_all_locks_are_given_back_together(own_server: Server) -> None:
+def test_all_locks_are_released_together(own_server: Server) -> None:
     with leasehold.connect(own_server.url) as client:
         with start_python(HOLDS, own_server.url, stdin=subprocess.PIPE) as process:
             assert process.stdout is not None and process.stdin is not None
@@ -69,7 +69,7 @@ def test_all_locks_are_given_back_together(own_server: Server) -> None:
         assert client.locks() == []
 
 
-# Each step of the main thread's end is one at which another may acquire.
+# Another thread can acquire a lock between any two steps of the main thread's end.
 BUSY = """
 import sys, threading, leasehold
 sys.setswitchinterval(1e-5)
@@ -89,18 +89,18 @@ enough.wait()
 """
 
 
-def test_all_locks_are_given_back_while_a_daemon_thread_acquires_more(own_server: Server) -> None:
+def test_all_locks_are_released_while_a_daemon_thread_acquires_more(own_server: Server) -> None:
     with leasehold.connect(own_server.url) as client, start_python(BUSY, own_server.url) as process:
-        said = process.communicate(timeout=60)
-        assert process.returncode == 0 and "RuntimeError" not in said[1], said[1]
+        output = process.communicate(timeout=60)
+        assert process.returncode == 0 and "RuntimeError" not in output[1], output[1]
         assert client.locks() == []
 
 
 class Interrupted(BaseException):
-    """What a signal's handler raises, as Ctrl-C and time limits do."""
+    """An exception of a signal handler, such as Ctrl-C or a time limit."""
 
 
-def test_a_release_that_is_interrupted_goes_on_and_is_none_that_failed(own_server: Server) -> None:
+def test_an_interrupted_release_goes_on_and_does_not_count_as_failed(own_server: Server) -> None:
     def interrupt(*_: Any) -> None:
         raise Interrupted
 

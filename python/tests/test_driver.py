@@ -1,4 +1,4 @@
-"""Whichever thread drives the engine, its own or one that waits, what goes on in the background goes on."""
+"""Background work continues, whether the native thread or a waiting Python thread drives the engine."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from conftest import Background, run_python, start_python, until
 from leasehold import Client
 
 
-def test_a_lease_is_renewed_when_those_who_drove_are_gone(client: Client) -> None:
-    """Threads that wait in quick succession drive by themselves; after the last of them nobody else would."""
+def test_a_lease_is_renewed_after_the_last_waiting_thread(client: Client) -> None:
+    """Threads that wait in quick succession drive; after the last of them the native thread has to take over."""
     for _ in range(100):
         with client.lock("a"):
             pass
     with client.lock("a", ttl=0.3) as guard:
         end = time.monotonic() + 1.5
         while time.monotonic() < end:
-            sum(range(20_000_000))  # one call of C, which lets nobody else run
+            sum(range(20_000_000))  # one call of C, which keeps the GIL
         assert guard.is_valid, guard.lost.reason
 
 
-def test_a_guard_is_given_back_by_a_program_that_waits_no_more(client: Client, url: str) -> None:
+def test_a_dropped_guard_is_released_without_a_waiting_thread(client: Client, url: str) -> None:
     code = """
 import sys, leasehold
 client = leasehold.connect(sys.argv[1])
@@ -42,8 +42,8 @@ for _ in range(100):
             process.stdin.flush()
 
 
-def test_those_who_wait_go_on_when_the_one_that_drives_is_done(client: Client, url: str) -> None:
-    """The holder is another process: here nobody calls anything but those who wait."""
+def test_another_waiting_thread_takes_over_driving(client: Client, url: str) -> None:
+    """The holder is another process, so only the waiting threads make calls here."""
     code = """
 import sys, time, leasehold
 client = leasehold.connect(sys.argv[1])
@@ -78,7 +78,7 @@ for line in sys.stdin:
 
 
 def test_ctrl_c_ends_the_waiting_next_to_an_event_loop(client: Client, url: str) -> None:
-    """There the engine's own thread drives, and the one that waits does not."""
+    """With an event loop, the native thread drives, and the waiting thread does not."""
     code = """
 import asyncio, sys, threading, leasehold
 client = leasehold.connect(sys.argv[1])

@@ -1,21 +1,46 @@
-"""Times, texts and choices as Python says them: what cannot be meant is refused, and the error names the argument."""
+"""Checks of arguments: times, texts, choices, and the terms of a request. Each error names the argument."""
 
 from __future__ import annotations
 
 import json
 from datetime import timedelta
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from . import _native
 from ._errors import InvalidArgument
 
 #: A number of seconds, or a ``timedelta``.
 Seconds: TypeAlias = float | timedelta
+OnUnavailable: TypeAlias = Literal["closed", "open"]
+
+
+def terms(
+    *,
+    ttl: Seconds | None = None,
+    wait: Seconds | None = None,
+    renew: bool = True,
+    max_hold: Seconds | None = None,
+    fenced: bool = True,
+    owner: str | None = None,
+    on_unavailable: OnUnavailable | None = None,
+) -> _native.Terms:
+    """The terms of a request. ``None`` stands for the client's default."""
+    if on_unavailable is not None:
+        one_of("on_unavailable", on_unavailable, "closed", "open")
+    return _native.Terms(
+        ttl=optional_lease("ttl", ttl),
+        wait=optional_seconds("wait", wait),
+        renew=flag("renew", renew),
+        max_hold=optional_seconds("max_hold", max_hold),
+        fenced=flag("fenced", fenced),
+        owner=optional_text("owner", owner),
+        on_unavailable=on_unavailable,
+    )
 
 
 def seconds(what: str, time: Seconds) -> float:
-    """As a number."""
+    """A time as a number of seconds, 0 or more."""
     if isinstance(time, timedelta):
         number = time.total_seconds()
     else:
@@ -25,39 +50,39 @@ def seconds(what: str, time: Seconds) -> float:
         try:
             number = float(given)
         except OverflowError:
-            raise InvalidArgument(f"{what}: so many seconds cannot be counted") from None
-    # Not less than 0: NaN is neither.
+            raise InvalidArgument(f"{what}: the number of seconds is too large for a float") from None
+    # Written this way because NaN compares false, too.
     if not number >= 0:
         raise InvalidArgument(f"{what}: {time!r} is not a number of seconds, 0 or more")
     return number
 
 
 def optional_seconds(what: str, time: Seconds | None) -> float | None:
-    """The same of a time that may be left out."""
+    """:func:`seconds` of a time that may be left out."""
     return None if time is None else seconds(what, time)
 
 
 def lease(what: str, time: Seconds) -> float:
-    """The same of how long a store keeps a lease that nobody renews."""
+    """The ttl of a lease in seconds, within the bounds of a store."""
     number = seconds(what, time)
-    _native.check_lease(what, number)
+    _native.check_ttl(what, number)
     return number
 
 
 def optional_lease(what: str, time: Seconds | None) -> float | None:
-    """The same of one that may be left out."""
+    """:func:`lease` of a ttl that may be left out."""
     return None if time is None else lease(what, time)
 
 
-def kept(what: str, time: Seconds) -> float:
-    """The same of how long a store keeps a result or a value."""
+def retention(what: str, time: Seconds) -> float:
+    """For how long a store keeps a result or a value, in seconds and within its bounds."""
     number = seconds(what, time)
-    _native.check_kept(what, number)
+    _native.check_retention(what, number)
     return number
 
 
 def text(what: str, given: str) -> str:
-    """A name, an owner, a URL: never bytes, which two programs may read differently."""
+    """A name, an owner or a URL. Bytes are refused, because two programs may decode them differently."""
     if isinstance(given, str):
         try:
             given.encode()
@@ -69,25 +94,25 @@ def text(what: str, given: str) -> str:
 
 
 def optional_text(what: str, given: str | None) -> str | None:
-    """The same of a text that may be left out."""
+    """:func:`text` of an argument that may be left out."""
     return None if given is None else text(what, given)
 
 
 def flag(what: str, given: bool) -> bool:
-    """Yes or no, and nothing that may be meant as one of them."""
+    """``True`` or ``False``. Other values that Python counts as true or false are refused."""
     if isinstance(given, bool):
         return given
     raise InvalidArgument(f"{what}: {given!r} is neither True nor False")
 
 
 def one_of(what: str, given: Any, first: str, second: str) -> None:
-    """One of two words."""
+    """Refuses everything but one of two words."""
     if not isinstance(given, str) or given not in (first, second):
         raise InvalidArgument(f'{what}: {given!r} is neither "{first}" nor "{second}"')
 
 
 def as_json(what: str, given: Any, *, sort_keys: bool = False) -> str:
-    """Whatever JSON can say."""
+    """A value written as JSON."""
     try:
         return json.dumps(given, sort_keys=sort_keys)
     except (TypeError, ValueError, RecursionError) as problem:
@@ -95,14 +120,15 @@ def as_json(what: str, given: Any, *, sort_keys: bool = False) -> str:
 
 
 def as_exact_json(what: str, given: Any) -> str:
-    """The same of a value that programs in other languages read: without integers that only some of them know."""
+    """A value written as JSON for programs in other languages: integers of more than 64 bits are refused, because some of
+    these programs would read another number."""
     written = as_json(what, given)
 
     def exact(digits: str) -> int:
         number = int(digits)
         if -(2**63) <= number < 2**64:
             return number
-        raise InvalidArgument(f"{what}: {digits[:40]} has more than 64 bits, and would not be the same for everybody: write it as text")
+        raise InvalidArgument(f"{what}: {digits[:40]} has more than 64 bits, and other programs may read another number: write it as text")
 
     json.loads(written, parse_int=exact)
     return written
