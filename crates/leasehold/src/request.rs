@@ -41,13 +41,13 @@ impl LockRequest {
         &mut self.terms
     }
 
-    /// The request with a fence, and failing when the store cannot be reached.
+    /// Requires a fence and a store that answers.
     pub(crate) fn protected(mut self) -> Self {
         self.terms.require_protection();
         self
     }
 
-    /// Takes the lock under a token of the caller's choice, without a guard: as a [`Lease`], which belongs to no process.
+    /// Acquires the lock under a token that the caller chose, without a guard: as a [`Lease`], which belongs to no process.
     ///
     /// A second request with the same token returns the same lease and fence, with its ttl restarted. So a caller that lost the
     /// answer asks again, and does not block itself. For the same reason nothing is undone when the call fails or is
@@ -134,7 +134,7 @@ impl LockRequest {
         done
     }
 
-    /// Which lock of which manager this asks for.
+    /// Returns the manager and the name of the requested lock.
     pub(crate) fn of(&self) -> Result<(&Arc<Core>, &LockName), Error> {
         match &self.name {
             Ok(name) => Ok((&self.engine.core, name)),
@@ -142,12 +142,12 @@ impl LockRequest {
         }
     }
 
-    /// How long it waits.
+    /// Returns how long it waits.
     pub(crate) fn wait(&self) -> Wait {
         self.terms.wait()
     }
 
-    /// What it asks for, checked.
+    /// Checks the request, and adds the defaults of its manager.
     pub(crate) fn into_wish(self) -> Result<(Arc<EngineHandle>, Wish), Invalid> {
         let wish = self.terms.wish(self.name?, &self.engine.core.options)?;
         Ok((self.engine, wish))

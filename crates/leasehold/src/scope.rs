@@ -192,3 +192,45 @@ impl Scope {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::future::poll_fn;
+    use std::task::Poll;
+
+    use super::*;
+    use crate::manager::LockManager;
+
+    #[tokio::test]
+    async fn work_finds_its_fence_and_takes_no_step_after_a_loss() {
+        let locks = LockManager::connect("memory:").await.expect("a store");
+        let pool = locks.pool("pool", 0..3).expect("a pool");
+        let (begun, steps, steps_before) = (Cell::new(0), Cell::new(0), Cell::new(0));
+        let work = async || {
+            assert!(current_fence().is_some());
+            begun.set(begun.get() + 1);
+            poll_fn(|_| {
+                steps.set(steps.get() + 1);
+                Poll::<()>::Pending
+            })
+            .await;
+        };
+        let (lock, one, two, ()) = tokio::join!(
+            locks.with_lock("lock", async |_| work().await),
+            pool.acquire().run(async |_| work().await),
+            pool.any(2).run(async |_| work().await),
+            async {
+                while begun.get() < 3 {
+                    tokio::task::yield_now().await;
+                }
+                steps_before.set(steps.get());
+                locks.shutdown().await;
+            }
+        );
+        for ended in [lock, one, two] {
+            assert!(matches!(ended, Err(Error::Lost { why: LossReason::Shutdown, .. })), "{ended:?}");
+        }
+        assert_eq!(steps.get(), steps_before.get());
+    }
+}

@@ -149,7 +149,7 @@ impl Attempt {
     }
 
     /// A message says that the waiter is first in the queue, and has to ask again after a while.
-    pub(crate) fn told_to_look(&mut self, cx: &Context<'_>, after: Duration) {
+    pub(crate) fn look_again(&mut self, cx: &Context<'_>, after: Duration) {
         self.look_by(cx.now + after);
         // However far back it was when it last asked: from now on its messages are probed as often as the head's.
         self.position = 0;

@@ -303,13 +303,13 @@ mod tests {
         assert_eq!(call.next(tried, ALL), Do::Try(vec![0, 1]));
         assert_eq!(call.next(Event::Took(vec![1]), ALL), Do::Look);
         assert_eq!(call.next(Event::Free(vec![]), ALL), Do::WaitForRest(Ticket(5)));
-        // The lock is lost: all is given back, and the request begins anew with its old place.
+        // The lock is lost: all members are released, and the request starts again with its ticket.
         assert_eq!(call.next(Event::CollectorLockLost, ALL), Do::GiveBack);
         assert_eq!(call.given_back(ALL), Do::TryCollectorLock { draw: false });
     }
 
     #[test]
-    fn nobody_waits_with_a_part_and_without_the_collector_lock() {
+    fn no_request_waits_with_a_part_and_without_the_collector_lock() {
         let mut call = PoolCall::new(2, 4, true);
         call.begin(ALL);
         let tried = Event::CollectorLockTried { granted: false, ticket: Some(Ticket(5)) };

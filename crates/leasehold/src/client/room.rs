@@ -73,15 +73,15 @@ pub(crate) enum Effect<T> {
     Ask { claim: Claim, ticket: Option<Ticket> },
     /// The lock belongs to this task.
     Give { task: T, token: Token, grant: Grant, record: Record },
-    /// The task waited in vain: the store failed, or (`None`) the process shuts down.
+    /// The task did not get the lock: the store failed, or (`None`) the process shuts down.
     Fail { task: T, name: LockName, error: Option<StoreError> },
     /// Cancel the acquire that is in flight for this token, if any. Then leave the queue, until the store confirms it,
     /// and call `Rooms::left`.
     Leave { claim: Claim, unanswered: bool },
     /// A leave that is in progress has to be sent again now.
     HurryLeave(Token),
-    /// Tell the store which waiters it has to probe its messages for.
-    Tell(Standing),
+    /// Report to the store which waiters need push probes.
+    Report(Standing),
 }
 
 /// How many rooms wait, and what the store has to know to probe its messages for them.

@@ -72,7 +72,7 @@ impl<T> Rooms<T> {
     /// A task leaves its room. `None`: it had left before, or was answered.
     ///
     /// The task is returned, because dropping it may run code that uses the rooms: they have to be unlocked first.
-    pub(crate) fn get_up(&mut self, cx: &mut Context<'_>, name: &LockName, id: SeatId) -> Option<T> {
+    pub(crate) fn leave_seat(&mut self, cx: &mut Context<'_>, name: &LockName, id: SeatId) -> Option<T> {
         let room = self.rooms.get_mut(name)?;
         let place = room.seats.iter().position(|(seat, _)| *seat == id)?;
         let (_, seat) = room.seats.remove(place)?;
@@ -97,7 +97,7 @@ impl<T> Rooms<T> {
             Push::LookAgain { token, after } => {
                 let Some(Queued::Waits(name)) = self.out.tokens.get(&token).cloned() else { return };
                 self.with_attempt(cx, &name, &token, |room, cx, _| {
-                    room.attempt.as_mut()?.told_to_look(cx, after);
+                    room.attempt.as_mut()?.look_again(cx, after);
                     None
                 });
             }
@@ -180,7 +180,7 @@ impl<T> Rooms<T> {
             };
             if standing != self.standing {
                 self.standing = standing;
-                self.out.effects.push(Effect::Tell(standing));
+                self.out.effects.push(Effect::Report(standing));
             }
         }
         std::mem::take(&mut self.out.effects)

@@ -72,8 +72,8 @@ async fn obtain(
     began: Moment,
     seen: &Mutex<Seen>,
 ) -> Result<(Guard, bool), Ended> {
-    // A call that can wait does not overtake tasks of its own process that wait already, and does not try in vain for a
-    // lock that was just handed on.
+    // A call that can wait does not overtake tasks of its own process that wait already, and does not try for a lock
+    // that was just handed on.
     if wish.wait == Wait::Not || !engine.waiting.is_contended(&wish.name) {
         if let Some(guard) = try_once(engine, wish, seen).await? {
             return Ok((guard, false));

@@ -1,4 +1,4 @@
-//! One call that takes a lock, a member of a pool or a lease for a token: its beginning, its deadline, its accounting.
+//! A call that acquires a lock, members of a pool or a lease under a token: its start, its deadline, its accounting.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::store::{Operation, StoreError};
 
 /// Why a call ended without a lock.
 pub(super) enum Ended {
-    /// Its time is over. What was seen until then decides which error the caller gets.
+    /// It timed out. What was seen until then decides which error the caller gets.
     Late,
     Error(Error),
 }

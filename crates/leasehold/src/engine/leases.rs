@@ -66,13 +66,13 @@ impl Leases {
         }
         for message in early {
             match message {
-                Early::Revoked => self.lose_and_report_later(cell, LossReason::Revoked),
+                Early::Revoked => self.lose_and_observe_later(cell, LossReason::Revoked),
                 Early::Finish(reason) => cell.ask_to_finish(reason),
             }
         }
         // A shutdown that went through all leases may have missed this one.
         if self.core.closing.is_cancelled() {
-            self.lose_and_report_later(cell, LossReason::Shutdown);
+            self.lose_and_observe_later(cell, LossReason::Shutdown);
         }
     }
 
@@ -124,7 +124,7 @@ impl Leases {
     /// The store says that a lease was revoked. Called on the task or thread of the store.
     pub(super) fn revoked(self: &Arc<Self>, token: &Token) {
         if let Some(cell) = self.find_or_keep(token, || Early::Revoked) {
-            self.lose_and_report_later(&cell, LossReason::Revoked);
+            self.lose_and_observe_later(&cell, LossReason::Revoked);
         }
     }
 
@@ -139,16 +139,16 @@ impl Leases {
     /// may still be going on.
     pub(super) fn lose(&self, cell: &LeaseCell, why: LossReason) {
         if self.mark_lost(cell, why) {
-            self.report_lost(cell, why);
+            self.observe_loss(cell, why);
         }
     }
 
-    /// Notifies a holder at once, and reports the loss from a task of its own: the observer is the user's code, which
-    /// must not run on the task or thread of the store.
-    fn lose_and_report_later(self: &Arc<Self>, cell: &Arc<LeaseCell>, why: LossReason) {
+    /// Notifies a holder, and the observer from a task of its own: it is the user's code, which must not run on the task
+    /// or thread of the store.
+    fn lose_and_observe_later(self: &Arc<Self>, cell: &Arc<LeaseCell>, why: LossReason) {
         if self.mark_lost(cell, why) {
             let (leases, cell) = (self.clone(), cell.clone());
-            self.core.spawn(async move { leases.report_lost(&cell, why) });
+            self.core.spawn(async move { leases.observe_loss(&cell, why) });
         }
     }
 
@@ -161,8 +161,8 @@ impl Leases {
 
     /// Notifies a holder whose lease was removed from the schedule before.
     pub(super) fn lose_removed(&self, cell: &LeaseCell, why: LossReason) {
-        if cell.lose(why) {
-            self.report_lost(cell, why);
+        if self.notify(cell, why) {
+            self.observe_loss(cell, why);
         }
     }
 
@@ -171,21 +171,25 @@ impl Leases {
     fn mark_lost(&self, cell: &LeaseCell, why: LossReason) -> bool {
         // It stays in the schedule until its guard is dropped, because a shutdown waits for that.
         let is_renewed = self.lock().put(cell, NEVER);
-        is_renewed && cell.lose(why)
+        is_renewed && self.notify(cell, why)
     }
 
-    fn report_lost(&self, cell: &LeaseCell, why: LossReason) {
-        tracing::warn!(name = %cell.name, holder = %cell.token.holder_id(), %why, "lease lost");
-        let publisher = &self.core.publisher;
-        publisher.stats.lost_leases.add_one();
-        let event = {
-            let state = cell.state();
-            state.published.then(|| cell.event(EventKind::Lost, &state.owner.to_string(), &why.to_string()))
-        };
-        if let Some(event) = event {
-            publisher.note(Note::Tell(event));
+    fn notify(&self, cell: &LeaseCell, why: LossReason) -> bool {
+        if !cell.lose(why) {
+            return false;
         }
-        publisher.observe(&Transition::Lost { name: cell.name.as_str(), why });
+        tracing::warn!(name = %cell.name, holder = %cell.token.holder_id(), %why, "lease lost");
+        self.core.publisher.stats.lost_leases.add_one();
+        let state = cell.state();
+        if state.published {
+            let event = cell.event(EventKind::Lost, &state.owner.to_string(), &why.to_string());
+            self.core.publisher.note(Note::Tell(event));
+        }
+        true
+    }
+
+    fn observe_loss(&self, cell: &LeaseCell, why: LossReason) {
+        self.core.publisher.observe(&Transition::Lost { name: cell.name.as_str(), why });
     }
 
     pub(super) async fn wait_until_empty(&self) {

@@ -92,7 +92,7 @@ impl Seated {
     /// Leaves the room. If it is empty now, gives the store a moment to confirm that. `false`: the task was answered before,
     /// and its answer is there or about to be.
     pub(super) async fn leave(&mut self) -> bool {
-        let Some((was_waiting, left)) = self.get_up() else { return false };
+        let Some((was_waiting, left)) = self.leave_seat() else { return false };
         if let Some(left) = left {
             let _ = timeout(LEAVES_WITHIN, left).await;
         }
@@ -104,16 +104,16 @@ impl Seated {
         lock(&self.waiting.inner).rooms.seen(Moment::now(), &self.name)
     }
 
-    fn get_up(&mut self) -> Option<(bool, Option<oneshot::Receiver<()>>)> {
+    fn leave_seat(&mut self) -> Option<(bool, Option<oneshot::Receiver<()>>)> {
         let id = self.id.take()?;
-        let (task, left) = self.waiting.change(|rooms, cx| rooms.get_up(cx, &self.name, id));
+        let (task, left) = self.waiting.change(|rooms, cx| rooms.leave_seat(cx, &self.name, id));
         Some((task.is_some(), left))
     }
 }
 
 impl Drop for Seated {
     fn drop(&mut self) {
-        self.get_up();
+        self.leave_seat();
     }
 }
 
@@ -176,7 +176,7 @@ impl WaitingRooms {
                         wake.notify_one();
                     }
                 }
-                Effect::Tell(standing) => {
+                Effect::Report(standing) => {
                     self.core.store.waiting(standing.rooms, standing.nearest, standing.shortest);
                 }
                 Effect::Give { .. } | Effect::Fail { .. } => answers.push(effect),
@@ -245,7 +245,7 @@ impl WaitingRooms {
                 });
             }
             Effect::Fail { task, name, error: None } => task.reply.send(Err(Error::ShutDown { name })),
-            Effect::Ask { .. } | Effect::Leave { .. } | Effect::HurryLeave(_) | Effect::Tell(_) => {}
+            Effect::Ask { .. } | Effect::Leave { .. } | Effect::HurryLeave(_) | Effect::Report(_) => {}
         }
     }
 }

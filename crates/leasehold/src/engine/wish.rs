@@ -7,7 +7,7 @@ use crate::facts::{LockName, Owner, Token, Ttl};
 use crate::options::OnUnavailable;
 use crate::store::Claim;
 
-/// A request as the caller put it, checked.
+/// A checked request, with the defaults of its manager.
 #[derive(Debug, Clone)]
 pub(crate) struct Wish {
     pub(crate) name: LockName,

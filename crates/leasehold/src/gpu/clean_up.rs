@@ -155,7 +155,7 @@ impl CleanUp {
 /// The message of a panic.
 fn message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref().copied()).unwrap_or("no message")
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }
 
 fn run_command(words: &[OsString], leaving: &Leaving, within: Duration) -> CleanUpOutcome {

@@ -35,7 +35,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Terms of which nothing is set.
+    /// Returns terms without any setting.
     pub fn new() -> Self {
         Self::default()
     }

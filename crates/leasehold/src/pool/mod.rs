@@ -105,7 +105,7 @@ impl Pool {
 
     /// Asks for any `count` members, all of them or none: see [`Pool::acquire`].
     ///
-    /// While it waits, members that become free are kept for it, so that those who ask for fewer after it do
+    /// While it waits, members that become free are kept for it, so that later requests for fewer do
     /// not keep it waiting for ever. Requests for several are collected one at a time, under the lock
     /// `<pool>:collecting`: two of them never hold a part each.
     pub fn any(&self, count: usize) -> PoolRequest<Permits> {

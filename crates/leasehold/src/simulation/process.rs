@@ -293,7 +293,7 @@ impl Process {
                         wake.notify_one();
                     }
                 }
-                Effect::Tell(standing) => self.link.tell(standing),
+                Effect::Report(standing) => self.link.tell(standing),
                 Effect::Give { .. } | Effect::Fail { .. } => answers.push(effect),
             }
         }
@@ -346,7 +346,7 @@ impl Process {
             }
             Effect::Fail { task, error: Some(error), .. } => task.reply.send(Err(CallError::Store(error))),
             Effect::Fail { task, error: None, .. } => task.reply.send(Err(CallError::ShutDown)),
-            Effect::Ask { .. } | Effect::Leave { .. } | Effect::HurryLeave(_) | Effect::Tell(_) => {}
+            Effect::Ask { .. } | Effect::Leave { .. } | Effect::HurryLeave(_) | Effect::Report(_) => {}
         }
     }
 
@@ -388,7 +388,7 @@ impl Seated {
 
     /// Leaves the room, and waits briefly for the store's confirmation. `false`: the task was answered before.
     pub(super) async fn leave(&mut self) -> bool {
-        let Some((was_waiting, left)) = self.get_up() else { return false };
+        let Some((was_waiting, left)) = self.leave_seat() else { return false };
         if let Some(left) = left {
             let _ = self.process.world.timeout(LEAVES_WITHIN, left).await;
         }
@@ -401,9 +401,9 @@ impl Seated {
         self.process.waiting.borrow().rooms.seen(now, &self.name)
     }
 
-    fn get_up(&mut self) -> Option<(bool, Option<oneshot::Receiver<()>>)> {
+    fn leave_seat(&mut self) -> Option<(bool, Option<oneshot::Receiver<()>>)> {
         let id = self.id.take()?;
-        let (task, left) = self.process.change(|rooms, cx| rooms.get_up(cx, &self.name, id));
+        let (task, left) = self.process.change(|rooms, cx| rooms.leave_seat(cx, &self.name, id));
         Some((task.is_some(), left))
     }
 }
@@ -411,7 +411,7 @@ impl Seated {
 impl Drop for Seated {
     fn drop(&mut self) {
         if !self.process.life.is_dead.get() {
-            self.get_up();
+            self.leave_seat();
         }
     }
 }

@@ -90,9 +90,9 @@ impl Process {
                 format!("leave {}{}", number(&claim.token), if unanswered { ", unanswered" } else { "" })
             }
             Effect::HurryLeave(token) => format!("hurry {}", number(&token)),
-            Effect::Tell(standing) => format!("tell {} rooms", standing.rooms),
+            Effect::Report(standing) => format!("report {} rooms", standing.rooms),
         };
-        let lines = self.rooms.take_effects().into_iter().map(line).filter(|line| !line.starts_with("tell"));
+        let lines = self.rooms.take_effects().into_iter().map(line).filter(|line| !line.starts_with("report"));
         (result, lines.collect())
     }
 
@@ -111,8 +111,8 @@ impl Process {
         self.after(|rooms, cx, _| rooms.deliver(cx, Push::Granted { token: token(number), grant })).1
     }
 
-    fn get_up(&mut self, id: SeatId) -> (bool, Vec<String>) {
-        self.after(|rooms, cx, name| rooms.get_up(cx, name, id).is_some())
+    fn leave_seat(&mut self, id: SeatId) -> (bool, Vec<String>) {
+        self.after(|rooms, cx, name| rooms.leave_seat(cx, name, id).is_some())
     }
 }
 
@@ -137,7 +137,7 @@ fn a_grant_waits_for_the_answer_to_a_request_in_flight() {
     assert_eq!(process.pushed(1, grant(8, 900)), [""; 0], "the acquire could still put the token into the queue");
     assert_eq!(process.answered(1, queued_behind(7, 6)), ["give 1 to task, Provisional"]);
 
-    // Without an answer nobody knows whether the acquire was carried out: the token is given up.
+    // Without an answer it is unknown whether the acquire was carried out, so the token is given up.
     process.sit("task", None);
     process.pushed(2, grant(9, 900));
     let lost = Err(StoreErrorKind::NoAnswer.into());
@@ -153,7 +153,7 @@ fn a_grant_that_is_over_when_its_token_is_queued_again_is_not_believed() {
         process.pushed(1, grant(8, 900));
         assert_eq!(process.answered(1, answer), ["ask 1 with Some(7)"], "only the store knows");
         assert_eq!(process.answered(1, queued_behind(7, 9)), [""; 0]);
-        assert_eq!(process.get_up(seat), (true, vec!["leave 1".to_owned()]), "the queue forgets the token");
+        assert_eq!(process.leave_seat(seat), (true, vec!["leave 1".to_owned()]), "the queue forgets the token");
     }
 }
 
@@ -167,7 +167,7 @@ fn a_task_that_gets_up_is_dropped_outside_the_rooms() {
     let task = std::rc::Rc::new(());
     let seat = Seat { ttl, owner: Owner::default(), retry_every: None, ticket: None, task: task.clone() };
     let id = rooms.sit(&mut cx, &name, seat);
-    let returned = rooms.get_up(&mut cx, &name, id);
+    let returned = rooms.leave_seat(&mut cx, &name, id);
     assert_eq!(std::rc::Rc::strong_count(&task), 2, "the caller drops it");
     drop(returned);
     assert_eq!(std::rc::Rc::strong_count(&task), 1, "the rooms have kept nothing");
@@ -179,9 +179,9 @@ fn the_last_task_that_gets_up_leaves_the_queue() {
     let first = process.sit("first", None).0;
     let second = process.sit("second", None).0;
     process.answered(1, queued(7, 0));
-    assert_eq!(process.get_up(first), (true, vec![]));
-    assert_eq!(process.get_up(first), (false, vec![]), "only once");
-    assert_eq!(process.get_up(second), (true, vec!["leave 1".to_owned()]));
+    assert_eq!(process.leave_seat(first), (true, vec![]));
+    assert_eq!(process.leave_seat(first), (false, vec![]), "only once");
+    assert_eq!(process.leave_seat(second), (true, vec!["leave 1".to_owned()]));
     // A grant that crossed the leave is passed on at once.
     assert_eq!(process.pushed(1, grant(8, 900)), ["hurry 1"]);
     assert!(!process.rooms.is_idle());
@@ -214,7 +214,7 @@ fn a_lost_message_is_found_by_asking_again() {
     let mut process = Process::new();
     process.sit("task", None);
     process.answered(1, queued(7, 0));
-    // Nobody is known to hold it: asked again at once.
+    // The holder is unknown, so the room asks again at once.
     assert_eq!(process.rooms.wakes_at(), Some(Moment::from_boot(Duration::from_millis(1_001))));
     assert_eq!(process.after(|rooms, cx, _| rooms.tick(cx)).1, [""; 0], "not yet");
     process.now_ms = 1_001;

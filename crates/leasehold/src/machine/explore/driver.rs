@@ -98,7 +98,7 @@ impl Driver<'_> {
         match std::mem::replace(&mut self.client.user, User::Idle) {
             User::Idle => {}
             User::Trying { token, .. } => self.undo(token),
-            User::Waiting(seat) => self.rooms(|rooms, cx| rooms.get_up(cx, &name(), seat)).map(drop)?,
+            User::Waiting(seat) => self.rooms(|rooms, cx| rooms.leave_seat(cx, &name(), seat)).map(drop)?,
             User::Holding(mut lease) => {
                 lease.state.give_up();
                 let token = lease.token.clone();
@@ -210,7 +210,7 @@ impl Driver<'_> {
                     self.leave(claim.token, true, unanswered);
                 }
                 Effect::HurryLeave(token) => self.leave_again(&token),
-                Effect::Tell(_) => {}
+                Effect::Report(_) => {}
             }
         }
         Ok(changed)
