@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The library's modules, lowest layer first. A module uses its own layer and those before it. A file that is in another layer
-/// than the rest of its module is listed too.
+/// The library's modules, lowest layer first. A module uses its own layer and those before it. Where a file of a module is
+/// in another layer than the rest, it is named, too.
 const LAYERS: &[(&str, &[&str])] = &[
     ("facts", &["backoff", "clock", "facts", "loss", "rules"]),
     ("pure", &["lease/belief", "machine"]),
@@ -17,11 +17,11 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("edges", &["gpu", "http"]),
 ];
 
-/// Allowed uses of a higher layer, with the reason.
+/// What a module may use of a layer above its own, and why.
 const EXCEPTIONS: &[(&str, &str, &str)] =
     &[("engine/guard", "lease", "`Guard::detach` returns the lease without a guard, which is a handle")];
 
-/// Allowed types with the same name in two modules of a crate, with the reason.
+/// Types that two modules of a crate define under one name, and why.
 const TWINS: &[(&str, &str, &str)] = &[
     ("leasehold", "Guard", "`blocking` mirrors the async API"),
     ("leasehold", "LockManager", "`blocking` mirrors the async API"),
@@ -67,14 +67,14 @@ fn sources(dir: &Path) -> Vec<Source> {
     found
 }
 
-/// Returns the part before the unit tests, without comments.
+/// The part before the unit tests, without comments.
 fn production(text: &str) -> String {
     let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
     let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
     lines.map(|line| format!("{line}\n")).collect()
 }
 
-/// Returns the layer of a module path such as `store/redis/keys`, which is that of its longest prefix.
+/// The layer of a module path such as `store/redis/keys`: that of its longest prefix.
 fn layer(path: &str) -> Option<usize> {
     let is_prefix =
         |module: &str| path.strip_prefix(module).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
@@ -83,7 +83,7 @@ fn layer(path: &str) -> Option<usize> {
     modules.filter(|(_, module)| is_prefix(module)).max_by_key(|(_, module)| module.len()).map(|(at, _)| at)
 }
 
-/// Returns the paths after `crate::`, with slashes. Only modules, the part in lower case, are kept.
+/// The paths that code names after `crate::`, with slashes. Of a path only modules are kept: the part in small letters.
 fn used(code: &str) -> BTreeSet<String> {
     let mut paths = BTreeSet::new();
     for rest in code.split("crate::").skip(1) {
@@ -92,7 +92,7 @@ fn used(code: &str) -> BTreeSet<String> {
     paths
 }
 
-/// Parses one path or a list of paths in braces. Returns the rest of the text.
+/// Reads one path, or a list of paths in braces. Returns what is left of the text.
 fn read_path<'a>(text: &'a str, before: &str, paths: &mut BTreeSet<String>) -> &'a str {
     let text = text.trim_start();
     if let Some(mut list) = text.strip_prefix('{') {
@@ -131,7 +131,7 @@ fn each_layer_uses_only_itself_and_those_below() {
             continue;
         }
         let Some(own) = layer(from) else { panic!("{from} is in no layer") };
-        // What the exploration needs of its types.
+        // What the exploration needs of the types that it visits.
         for to in used(&source.code).into_iter().filter(|to| to != "client/visit") {
             if layer(&to).is_none_or(|theirs| theirs <= own) {
                 continue;
@@ -215,7 +215,7 @@ fn no_type_name_is_defined_twice_in_a_crate() {
     assert!(twice.is_empty(), "a name means one thing in a crate:\n{}", twice.join("\n"));
 }
 
-/// Returns the type that a line defines. Associated types are indented and do not count.
+/// The type that a line defines. Associated types are indented, and are not types of their own.
 fn type_defined(line: &str) -> Option<&str> {
     let visible = line.trim_start();
     let rest = match visible.strip_prefix("pub") {
@@ -229,7 +229,7 @@ fn type_defined(line: &str) -> Option<&str> {
     Some(&rest[..end]).filter(|_| is_type)
 }
 
-/// Returns the rows of the table below a heading of ARCHITECTURE.md.
+/// The rows of a table of ARCHITECTURE.md, by the heading above it.
 fn architecture(heading: &str) -> Vec<String> {
     let text = fs::read_to_string(root().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
     let (_, section) = text.split_once(&format!("## {heading}\n")).unwrap_or_else(|| panic!("no section {heading}"));
@@ -237,7 +237,7 @@ fn architecture(heading: &str) -> Vec<String> {
     section.lines().map(str::to_owned).collect()
 }
 
-/// Returns the words between backquotes.
+/// The words between backquotes.
 fn quoted(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2)
 }
