@@ -1,4 +1,4 @@
-//! The server driven by its own document.
+//! Tests the server against its OpenAPI document.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use crate::steps;
 use crate::tools::Tools;
 use crate::workspace::{Failure, Workspace};
 
-/// What `cargo xtask test` sends, and `api-fuzz` unless it is told otherwise.
+/// The number of cases of `cargo xtask test`, and the default of `api-fuzz`.
 const CASES: u32 = 2_000;
 
 /// `cargo xtask api-fuzz`
@@ -22,15 +22,15 @@ pub(crate) fn fuzz(workspace: &Workspace, arguments: &[String]) -> Result<(), Fa
     tools.c_compiler()?;
     tools.redis_server()?;
     let command = fuzz_command(workspace, &tools, cases)?;
-    // With all features: as `test` builds it.
+    // With all features, like `test` builds it.
     steps::run_one(workspace, workspace.cargo(&["build", "--workspace", "--all-features", "--bin", "leasehold"]))?;
     steps::run_one(workspace, command)
 }
 
-/// The same for a program that was built before.
+/// Returns the command, for a program that is already built.
 pub(crate) fn step(workspace: &Workspace, tools: &Tools<'_>) -> Result<Command, Failure> {
     let mut command = fuzz_command(workspace, tools, CASES)?;
-    // The same requests each time: a change is not to fail by what it has not touched.
+    // The same requests each time, so that a change does not fail at random.
     command.arg("1");
     Ok(command)
 }

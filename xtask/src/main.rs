@@ -1,4 +1,4 @@
-//! The project's commands. `cargo xtask` prints them; `CONTRIBUTING.md` and `.ci/run` only point here.
+//! The commands of the project. `cargo xtask` lists them; `CONTRIBUTING.md` and `.ci/run` refer to this list.
 
 mod board;
 mod fuzz;
@@ -17,7 +17,7 @@ use steps::Step;
 use tools::Tools;
 use workspace::{Failure, Workspace};
 
-/// One command: its line in the list, and what it runs.
+/// A command: its line in the list, and its function.
 struct Entry {
     name: &'static str,
     arguments: &'static str,
@@ -36,13 +36,13 @@ const ENTRIES: &[Entry] = &[
     Entry {
         name: "board",
         arguments: "[ROW...]",
-        summary: "run the fault board in full (or the rows named, such as F01) and print a line per row",
+        summary: "run the full fault board (or the given rows, such as F01) and print a line per row",
         run: board::board,
     },
     Entry {
         name: "api-fuzz",
         arguments: "[--cases N]",
-        summary: "drive the server with schemathesis, by the document it gives out (2,000 cases unless said otherwise)",
+        summary: "test the server against its OpenAPI document with schemathesis (2,000 cases by default)",
         run: fuzz::fuzz,
     },
     Entry {
@@ -51,41 +51,41 @@ const ENTRIES: &[Entry] = &[
         summary: "200 requests a second next to 500 event streams for a minute, without and with a restart of Redis",
         run: load,
     },
-    Entry { name: "bench", arguments: "[--quick]", summary: "measure our speed against the peers'", run: bench },
+    Entry { name: "bench", arguments: "[--quick]", summary: "compare the speed with other lock libraries", run: bench },
     Entry {
         name: "bench-start",
         arguments: "",
-        summary: "measure how long `leasehold run x -- true` takes, against flock(1)",
+        summary: "compare the run time of `leasehold run x -- true` with flock(1)",
         run: bench_start,
     },
     Entry {
         name: "python",
         arguments: "[--full]",
-        summary: "build, check and test the Python package (with --full: every repetition that was promised)",
+        summary: "build, check and test the Python package (with --full: with all repetitions)",
         run: python::test,
     },
     Entry {
         name: "python-bench",
         arguments: "",
-        summary: "measure the Python package's locks against redis-py's",
+        summary: "compare the Python package's locks with redis-py's",
         run: python::bench,
     },
     Entry {
         name: "coverage",
         arguments: "",
-        summary: "fail when the tests reach less than 90 % of the library's lines",
+        summary: "fail if the tests cover less than 90 % of the library's lines",
         run: coverage,
     },
     Entry {
         name: "explore",
         arguments: "",
-        summary: "walk every reachable state of the lock's state machine",
+        summary: "visit every reachable state of the lock's state machine",
         run: explore,
     },
     Entry {
         name: "simulate",
         arguments: "[--seeds N] [--seed S] [--planted] [--quick]",
-        summary: "run processes, a network and a server in virtual time, with faults (20,000 seeds; at most one option)",
+        summary: "run processes, a network and a server in virtual time, with faults (20,000 seeds by default; at most one option)",
         run: simulate::simulate,
     },
     Entry {
@@ -97,7 +97,7 @@ const ENTRIES: &[Entry] = &[
     Entry {
         name: "valkey",
         arguments: "",
-        summary: "print the path of a Valkey server, installing it when needed",
+        summary: "print the path of a Valkey server, and install it if needed",
         run: valkey,
     },
 ];
@@ -131,14 +131,14 @@ fn main() -> ExitCode {
 }
 
 /// Starts this program again if SIGHUP, SIGINT or SIGQUIT is ignored. `nohup` ignores the first, a shell script the others for
-/// what it runs with `&`. Children inherit it, and the tests of signals would fail.
+/// what it runs with `&`. Child processes inherit this, and the tests of signals would fail.
 fn stop_ignoring_signals() {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     if ignores_signals(&status)
         && let Ok(this) = std::env::current_exe()
     {
         let mut again = Command::new("env");
-        // Returns only if it fails. Then the tests say what is wrong.
+        // Returns only if it fails. Then the tests of signals report the problem.
         let _error = again.arg("--default-signal=HUP,INT,QUIT").arg(this).args(std::env::args_os().skip(1)).exec();
     }
 }
@@ -149,7 +149,7 @@ fn ignores_signals(status: &str) -> bool {
     u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & 0b111 != 0)
 }
 
-/// The list of commands, one line each.
+/// Returns the list of commands, one per line.
 fn list() -> String {
     let mut text = String::from("cargo xtask COMMAND\n\n");
     for Entry { name, arguments, summary, .. } in ENTRIES {
@@ -159,7 +159,7 @@ fn list() -> String {
     text
 }
 
-/// The test that compares the API writes it.
+/// Runs the test that compares the API; it writes the list instead.
 fn api(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     none(arguments)?;
     let mut test = workspace.cargo(&["test", "--package", "leasehold-testkit", "--test", "tidy", "public_api"]);
@@ -174,20 +174,20 @@ fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     tools.c_compiler()?;
     tools.redis_server()?;
     tools.editor()?;
-    // Python and Valkey come from a package index that not every machine reaches. What cannot run
-    // without them is listed as skipped, with the reason, instead of failing code that is in order.
+    // Python packages and Valkey come from a package index that not every machine can reach. Steps that need them are
+    // listed as skipped, with the reason.
     let python = tools.python();
     let valkey = if quick { Err(by_request()) } else { tools.valkey() };
     let fuzz = if quick { Err(by_request()) } else { fuzz::step(workspace, &tools) };
-    // Likewise the page's packages and a browser.
+    // The same holds for the page's packages and a browser.
     let page = if quick { Err(by_request()) } else { page(workspace, &tools) };
 
-    // What people read. The programs' own would have half of the dependencies built once more.
+    // Only the libraries. The documentation of the programs would build half of the dependencies again.
     let mut docs = workspace.cargo(&["doc", "--workspace", "--lib", "--all-features", "--no-deps"]);
     docs.env("RUSTDOCFLAGS", "-D warnings");
     let lint = ["clippy", "--workspace", "--all-features", "--all-targets", "--", "-D", "warnings"];
     let lint = workspace.cargo(&lint);
-    // The library without some of its stores: by itself, because other crates of the workspace use all of them.
+    // The library without some of its stores, on its own, because other crates of the workspace use all of them.
     let with_stores = |stores: &str| {
         let library = ["clippy", "--package", "leasehold", "--no-default-features", "--features", stores];
         let mut lint = workspace.cargo(&library);
@@ -196,14 +196,14 @@ fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     };
     // One run shows all failures.
     let mut tests = workspace.cargo(&["test", "--workspace", "--all-features", "--no-fail-fast"]);
-    // The same programs as above: a package by itself would be built anew, with fewer features.
+    // With the whole workspace, as above: a single package would be built again, with fewer features.
     let mut tests_on_valkey = workspace.cargo(&["test", "--workspace", "--all-features", "--no-fail-fast"]);
     for name in workspace.tests_of("leasehold-testkit")? {
         tests_on_valkey.args(["--test", &name]);
     }
-    // The other stores are not served by it, and the build of it that is at hand has no TLS.
+    // Without the tests of other stores, and without TLS, which this build of Valkey does not have.
     tests_on_valkey.args(["--", "--skip", "memory::", "--skip", "sqlite", "--skip", "redis_tls"]);
-    // A test that fails half-way may leave entries in the journal: not in this user's.
+    // A failed test may leave entries in the journal, so it must not be the user's.
     let state = workspace.target.join("state");
     tests.env("XDG_STATE_HOME", &state);
     tests_on_valkey.env("XDG_STATE_HOME", &state);
@@ -228,8 +228,8 @@ fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
         },
         // With the program that the tests above have built.
         match fuzz {
-            Ok(command) => Step::run("API by its document", command),
-            Err(reason) => Step::skip("API by its document", reason),
+            Ok(command) => Step::run("API against its document", command),
+            Err(reason) => Step::skip("API against its document", reason),
         },
         match page {
             Ok(command) => Step::run("page", command),
@@ -243,7 +243,7 @@ fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     steps::run_all(workspace, plan)
 }
 
-/// The page: rebuilt and compared with what the server carries, then driven in a browser.
+/// Returns the steps for the page: build it, compare it with the committed one, and test it in a browser.
 fn page(workspace: &Workspace, tools: &Tools<'_>) -> Result<Command, Failure> {
     let npm = tools.page_packages()?;
     let browser = tools.browser()?;
@@ -257,7 +257,7 @@ fn by_request() -> Failure {
     Failure::Failed(String::from("--quick"))
 }
 
-/// The board's rows of the server under load.
+/// Runs the board's rows of the server under load.
 fn load(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     none(arguments)?;
     board::board(workspace, &["L01", "L02"].map(String::from))
@@ -288,14 +288,14 @@ fn coverage(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> 
     tools.c_compiler()?;
     tools.redis_server()?;
     let mut command = workspace.command(&tools.cargo_tool("cargo-tarpaulin")?);
-    // The library by its own tests: what else stands on it is measured nowhere here.
+    // Only the library's own tests count.
     command.args(["tarpaulin", "-p", "leasehold", "-p", "leasehold-testkit", "--skip-clean", "--target-dir"]);
-    // A directory of its own: other compiler flags would rebuild everything in the usual one.
+    // In a directory of its own, because the compiler flags would rebuild everything in the usual one.
     command.arg(workspace.target.join("coverage"));
     command.args(["--include-files", "crates/leasehold/src/*", "--fail-under", "90"]);
-    // Counters in the code, not a debugger: tests that stop and kill workers would confuse one.
+    // Counters in the code instead of a debugger, because tests stop and kill workers.
     command.args(["--engine", "llvm"]);
-    // Worker processes count too, and a test may be silent for longer than the minute allowed.
+    // Worker processes count too, and a test may print nothing for longer than the default minute.
     command.args(["--follow-exec", "--timeout", "600"]);
     if let Ok(python) = tools.python() {
         command.env("LEASEHOLD_TEST_PYTHON", python);
@@ -306,7 +306,7 @@ fn coverage(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> 
 fn explore(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     none(arguments)?;
     let mut command = workspace.cargo(&["test", "--release", "-p", "leasehold", "--lib"]);
-    // The largest worlds too, one after the other: they need memory.
+    // With the largest worlds, one after the other because they need much memory.
     command.args(["explore", "--", "--nocapture", "--test-threads=1"]).env("LEASEHOLD_BOARD", "full");
     steps::run_one(workspace, command)
 }
@@ -327,18 +327,18 @@ fn valkey(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether the one flag a command knows was given; anything else is refused.
+/// Returns whether a command's only flag was given. Other arguments are errors.
 fn flag(arguments: &[String], known: &str) -> Result<bool, Failure> {
     match arguments.iter().find(|argument| *argument != known) {
-        Some(other) => Err(Failure::Usage(format!("`{other}` is not known here"))),
+        Some(other) => Err(Failure::Usage(format!("unknown argument `{other}`"))),
         None => Ok(!arguments.is_empty()),
     }
 }
 
-/// Refuses arguments where a command takes none.
+/// Rejects arguments of a command that has none.
 fn none(arguments: &[String]) -> Result<(), Failure> {
     match arguments.first() {
-        Some(other) => Err(Failure::Usage(format!("`{other}` is not known here"))),
+        Some(other) => Err(Failure::Usage(format!("unknown argument `{other}`"))),
         None => Ok(()),
     }
 }

@@ -1,10 +1,9 @@
-//! Bugs that `cargo xtask simulate --planted` plants, one at a time, in a copy of the sources. The simulation has to find
-//! each of them.
+//! Bugs that `cargo xtask simulate --planted` applies, one at a time, to a copy of the sources. The simulation must find each.
 
-/// A bug: a text in a source file, and what it is replaced by.
+/// A bug: a text in a source file and its replacement.
 pub(crate) struct Planted {
     pub(crate) name: &'static str,
-    /// Below `crates/leasehold/src`.
+    /// The path below `crates/leasehold/src`.
     pub(crate) file: &'static str,
     pub(crate) find: &'static str,
     pub(crate) replace: &'static str,

@@ -1,4 +1,4 @@
-//! The Python package: built, checked, tested and measured.
+//! Builds, checks, tests and measures the Python package.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,7 @@ use crate::steps::{self, Step};
 use crate::tools::Tools;
 use crate::workspace::{Failure, Workspace};
 
-/// `cargo xtask python`
+/// Runs `cargo xtask python`.
 pub(crate) fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let full = crate::flag(arguments, "--full")?;
     let tools = Tools::new(workspace);
@@ -23,21 +23,21 @@ pub(crate) fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Fa
     steps::run_all(workspace, plan)
 }
 
-/// `cargo xtask python-bench`
+/// Runs `cargo xtask python-bench`.
 pub(crate) fn bench(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     crate::none(arguments)?;
     let tools = Tools::new(workspace);
     tools.c_compiler()?;
     tools.redis_server()?;
     let python = tools.python_for_the_package()?;
-    // As it is installed: optimised.
+    // Optimised, as it is installed.
     steps::run_one(workspace, install(workspace, &python, "release"))?;
     let mut bench = workspace.command(&python);
     bench.arg("python/bench/against_redis_py.py");
     steps::run_one(workspace, bench)
 }
 
-/// Unoptimised: building it takes less time than the tests would save.
+/// Builds it unoptimised, because an optimised build takes longer than the tests would save.
 pub(crate) fn steps(workspace: &Workspace, python: &Path, state: &Path) -> Vec<Step> {
     let module = |arguments: &[&str]| {
         let mut command = workspace.command(python);
@@ -52,13 +52,13 @@ pub(crate) fn steps(workspace: &Workspace, python: &Path, state: &Path) -> Vec<S
     ]
 }
 
-/// What `pip install ./python` does, but with the tools of our environment, and the workspace's own profile
-/// and directory: what was compiled before is not compiled again.
+/// Installs the package like `pip install ./python`, but with the tools of the environment and with the workspace's profile and
+/// target directory, so that nothing is compiled again.
 fn install(workspace: &Workspace, python: &Path, profile: &str) -> Command {
     let mut pip = workspace.command(python);
     pip.args(["-m", "pip", "install", "--quiet", "--force-reinstall", "--no-deps", "--no-build-isolation", "./python"]);
     pip.env("MATURIN_PEP517_ARGS", format!("--profile {profile}")).env("CARGO_TARGET_DIR", &workspace.target);
-    // Where maturin is looked for.
+    // pip finds maturin in `PATH`.
     let tools = python.parent().map(Path::to_path_buf);
     let path = std::env::var_os("PATH").unwrap_or_default();
     if let Ok(path) = std::env::join_paths(tools.into_iter().chain(std::env::split_paths(&path))) {
@@ -67,11 +67,11 @@ fn install(workspace: &Workspace, python: &Path, profile: &str) -> Command {
     pip
 }
 
-/// The tests, the examples of the docstrings and those of the guides.
+/// Runs the tests, and the examples of the docstrings and guides.
 fn tests(workspace: &Workspace, python: &Path, state: &Path) -> Command {
     let mut pytest = workspace.command(python);
     pytest.args(["-m", "pytest", "-q", "-c", "python/pyproject.toml", "--doctest-modules", "python/tests"]);
-    // They mostly wait: for leases to end, for workers to begin.
+    // The tests mostly wait, for leases to end and workers to start.
     pytest.args(["-n", "4", "--pyargs", "leasehold"]).env("XDG_STATE_HOME", state);
     pytest
 }

@@ -1,4 +1,4 @@
-//! The simulation: many seeds, one seed with its story, or bugs that are planted and have to be found.
+//! Runs the simulation: many seeds, one seed with its story, or planted bugs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use crate::workspace::{Failure, Workspace};
 
 const SEEDS: u64 = 20_000;
 const QUICK_SEEDS: u64 = 500;
-/// A planted bug is found within this many seeds.
+/// The number of seeds within which a planted bug must be found.
 const PLANTED_SEEDS: u64 = 20_000;
 
-/// What the command was asked to do.
+/// The arguments.
 #[derive(Debug, PartialEq, Eq)]
 enum Asked {
     Seeds(u64),
@@ -111,7 +111,7 @@ fn plant(workspace: &Workspace, source: &Path, bug: &Planted) -> Result<String, 
     Ok(text)
 }
 
-/// What a failing run printed.
+/// The result of a failing run.
 struct Found<'a> {
     seed: &'a str,
     seeds: &'a str,
@@ -127,7 +127,7 @@ impl<'a> Found<'a> {
     }
 }
 
-/// Copies what the workspace is built from. A file that is the same is left alone, so that it is not built again.
+/// Copies the sources of the workspace. Unchanged files are not written, so that they are not built again.
 fn copy_sources(workspace: &Workspace, to: &Path) -> Result<(), Failure> {
     for part in ["Cargo.toml", "Cargo.lock", "README.md", "docs", "crates", "examples", "python", "xtask"] {
         copy_tree(&workspace.root.join(part), &to.join(part))?;

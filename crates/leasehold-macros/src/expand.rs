@@ -1,4 +1,4 @@
-//! The function that an attribute writes: the old one, with its body inside a lock.
+//! Expands an attribute: the original function with its body under a lock.
 
 use proc_macro2::{Span, TokenStream};
 use quote::{ToTokens, quote, quote_spanned};
@@ -14,22 +14,22 @@ use syn::{
 use crate::attr::Options;
 use crate::template::{Piece, Template, combine};
 
-/// What differs between the attributes.
+/// The differences between the attributes.
 pub(crate) trait Attribute {
-    /// As people write it.
+    /// The attribute as it is written.
     const NAME: &'static str;
-    /// The trait of what a function under it gives back: it says by its name what is wrong.
+    /// The trait of the function's return type. Its name appears in the compiler's messages.
     const RESULT: &'static str;
 
-    /// Which lock it is, by the parameters of the function; `None` when that was not said.
+    /// Returns an expression for the lock, which can use the parameters of the function; `None` when the option is missing.
     fn lock(&self, names: &[Ident], sig: &Signature) -> Option<Result<TokenStream, Error>>;
 
-    /// The call that runs a body (a future) under that lock. `refused` makes an error of what the
-    /// function gives back.
-    fn call(&self, lock: &TokenStream, refused: &TokenStream, body: &TokenStream) -> TokenStream;
+    /// Returns the call that runs a body (a future) under that lock. `from_error` converts an error into the function's return
+    /// type.
+    fn call(&self, lock: &TokenStream, from_error: &TokenStream, body: &TokenStream) -> TokenStream;
 }
 
-/// Writes the function anew, or all that is wrong with it.
+/// Returns the expanded function, or all problems with it.
 pub(crate) fn under<A: Attribute>((options, wrong_options): (A, Option<Error>), function: TokenStream) -> TokenStream {
     let expanded = match syn::parse2::<ItemFn>(function.clone()) {
         Ok(item) => expand(&options, item),
@@ -40,7 +40,7 @@ pub(crate) fn under<A: Attribute>((options, wrong_options): (A, Option<Error>), 
         (outcome, wrong_options) => {
             let error =
                 [wrong_options, outcome.err()].into_iter().flatten().reduce(combine).map(|e| e.to_compile_error());
-            // The function stays as it was: what else is wrong in this file has nothing to do with it.
+            // The unchanged function is kept, so that its callers do not cause further errors.
             quote! { #error #function }
         }
     }
@@ -49,18 +49,18 @@ pub(crate) fn under<A: Attribute>((options, wrong_options): (A, Option<Error>), 
 fn not_a_function<A: Attribute>(tokens: &TokenStream) -> Error {
     let problem = match syn::parse2::<syn::TraitItemFn>(tokens.clone()) {
         Ok(_) => format!("`{}` needs a body to run under the lock: put it on the implementation", A::NAME),
-        Err(_) => format!("`{}` belongs on an `async fn`", A::NAME),
+        Err(_) => format!("`{}` can only be used on an `async fn`", A::NAME),
     };
-    // The attribute itself says where; the item may be long.
+    // At the attribute, because the item may be long.
     Error::new(Span::call_site(), problem)
 }
 
-/// What of a function is run under the lock.
+/// The part of a function that runs under the lock.
 struct Body<'a> {
-    /// What it gives back.
+    /// The return type.
     output: &'a Type,
     statements: Vec<&'a Stmt>,
-    /// Statements before it which bind parameters.
+    /// Statements before the lock that bind parameters.
     bindings: Vec<&'a Stmt>,
 }
 
@@ -71,20 +71,21 @@ fn expand<A: Attribute>(options: &A, item: ItemFn) -> Result<TokenStream, Error>
     let output = match (&sig.asyncness, &boxed, &sig.output) {
         (_, Some((output, _)), _) => Some(*output),
         (None, None, _) => {
-            let problem = format!("`{}` needs an `async fn`: taking a lock means waiting", A::NAME);
+            let problem = format!("`{}` requires an `async fn`, because acquiring a lock means waiting", A::NAME);
             errors.push(Error::new(sig.fn_token.span(), problem));
             None
         }
         (Some(_), None, ReturnType::Type(_, output)) => Some(&**output),
         (Some(_), None, ReturnType::Default) => {
-            errors.push(Error::new(sig.ident.span(), format!("this returns nothing: {}", needs_result::<A>())));
+            errors
+                .push(Error::new(sig.ident.span(), format!("this function returns nothing: {}", needs_result::<A>())));
             None
         }
     };
     if let Some(output) = output
         && !matches!(output, Type::Path(_) | Type::Macro(_) | Type::Paren(_) | Type::Group(_))
     {
-        errors.push(Error::new(output.span(), format!("this is no `Result`: {}", needs_result::<A>())));
+        errors.push(Error::new(output.span(), format!("this is not a `Result`: {}", needs_result::<A>())));
     }
     let body = match (&boxed, output) {
         (Some((_, inside)), Some(output)) => Some(inside_box(inside, output)),
@@ -98,7 +99,7 @@ fn expand<A: Attribute>(options: &A, item: ItemFn) -> Result<TokenStream, Error>
             errors.push(error);
             None
         }
-        // Already said.
+        // `parse` has reported the missing option.
         None => None,
     };
     if let Some(error) = errors.into_iter().reduce(combine) {
@@ -117,22 +118,22 @@ fn expand<A: Attribute>(options: &A, item: ItemFn) -> Result<TokenStream, Error>
 
 fn needs_result<A: Attribute>() -> String {
     format!(
-        "a function under `{}` returns `Result<T, E>` with `E: From<leasehold::Error>`, so that its caller can learn \
-         that the lock was not acquired, or was lost",
+        "a function under `{}` returns `Result<T, E>` with `E: From<leasehold::Error>`, which reports \
+         that the lock was not acquired or was lost",
         A::NAME
     )
 }
 
-/// The body inside a lock.
+/// Wraps the body in a lock.
 fn locked<A: Attribute>(options: &A, lock: &TokenStream, body: &Body<'_>) -> TokenStream {
     let Body { statements, bindings, output } = body;
     let mut output = (*output).clone();
     HideImplTrait.visit_type_mut(&mut output);
     let result = Ident::new(A::RESULT, Span::call_site());
-    let refused = quote_spanned! {output.span()=> <#output as ::leasehold::__private::#result>::refused };
+    let from_error = quote_spanned! {output.span()=> <#output as ::leasehold::__private::#result>::from_error };
     let body = quote! {
         async move {
-            // Says what the body gives back, as the signature of an async function would.
+            // Gives the body the return type of the signature, as in an async function.
             #[allow(
                 unknown_lints, unreachable_code, clippy::diverging_sub_expression, clippy::empty_loop,
                 clippy::let_unit_value, clippy::let_with_type_underscore, clippy::needless_return,
@@ -145,7 +146,7 @@ fn locked<A: Attribute>(options: &A, lock: &TokenStream, body: &Body<'_>) -> Tok
             #(#statements)*
         }
     };
-    let call = options.call(lock, &refused, &body);
+    let call = options.call(lock, &from_error, &body);
     quote! { #(#bindings)* #call }
 }
 
@@ -157,7 +158,7 @@ impl Attribute for Options {
         self.key.as_ref().map(|key| format_key(key, names, sig))
     }
 
-    fn call(&self, key: &TokenStream, refused: &TokenStream, body: &TokenStream) -> TokenStream {
+    fn call(&self, key: &TokenStream, from_error: &TokenStream, body: &TokenStream) -> TokenStream {
         let Self { ttl_ms, wait_ms, retry_ms, renew, reentrant, cancel_on_loss, .. } = self;
         let max_hold_ms = optional(self.max_hold_ms);
         let open = optional(self.open);
@@ -185,7 +186,7 @@ impl Attribute for Options {
                     cancel_on_loss: #cancel_on_loss,
                     open: #open,
                 },
-                #refused,
+                #from_error,
                 #body,
             )
             .await
@@ -200,7 +201,7 @@ pub(crate) fn optional<T: ToTokens>(value: Option<T>) -> TokenStream {
     }
 }
 
-/// `format!("order:{}", order_id)`, with every parameter at the place of the key that names it.
+/// Returns `format!("order:{}", order_id)`, with the span of the key on every parameter.
 fn format_key(key: &Template, names: &[Ident], sig: &Signature) -> Result<TokenStream, Error> {
     let at = key.literal.span();
     let mut format = String::new();
@@ -213,14 +214,14 @@ fn format_key(key: &Template, names: &[Ident], sig: &Signature) -> Result<TokenS
                 format.push_str("{}");
                 match names.iter().rev().find(|name| name.unraw() == path[0]) {
                     Some(name) => {
-                        // Stands where the key stands, and means what the parameter means.
+                        // Located at the key, and resolved like the parameter.
                         let span = at.resolved_at(name.span());
                         let mut first = name.clone();
                         first.set_span(span);
                         let fields = path[1..].iter().map(|field| field_at(field, span));
                         values.push(quote_spanned! {span=> #first #(. #fields)* });
                     }
-                    None => errors.push(Error::new(at, no_such(&path[0], names, sig))),
+                    None => errors.push(Error::new(at, unknown_parameter(&path[0], names, sig))),
                 }
             }
         }
@@ -235,12 +236,12 @@ fn field_at(field: &str, span: Span) -> TokenStream {
     match (field.parse(), syn::parse_str::<Ident>(field)) {
         (Ok(index), _) => syn::Index { index, span }.into_token_stream(),
         (_, Ok(_)) => Ident::new(field, span).into_token_stream(),
-        // A word of the language.
+        // A keyword.
         _ => Ident::new_raw(field, span).into_token_stream(),
     }
 }
 
-fn no_such(name: &str, names: &[Ident], sig: &Signature) -> String {
+fn unknown_parameter(name: &str, names: &[Ident], sig: &Signature) -> String {
     if name == "self" {
         return "`{self}` in the key, but this function has no `self`".to_owned();
     }
@@ -249,13 +250,13 @@ fn no_such(name: &str, names: &[Ident], sig: &Signature) -> String {
     match known.as_slice() {
         [] => format!("`{{{name}}}` in the key, but `{function}` has no parameters"),
         known => format!(
-            "`{{{name}}}` in the key, but `{function}` has no parameter of that name; there are {}",
+            "`{{{name}}}` in the key, but `{function}` has no parameter of that name; the parameters are {}",
             known.join(", ")
         ),
     }
 }
 
-/// Every name that the parameters bind, `self` included.
+/// Returns every name that the parameters bind, including `self`.
 fn names(sig: &Signature, bindings: &[&Stmt]) -> Vec<Ident> {
     struct Names(Vec<Ident>);
     impl<'ast> Visit<'ast> for Names {
@@ -279,8 +280,8 @@ fn names(sig: &Signature, bindings: &[&Stmt]) -> Vec<Ident> {
     names.0
 }
 
-/// `fn f(…) -> Pin<Box<dyn Future<Output = R> …>> { Box::pin(async move { … }) }`, which is what
-/// `#[async_trait]` makes of an async method before this attribute sees it: `R`, and the inside.
+/// Recognises `fn f(…) -> Pin<Box<dyn Future<Output = R> …>> { Box::pin(async move { … }) }`, which `#[async_trait]` makes of
+/// an async method before this attribute runs. Returns `R` and the inner block.
 fn boxed<'a>(sig: &'a Signature, block: &'a Block) -> Option<(&'a Type, &'a Block)> {
     if sig.asyncness.is_some() {
         return None;
@@ -307,7 +308,7 @@ fn boxed<'a>(sig: &'a Signature, block: &'a Block) -> Option<(&'a Type, &'a Bloc
     }
 }
 
-/// `T` of `Name<T>`.
+/// Returns `T` of `Name<T>`.
 fn argument<'a>(ty: &'a Type, name: &str) -> Option<&'a Type> {
     let Type::Path(path) = ty else { return None };
     let segment = path.path.segments.last().filter(|segment| segment.ident == name)?;
@@ -318,18 +319,19 @@ fn argument<'a>(ty: &'a Type, name: &str) -> Option<&'a Type> {
     }
 }
 
-/// Parameters that are patterns are taken apart inside the box; the key needs their names before.
+/// Splits the inner block: the statements that destructure parameters must come before the lock, because the key uses their
+/// names.
 fn inside_box<'a>(block: &'a Block, output: &'a Type) -> Body<'a> {
-    // The first `let` with a type is the old body; whatever follows it is the user's.
+    // `async_trait` puts the original body into the first `let` with a type.
     let typed = |stmt: &Stmt| matches!(stmt, Stmt::Local(local) if matches!(local.pat, Pat::Type(_)));
     let end = block.stmts.iter().position(typed).unwrap_or(0);
-    let taken_apart = |stmt: &Stmt| matches!(stmt, Stmt::Local(local) if !matches!(local.pat, Pat::Ident(_)));
+    let destructures = |stmt: &Stmt| matches!(stmt, Stmt::Local(local) if !matches!(local.pat, Pat::Ident(_)));
     let (before, body) = block.stmts.split_at(end);
-    let (bindings, others): (Vec<&Stmt>, Vec<&Stmt>) = before.iter().partition(|stmt| taken_apart(stmt));
+    let (bindings, others): (Vec<&Stmt>, Vec<&Stmt>) = before.iter().partition(|stmt| destructures(stmt));
     Body { output, statements: others.into_iter().chain(body).collect(), bindings }
 }
 
-/// `impl Trait` cannot be written in a body; the compiler knows what stands there.
+/// Replaces `impl Trait`, which is not allowed in a body, with `_`.
 struct HideImplTrait;
 
 impl VisitMut for HideImplTrait {

@@ -1,23 +1,23 @@
-//! The options of `#[gpu_lock(...)]`. Times are seconds, as in the configuration.
+//! The options of `#[gpu_lock(...)]`. Times are in seconds, as in the configuration.
 
 use proc_macro2::{Span, TokenStream};
 use quote::{quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::{Error, Expr, ExprLit, Ident, Lit, Signature};
 
-use crate::attr::{Read, Written, choice, each, whole};
+use crate::attr::{Parsed, Written, choice, each, whole};
 use crate::expand::{Attribute, optional};
 use crate::template::combine;
 
-/// What the attribute says; what it does not say is as the configuration has it.
+/// The options of one attribute. Options that are not set have the values of the configuration.
 pub(crate) struct GpuOptions {
     gpu_id: Option<Expr>,
-    /// The manager; the process-wide one when nobody says.
+    /// The manager; `None` for the installed one.
     locks: Option<Expr>,
     max_wait_s: Option<u64>,
     lock_timeout_s: Option<u64>,
     clean_up: Option<Expr>,
-    clean_up_within_s: Option<u64>,
+    clean_up_timeout_s: Option<u64>,
     cancel_on_loss: bool,
 }
 
@@ -26,7 +26,7 @@ const DAY_S: u64 = 24 * 60 * 60;
 const YEAR_S: u64 = 365 * DAY_S;
 
 impl GpuOptions {
-    /// Reads the options; the error, if any, holds all of them.
+    /// Parses the options. The error contains all problems.
     pub(crate) fn parse(tokens: TokenStream) -> (Self, Option<Error>) {
         let mut options = Self {
             gpu_id: None,
@@ -34,17 +34,18 @@ impl GpuOptions {
             max_wait_s: None,
             lock_timeout_s: None,
             clean_up: None,
-            clean_up_within_s: None,
+            clean_up_timeout_s: None,
             cancel_on_loss: true,
         };
-        let Read { list, mut errors, all } = each(tokens, "gpu_id = 0", |name, written| options.take(name, written));
-        let said = |name: &str| list.iter().find(|written| written.name == name);
-        if all && said("gpu_id").is_none() {
-            let missing = "`#[gpu_lock]` needs the number of a GPU: `#[gpu_lock(gpu_id = 0)]`";
+        let Parsed { list, mut errors, complete } =
+            each(tokens, "gpu_id = 0", |name, written| options.take(name, written));
+        let option = |name: &str| list.iter().find(|written| written.name == name);
+        if complete && option("gpu_id").is_none() {
+            let missing = "`#[gpu_lock]` requires the number of a GPU: `#[gpu_lock(gpu_id = 0)]`";
             errors.push(Error::new(Span::call_site(), missing));
         }
-        if let (true, Some(written), None) = (all, said("cleanup_timeout"), said("cleanup")) {
-            errors.push(Error::new(written.name.span(), "there is no `cleanup` that could take so long"));
+        if let (true, Some(written), None) = (complete, option("cleanup_timeout"), option("cleanup")) {
+            errors.push(Error::new(written.name.span(), "`cleanup_timeout` requires `cleanup`"));
         }
         (options, errors.into_iter().reduce(combine))
     }
@@ -64,23 +65,23 @@ impl GpuOptions {
             "lock_timeout" => {
                 self.lock_timeout_s = Some(seconds(value, DAY_S, "at most a day")?);
                 if self.lock_timeout_s == Some(0) {
-                    return Err(Error::new(value.span(), "a lease of no time protects nothing"));
+                    return Err(Error::new(value.span(), "a lease of 0 seconds protects nothing"));
                 }
             }
             "cleanup" => {
                 if let Expr::Lit(ExprLit { lit, .. }) = value
                     && !matches!(lit, Lit::Str(_))
                 {
-                    return Err(Error::new(value.span(), "expected a function, or a command as a text"));
+                    return Err(Error::new(value.span(), "expected a function, or a command as text"));
                 }
                 self.clean_up = Some(value.clone());
             }
-            "cleanup_timeout" => self.clean_up_within_s = Some(seconds(value, DAY_S, "at most a day")?),
+            "cleanup_timeout" => self.clean_up_timeout_s = Some(seconds(value, DAY_S, "at most a day")?),
             "on_lost" => self.cancel_on_loss = choice(value, ["cancel", "continue"])? == 0,
             _ => {
                 return Err(Error::new(
                     at.span(),
-                    format!("`{name}` is no option of `#[gpu_lock]`; there are {KNOWN}"),
+                    format!("`{name}` is not an option of `#[gpu_lock]`; the options are {KNOWN}"),
                 ));
             }
         }
@@ -88,7 +89,7 @@ impl GpuOptions {
     }
 
     fn clean_up(&self) -> TokenStream {
-        let within = self.clean_up_within_s.map(|seconds| {
+        let within = self.clean_up_timeout_s.map(|seconds| {
             quote! { .within(::core::time::Duration::from_secs(#seconds)) }
         });
         optional(self.clean_up.as_ref().map(|value| match value {
@@ -112,7 +113,7 @@ impl Attribute for GpuOptions {
         self.gpu_id.as_ref().map(|id| Ok(quote_spanned! {id.span()=> #id }))
     }
 
-    fn call(&self, gpu_id: &TokenStream, refused: &TokenStream, body: &TokenStream) -> TokenStream {
+    fn call(&self, gpu_id: &TokenStream, from_error: &TokenStream, body: &TokenStream) -> TokenStream {
         let cancel_on_loss = self.cancel_on_loss;
         let max_wait_s = optional(self.max_wait_s);
         let lock_timeout_s = optional(self.lock_timeout_s);
@@ -133,7 +134,7 @@ impl Attribute for GpuOptions {
                 clean_up: #clean_up,
                 cancel_on_loss: #cancel_on_loss,
             };
-            ::leasehold::__private::run_on_gpu(__leasehold_call, #refused, #body).await
+            ::leasehold::__private::run_on_gpu(__leasehold_call, #from_error, #body).await
         }
     }
 }

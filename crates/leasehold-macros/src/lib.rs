@@ -1,8 +1,8 @@
-//! The attributes `#[lock(...)]` and `#[gpu_lock(...)]` of `leasehold`; use them through that crate (feature
-//! `macros`, on by default), where they are documented.
+//! The attributes `#[lock(...)]` and `#[gpu_lock(...)]` of `leasehold`. Use them through that crate (feature `macros`, on by
+//! default), which documents them.
 //!
-//! A shell around three steps: `attr` (and `gpu`) reads the options, `template` the key, `expand` writes
-//! the function. Whatever is wrong is told at its place, all at once.
+//! `attr` and `gpu` parse the options, `template` parses the key, and `expand` writes the function. All problems are
+//! reported at once, each at its place.
 
 mod attr;
 mod expand;

@@ -1,12 +1,12 @@
-//! The key: text with `{param}` and `{param.field}` in it, and nothing more.
+//! The key: text with `{param}` and `{param.field}`.
 
 use syn::ext::IdentExt;
 use syn::{Error, Ident, LitStr};
 
-/// The longest name a lock can have, as the library has it.
+/// The longest name of a lock, the same as in the library.
 const MAX_BYTES: usize = 512;
 
-/// A key as it was written.
+/// A parsed key.
 pub(crate) struct Template {
     pub(crate) literal: LitStr,
     pub(crate) pieces: Vec<Piece>,
@@ -14,12 +14,12 @@ pub(crate) struct Template {
 
 pub(crate) enum Piece {
     Text(String),
-    /// A parameter, or a field of it: `order.id` is `["order", "id"]`. Without `r#`.
+    /// A parameter or a field of it: `order.id` is `["order", "id"]`. `r#` is removed.
     Param(Vec<String>),
 }
 
 impl Template {
-    /// Reads a key; the errors are all there are.
+    /// Parses a key. The error contains all problems.
     pub(crate) fn parse(literal: LitStr) -> Result<Self, Error> {
         let mut problems = Vec::new();
         let pieces = pieces(&literal.value(), &mut problems);
@@ -28,10 +28,10 @@ impl Template {
             problems.push("the key is empty: a lock needs a name".to_owned());
         }
         if fixed > MAX_BYTES {
-            problems.push(format!("the key is longer than {MAX_BYTES} bytes, which is the longest name of a lock"));
+            problems.push(format!("the key is longer than {MAX_BYTES} bytes, the longest name of a lock"));
         }
         if literal.value().chars().any(char::is_control) {
-            problems.push("the key has control characters, which no name of a lock may have".to_owned());
+            problems.push("the key has control characters, which the name of a lock cannot have".to_owned());
         }
         let errors = problems.into_iter().map(|problem| Error::new(literal.span(), problem));
         match errors.reduce(combine) {
@@ -54,7 +54,7 @@ fn pieces(text: &str, problems: &mut Vec<String>) -> Vec<Piece> {
         plain.push_str(&rest[..at]);
         let brace = &rest[at..=at];
         rest = &rest[at + 1..];
-        // Doubled, a brace stands for itself.
+        // A doubled brace is a literal brace.
         if let Some(after) = rest.strip_prefix(brace) {
             plain.push_str(brace);
             rest = after;
@@ -91,19 +91,19 @@ fn param(inside: &str) -> Result<Vec<String>, String> {
     if inside.is_empty() {
         return Err("`{}` names no parameter: write `{order_id}`".to_owned());
     }
-    // As in the standard library's formats, `{type}` is the parameter `r#type`.
+    // As in `format!`, `{type}` is the parameter `r#type`.
     let path: Vec<&str> = inside.split('.').map(|name| name.strip_prefix("r#").unwrap_or(name)).collect();
     let is_field = |name: &&str| is_word(name) || name.parse::<u32>().is_ok();
     if !(path[0] == "self" || is_word(path[0])) || !path[1..].iter().all(is_field) {
         return Err(format!(
-            "`{{{inside}}}` is neither a parameter nor a field of one: a key has no expressions and no formats, \
+            "`{{{inside}}}` is neither a parameter nor a field of one: a key cannot have expressions or formats, \
              only `{{order_id}}` and `{{order.id}}`"
         ));
     }
     Ok(path.into_iter().map(str::to_owned).collect())
 }
 
-/// Whether this, and nothing but this, can be the name of a parameter or field.
+/// Returns whether the whole text can be the name of a parameter or field.
 fn is_word(name: &str) -> bool {
     syn::parse_str::<Ident>(&format!("r#{name}")).is_ok_and(|ident| ident.unraw() == name)
 }

@@ -1,4 +1,4 @@
-//! Every kind of function that `#[lock]` can stand on.
+//! Every kind of function that can have `#[lock]`.
 #![deny(warnings)]
 
 use std::error::Error as StdError;
@@ -14,7 +14,7 @@ async fn locks() -> LockManager {
     LockManager::connect("memory:").await.expect("memory")
 }
 
-/// What the lock is called that the caller is inside of, as far as it is one of these.
+/// Returns whether the caller runs under the lock of this name.
 async fn held(locks: &LockManager, name: &str) -> bool {
     current_fence().is_some() && locks.is_locked(name).await.expect("answered")
 }
@@ -54,7 +54,7 @@ async fn opaque(locks: &LockManager) -> Result<impl Display + use<>, Error> {
     Ok(format!("{inside}"))
 }
 
-/// The body's type is that of the signature, so that it is coerced to it.
+/// The body is coerced to the return type of the signature.
 #[lock(key = "coerced", locks = locks)]
 async fn coerced(locks: &LockManager) -> Result<Box<dyn Display + Send>, Error> {
     if !held(locks, "coerced").await {
@@ -85,7 +85,7 @@ async fn patterns(
     Ok(count)
 }
 
-/// Words of the language, as the standard library's formats have them.
+/// Parameters and fields that are keywords.
 #[lock(key = "words:{type}:{r#type}:{row.type}", locks = locks)]
 async fn words(locks: &LockManager, r#type: u32, row: &Row) -> Answer {
     Ok(held(locks, &format!("words:{type}:{type}:{}", row.r#type)).await)
@@ -131,7 +131,7 @@ impl Till {
         Ok(self.count)
     }
 
-    /// Two locks, one inside the other, and calls itself.
+    /// Two nested locks on a recursive method.
     #[lock(key = "deep:{n}", locks = self.locks)]
     #[lock(key = "deeper:{n}", locks = self.locks)]
     async fn deep(&self, n: u32) -> Result<u32, Error> {
@@ -188,7 +188,7 @@ impl Dynamic for Till {
     }
 }
 
-// Attributes of others, on either side.
+// Other attributes, above and below.
 
 #[tracing::instrument(skip(locks))]
 #[lock(key = "above:{id}", locks = locks)]
@@ -230,7 +230,7 @@ impl axum::response::IntoResponse for String2 {
     }
 }
 
-/// Names of the prelude that mean something else here.
+/// Names of the prelude with other meanings.
 mod shadows {
     #![allow(dead_code, non_camel_case_types)]
     struct Option;
@@ -253,7 +253,7 @@ mod shadows {
     }
 }
 
-/// A function that a `macro_rules!` wrote.
+/// A function in a `macro_rules!`.
 macro_rules! payer {
     ($name:ident, $param:ident) => {
         #[lock(key = "made:{id}", locks = locks)]
@@ -264,7 +264,7 @@ macro_rules! payer {
 }
 payer!(made, id);
 
-/// Whatever they are, they can be spawned.
+/// Checks that a future can be spawned.
 fn sendable<F: Future + Send>(future: F) -> F {
     future
 }
@@ -312,7 +312,7 @@ use Dynamic as DynamicObject;
 async fn not_acquired_comes_back_as_the_error_of_the_function() {
     let locks = locks().await;
     let guard = locks.lock("free:1").await.expect("free");
-    let refused = free(&locks, 1).await.expect_err("held");
-    assert!(matches!(refused.downcast_ref::<Error>(), Some(Error::NotAcquired { .. })), "{refused}");
+    let error = free(&locks, 1).await.expect_err("held");
+    assert!(matches!(error.downcast_ref::<Error>(), Some(Error::NotAcquired { .. })), "{error}");
     drop(guard);
 }

@@ -1,8 +1,8 @@
-//! Everything that can be written wrongly, and what the compiler says to it. After a change of the messages:
-//! `UI=overwrite cargo test -p leasehold-macros --test ui`, and read the difference.
+//! The compiler's messages for wrong uses of the attributes. After a change of the messages, run
+//! `UI=overwrite cargo test -p leasehold-macros --test ui` and read the difference.
 //!
-//! The compiler is called by itself, with the library as it was built for this test. A project of its own for
-//! the cases would build every dependency once more, which takes longer than all other tests together.
+//! The compiler is called directly, with the library that was built for this test. A Cargo project for the cases would build
+//! every dependency again, which takes longer than all other tests together.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,19 +18,19 @@ fn mistakes_are_reported_at_their_position() {
     assert!(cases.len() >= 10, "{cases:?}");
     let mut wrong = Vec::new();
     for case in cases {
-        let said = said_to(case.strip_prefix(package).expect("inside"), package, &library);
+        let messages = messages(case.strip_prefix(package).expect("inside"), package, &library);
         let expected = case.with_extension("stderr");
         if std::env::var_os("UI").is_some_and(|wish| wish == "overwrite") {
-            fs::write(&expected, &said).expect("written");
-        } else if fs::read_to_string(&expected).unwrap_or_default() != said {
-            wrong.push(format!("{} is not what the compiler says now:\n{said}", expected.display()));
+            fs::write(&expected, &messages).expect("written");
+        } else if fs::read_to_string(&expected).unwrap_or_default() != messages {
+            wrong.push(format!("{} differs from the compiler's messages:\n{messages}", expected.display()));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// What the compiler says to a file that must not compile.
-fn said_to(case: &Path, package: &Path, library: &Path) -> String {
+/// Returns the compiler's messages for a file that must not compile.
+fn messages(case: &Path, package: &Path, library: &Path) -> String {
     let out = tempfile::tempdir().expect("a temporary directory");
     let compiled = Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into()))
         .current_dir(package)
@@ -42,11 +42,11 @@ fn said_to(case: &Path, package: &Path, library: &Path) -> String {
         .output()
         .expect("the compiler starts");
     assert!(!compiled.status.success(), "{} compiles", case.display());
-    let said = String::from_utf8(compiled.stderr).expect("text");
-    // The sums at the end are the compiler's, and no message of ours.
-    let sums = ["error: aborting due to", "For more information about", "Some errors have detailed"];
-    let lines = said.lines().filter(|line| !sums.iter().any(|sum| line.starts_with(sum)));
-    // Lines of the library move with every change of it.
+    let messages = String::from_utf8(compiled.stderr).expect("text");
+    // The compiler's summary is omitted.
+    let summary = ["error: aborting due to", "For more information about", "Some errors have detailed"];
+    let lines = messages.lines().filter(|line| !summary.iter().any(|start| line.starts_with(start)));
+    // Line numbers of the library change often.
     let place = |line: &str| match line.split_once(".rs:") {
         Some((file, _)) if file.contains("--> crates/") => format!("{file}.rs"),
         _ => line.to_owned(),
@@ -54,7 +54,7 @@ fn said_to(case: &Path, package: &Path, library: &Path) -> String {
     lines.map(place).collect::<Vec<_>>().join("\n").trim_end().to_owned() + "\n"
 }
 
-/// The library: the newest, should it lie there in several versions.
+/// Returns the newest build of the library.
 fn library() -> PathBuf {
     let this = std::env::current_exe().expect("this test");
     let built = files(this.parent().expect("a directory")).into_iter().filter(|path| {

@@ -1,4 +1,4 @@
-//! One store for a test, of any kind, and managers on it as separate processes would open them.
+//! A store of any kind for one test, and managers that use it like separate processes.
 
 use leasehold::store::memory::MemoryWorld;
 use leasehold::store::redis::{RedisOptions, RedisStore};
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::RedisServer;
 
-/// The kinds of stores every test of the battery runs on.
+/// The kinds of stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Inside this process.
@@ -21,7 +21,7 @@ pub enum Kind {
     Redis,
 }
 
-/// A store of one kind with a life of its own.
+/// A store for one test.
 pub struct Arena {
     kind: Kind,
     world: MemoryWorld,
@@ -30,7 +30,7 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Starts what the kind needs.
+    /// Creates a store, and starts a server if the kind needs one.
     pub async fn new(kind: Kind) -> Self {
         let server = match kind {
             Kind::Redis => Some(RedisServer::start().await),
@@ -39,21 +39,20 @@ impl Arena {
         Self { kind, world: MemoryWorld::new(), server, dir: tempfile::tempdir().expect("a directory") }
     }
 
-    /// Which kind it is.
+    /// Returns the kind of the store.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// The server behind it.
+    /// Returns the server of the store.
     ///
     /// # Panics
-    /// For a kind that has none.
+    /// If the kind has no server.
     pub fn server(&self) -> &RedisServer {
         self.server.as_ref().expect("a store with a server")
     }
 
-    /// What another process would pass to `connect`; `None` for the memory store, which no other
-    /// process can open.
+    /// Returns the URL for other processes; `None` for the memory store, which other processes cannot open.
     pub fn url(&self) -> Option<String> {
         match self.kind {
             Kind::Memory => None,
@@ -66,14 +65,14 @@ impl Arena {
         self.dir.path().join("locks.db")
     }
 
-    /// Default options, with the journal in this arena's directory.
+    /// Returns the default options, with the journal in the directory of the arena.
     pub fn options(&self) -> Options {
         let mut options = Options::default();
         options.journal = Some(self.dir.path().join("journal"));
         options
     }
 
-    /// A store of its own, as another process would open it.
+    /// Opens the store with a connection of its own, like another process.
     pub async fn store(&self) -> SharedStore {
         self.store_with(KeySpace::default()).await
     }
@@ -89,12 +88,12 @@ impl Arena {
         }
     }
 
-    /// A manager of its own, as another process would open it.
+    /// Opens a manager with a connection of its own, like another process.
     pub async fn manager(&self) -> LockManager {
         self.manager_with(self.options()).await
     }
 
-    /// The same with other options.
+    /// Opens a manager with other options; see [`manager`](Self::manager).
     pub async fn manager_with(&self, options: Options) -> LockManager {
         match self.url() {
             Some(url) => LockManager::connect_with(&url, options).await.expect("a manager"),
@@ -102,7 +101,7 @@ impl Arena {
         }
     }
 
-    /// Ends a lease as if its time had run out.
+    /// Makes a lease expire now.
     pub async fn expire(&self, name: &str) {
         let name = LockName::new(name).expect("a name");
         match self.kind {
@@ -116,7 +115,7 @@ impl Arena {
     }
 }
 
-/// Mounts async tests that take an [`Arena`] on every kind of store.
+/// Runs async tests that take an [`Arena`] on every kind of store.
 #[macro_export]
 macro_rules! on_every_store {
     ($($test:ident),* $(,)?) => {

@@ -1,23 +1,23 @@
-//! The size of a run, and the figures it prints.
+//! The size of a test run, and the results that it prints.
 
 use std::fs::OpenOptions;
 use std::io::Write;
 
-/// `full` asks for the numbers the boards publish; anything else is the small run of every day.
+/// The variable for the size of a run: `full` for the published numbers, otherwise a small run.
 pub const BOARD_VAR: &str = "LEASEHOLD_BOARD";
 
-/// Names a file that collects the figures.
+/// The variable with the path of the file that collects the results.
 pub const BOARD_FILE_VAR: &str = "LEASEHOLD_BOARD_FILE";
 
-/// `full` when `LEASEHOLD_BOARD=full`, else `small`.
+/// Returns `full` if `LEASEHOLD_BOARD=full`, otherwise `small`.
 pub fn full_or<T>(small: T, full: T) -> T {
     if std::env::var_os(BOARD_VAR).is_some_and(|size| size == "full") { full } else { small }
 }
 
-/// Prints `board <row>: <text>`, and appends the same line to the file `LEASEHOLD_BOARD_FILE` names.
+/// Prints `board <row>: <text>` and appends the line to the file that `LEASEHOLD_BOARD_FILE` names.
 ///
 /// # Panics
-/// When that file cannot be written: a figure that got lost would look like a row that did not run.
+/// If the file cannot be written, because a missing line would look like a row that did not run.
 pub fn report(row: &str, text: String) {
     let line = format!("board {row}: {text}\n");
     print!("{line}");

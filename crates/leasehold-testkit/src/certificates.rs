@@ -1,4 +1,4 @@
-//! Certificates for servers of tests, by an authority nobody trusts unless told to.
+//! Certificates for test servers, and the authority that signs them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, date_time_ymd};
 use tempfile::TempDir;
 
-/// An authority, with the files it wrote.
+/// A certificate authority. Its files are removed on drop.
 pub struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     dir: TempDir,
 }
 
-/// A certificate and its key, in PEM files that are gone with their authority.
+/// A certificate and its key, in PEM files that are removed with their authority.
 #[derive(Debug, Clone)]
 pub struct CertificateFiles {
     /// The certificate.
@@ -22,10 +22,10 @@ pub struct CertificateFiles {
 }
 
 impl Authority {
-    /// A new one, which has nothing to do with any other.
+    /// Creates an authority.
     ///
     /// # Panics
-    /// When the temporary directory cannot be written.
+    /// If the temporary directory cannot be written.
     pub fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).expect("no names");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -36,23 +36,23 @@ impl Authority {
         Self { issuer, dir }
     }
 
-    /// The file to trust.
+    /// Returns the file of the authority's own certificate, for clients to trust.
     pub fn file(&self) -> PathBuf {
         self.dir.path().join("ca.pem")
     }
 
-    /// A certificate for a host name or an address.
+    /// Creates a certificate for a host name or an address.
     ///
     /// # Panics
-    /// When the name makes no sense.
+    /// If the name is invalid.
     pub fn certify(&self, host: &str) -> CertificateFiles {
         self.sign(host, host, 2099)
     }
 
-    /// One that is over since long ago.
+    /// Creates a certificate that expired years ago.
     ///
     /// # Panics
-    /// When the name makes no sense.
+    /// If the name is invalid.
     pub fn certify_expired(&self, host: &str) -> CertificateFiles {
         self.sign(host, "expired", 2001)
     }

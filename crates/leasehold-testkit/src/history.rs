@@ -1,7 +1,7 @@
-//! Who asked, who held, who let go: one log for many processes, and the checkers that read it.
+//! A log of requests, grants and releases of many processes, and the checkers that read it.
 //!
-//! Times are boot-time nanoseconds, which all processes of a machine share and which go on counting
-//! while it is suspended.
+//! Times are nanoseconds of the boot clock, which all processes of a machine share and which also counts while it is
+//! suspended.
 
 mod check;
 
@@ -18,56 +18,56 @@ pub use check::{FenceInversion, FifoInversion, Hold, Overlap};
 
 const EXTENSION: &str = "jsonl";
 
-/// Nanoseconds since the machine started, suspension included.
+/// Returns nanoseconds since the machine started, including time in suspend.
 pub fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     let whole = u64::try_from(now.tv_sec).expect("no machine started in the future");
     whole * 1_000_000_000 + u64::try_from(now.tv_nsec).expect("a fraction of a second")
 }
 
-/// What happened.
+/// The kinds of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EventKind {
-    /// The lock is wanted from now on. Recorded before the call.
+    /// The lock is requested. Recorded before the call.
     Asked,
-    /// The lock is held from now on. Recorded after the call.
+    /// The lock is held. Recorded after the call.
     Granted,
-    /// The lease was prolonged; carries the new `valid_until_ns`.
+    /// The lease was renewed. The event has the new `valid_until_ns`.
     Renewed,
-    /// The holder stops relying on the lock. Recorded before the call.
+    /// The holder releases the lock. Recorded before the call.
     ReleaseCalled,
-    /// The holder was told that it no longer has the lock.
+    /// The holder was notified that it lost the lock.
     Lost,
-    /// The wait for the lock ended without it.
+    /// The request ended without the lock.
     GaveUp,
-    /// The release was answered.
+    /// The release ended.
     Released,
 }
 
 /// One line of the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// When, in boot-time nanoseconds.
+    /// The time, in nanoseconds of the boot clock.
     pub at_ns: u64,
     /// The process.
     pub pid: u32,
-    /// The task within the process; one task does one thing at a time with one name.
+    /// The task within the process. A task has at most one call per name at a time.
     pub task: u64,
     /// The lock.
     pub name: String,
-    /// What happened.
+    /// The kind.
     pub kind: EventKind,
-    /// The fence of the grant this is about.
+    /// The fence of the grant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<u64>,
-    /// Until when the holder relies on the lock, as it knows at this moment.
+    /// Until when the lease is valid, as the holder knows at this moment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub valid_until_ns: Option<u64>,
 }
 
 impl Event {
-    /// Something that happens now, in this process.
+    /// Creates an event that happens now in this process.
     pub fn now(task: u64, name: &str, kind: EventKind) -> Self {
         Self {
             at_ns: now_ns(),
@@ -80,14 +80,14 @@ impl Event {
         }
     }
 
-    /// The same with a fence.
+    /// Sets the fence.
     #[must_use]
     pub fn fence(mut self, fence: u64) -> Self {
         self.fence = Some(fence);
         self
     }
 
-    /// The same with the end of validity.
+    /// Sets the end of validity.
     #[must_use]
     pub fn valid_until_ns(mut self, valid_until_ns: u64) -> Self {
         self.valid_until_ns = Some(valid_until_ns);
@@ -95,18 +95,18 @@ impl Event {
     }
 }
 
-/// Appends events to a file of its own. Lines survive the death of the process that wrote them.
+/// Appends events to a file of its own. Written events survive the death of the process.
 #[derive(Debug)]
 pub struct HistoryWriter {
     file: File,
 }
 
 impl HistoryWriter {
-    /// Opens a new file in `dir`, where [`History::read`] finds it.
+    /// Creates a file in `dir` for [`History::read`].
     pub fn open(dir: &Path) -> io::Result<Self> {
         static FILES: AtomicU64 = AtomicU64::new(0);
         let number = FILES.fetch_add(1, Ordering::Relaxed);
-        // The time too: process ids come round again.
+        // The name has the time because process ids are reused.
         let name = format!("{}-{}-{number}.{EXTENSION}", std::process::id(), now_ns());
         let file = OpenOptions::new().append(true).create_new(true).open(dir.join(name))?;
         Ok(Self { file })
@@ -115,24 +115,24 @@ impl HistoryWriter {
     /// Appends one event.
     ///
     /// # Panics
-    /// When it cannot be written: a history with holes proves nothing.
+    /// If the event cannot be written, because an incomplete history proves nothing.
     pub fn record(&self, event: &Event) {
         let mut line = serde_json::to_vec(event).expect("an event is plain data");
         line.push(b'\n');
-        // One write per line: threads never mix theirs, and a kill leaves no half of one.
+        // One write per line, so that lines of threads do not mix and a kill leaves no partial line.
         let written = (&self.file).write(&line).expect("the history can be written");
         assert_eq!(written, line.len(), "the history was cut short");
     }
 }
 
-/// Everything that happened, in order of time.
+/// All events, in order of time.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     events: Vec<Event>,
 }
 
 impl History {
-    /// Merges all files that [`HistoryWriter`]s left in `dir`.
+    /// Merges the files of all [`HistoryWriter`]s in `dir`.
     pub fn read(dir: &Path) -> io::Result<Self> {
         let mut events = Vec::new();
         for entry in std::fs::read_dir(dir)? {
@@ -144,18 +144,18 @@ impl History {
         Ok(Self::from_events(events))
     }
 
-    /// A history of these events.
+    /// Creates a history from events.
     pub fn from_events(mut events: Vec<Event>) -> Self {
         events.sort_by_key(|event| event.at_ns);
         Self { events }
     }
 
-    /// All events, in order of time.
+    /// Returns all events, in order of time.
     pub fn events(&self) -> &[Event] {
         &self.events
     }
 
-    /// How many locks were granted: a check of a history without grants shows nothing.
+    /// Returns the number of grants. A check of a history without grants proves nothing.
     pub fn grants(&self) -> usize {
         self.events.iter().filter(|event| event.kind == EventKind::Granted).count()
     }

@@ -1,4 +1,4 @@
-//! A client that sends one request and reads one answer, byte by byte as a test wants them.
+//! An HTTP client that sends exactly the bytes that a test wants and reads one response.
 
 use std::net::SocketAddr;
 
@@ -6,18 +6,18 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Sends a request, such as `GET /`, and leaves the connection open. Each of `headers` ends with a line
-/// break; `Host` is the caller's.
+/// Sends a request such as `GET /`. The connection stays open. Each line of `headers` ends with a line break; `Host` is not
+/// added.
 pub async fn send(to: SocketAddr, request: &str, headers: &str, body: &str) -> TcpStream {
     let mut stream = TcpStream::connect(to).await.expect("listening");
     let length = body.len();
     let head = format!("{request} HTTP/1.1\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n");
-    // A server that refuses the head may close before it has the body.
+    // A server that rejects the head may close the connection before it has read the body.
     let _ = stream.write_all(format!("{head}{body}").as_bytes()).await;
     stream
 }
 
-/// The answer, or `None` when the connection ended without one.
+/// Reads the response; `None` if the connection ended without one.
 pub async fn receive(mut stream: TcpStream) -> Option<Answer> {
     let mut text = Vec::new();
     let _ = stream.read_to_end(&mut text).await;
@@ -27,35 +27,35 @@ pub async fn receive(mut stream: TcpStream) -> Option<Answer> {
     Some(Answer { status, head: head.to_lowercase(), body: body.to_owned() })
 }
 
-/// Sends a request and waits for its answer.
+/// Sends a request and waits for its response.
 pub async fn ask(to: SocketAddr, request: &str, headers: &str, body: &str) -> Answer {
     let answer = receive(send(to, request, headers, body).await).await;
-    answer.unwrap_or_else(|| panic!("no answer to {request}"))
+    answer.unwrap_or_else(|| panic!("no response to {request}"))
 }
 
-/// An answer, taken apart.
+/// A parsed response.
 #[derive(Debug)]
 pub struct Answer {
-    /// 200, 409, …
+    /// The status, for example 200.
     pub status: u16,
-    /// The first line and the headers, in lower case.
+    /// The status line and the headers, in lower case.
     pub head: String,
-    /// What follows.
+    /// The body.
     pub body: String,
 }
 
 impl Answer {
-    /// The body, which must be JSON.
+    /// Parses the body, which must be JSON.
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// The status and the `code` of a refusal.
+    /// Returns the status and the `code` of an error.
     pub fn code(&self) -> (u16, String) {
         (self.status, self.json()["code"].as_str().unwrap_or("none").to_owned())
     }
 
-    /// The body of an answer that must be 200.
+    /// Returns the body of a response that must be 200.
     pub fn ok(self) -> Value {
         assert_eq!(self.status, 200, "{self:?}");
         self.json()

@@ -1,46 +1,46 @@
-//! What a worker process is told to do.
+//! The arguments of worker processes.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// The worker's one argument.
+/// The argument of a worker.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Job {
-    /// Which store.
+    /// The URL of the store.
     pub url: String,
-    /// Which lock.
+    /// The name of the lock.
     pub name: String,
-    /// How long a lease lasts without renewal.
+    /// The ttl of a lease.
     pub ttl_ms: u64,
-    /// How long to wait for the lock, each time.
+    /// The wait limit of each request.
     pub wait_ms: u64,
-    /// Managers (each its own connection and place in the queue).
+    /// The number of managers, each with a connection and a place in the queue of its own.
     pub managers: usize,
-    /// Tasks on each manager.
+    /// The number of tasks per manager.
     pub tasks: usize,
-    /// Grants each task is after.
+    /// The number of requests per task.
     pub cycles: usize,
-    /// Time inside, in microseconds.
+    /// How long each lock is held, in microseconds.
     pub inside_us: u64,
-    /// The directory the history is kept in.
+    /// The directory of the history.
     pub history: PathBuf,
     /// Whether to wait for the line `go` before the first request.
     pub on_go: bool,
-    /// Whether to keep its managers open when all is done, until told `end` (or killed).
+    /// Whether to keep the managers open after the last request, until the line `end`.
     pub linger: bool,
-    /// Whether to stay inside after a grant, and do as told: `release`, `renew`, `write`, `abort`.
+    /// Whether to hold each lock and obey the lines `release`, `renew`, `write` and `abort`.
     pub hold: bool,
-    /// Not 0: the lock is any of a pool of so many members.
+    /// The size of the pool to use instead of a single lock; 0 for a lock.
     pub members: u32,
-    /// How many members of the pool to ask for at once.
+    /// The number of members per request to the pool.
     pub count: usize,
-    /// Whether to go on although told that the lease is lost, as work does that does not look.
+    /// Whether to continue after the lease was lost, like work that does not check.
     pub stubborn: bool,
 }
 
 impl Job {
-    /// One task that takes the lock once.
+    /// Creates a job with one task that acquires the lock once.
     pub fn new(url: impl Into<String>, name: &str, history: PathBuf) -> Self {
         Self {
             url: url.into(),
@@ -62,24 +62,24 @@ impl Job {
     }
 }
 
-/// What a claimer process is told to do, once it is told `go`.
+/// The argument of a claimer, which starts at the line `go`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ClaimJob {
-    /// Which store.
+    /// The URL of the store.
     pub url: String,
-    /// Which request id.
+    /// The request id.
     pub id: String,
-    /// How long the claim lasts; of `once`, the lease of whoever works.
+    /// The lease of the claim; for `once`, the ttl of the lock.
     pub lease_ms: u64,
-    /// Not a claim: work that is done once.
+    /// Work to do once, instead of a claim.
     pub once: Option<OnceJob>,
 }
 
-/// Work that is done once, and can be seen.
+/// Work that is done once and leaves a trace.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct OnceJob {
-    /// The file to which whoever works adds a line.
+    /// The file to which each run of the work appends a line.
     pub log: PathBuf,
-    /// How long it takes.
+    /// How long the work takes.
     pub work_ms: u64,
 }

@@ -1,8 +1,7 @@
-//! What leasehold's tests stand on: real servers, a fault proxy in front of them, worker processes,
-//! a history of who held what when with the checkers that read it, and an HTTP client of a few lines.
+//! The tools of leasehold's tests: real servers, a fault proxy for them, worker processes, histories of holds with checkers,
+//! and a small HTTP client.
 //!
-//! Linux only. Everything listens on loopback, lives in temporary directories and is gone when its
-//! value is dropped.
+//! Linux only. Servers listen on loopback and keep their files in temporary directories; everything is removed on drop.
 
 mod arena;
 pub mod board;

@@ -1,10 +1,9 @@
-//! A TCP proxy that understands RESP well enough to misbehave on purpose.
+//! A TCP proxy that parses RESP and injects faults.
 //!
-//! It forwards whole frames, matches replies to commands in order, and can therefore lose exactly the
-//! reply a test names. It runs on a thread and a runtime of its own, so it keeps going when the test's
-//! runtime is paused, busy or gone.
+//! It forwards whole frames and matches replies to commands, so it can drop exactly the reply that a test names. It runs on
+//! a thread with its own runtime, so it continues while the test's runtime is paused, busy or gone.
 //!
-//! It does not follow `MONITOR`, `SYNC` or `CLIENT REPLY`.
+//! It does not support `MONITOR`, `SYNC` and `CLIENT REPLY`.
 
 mod command;
 mod connection;
@@ -27,22 +26,22 @@ pub use command::{Command, on};
 pub use rule::Rule;
 use rule::{ActiveRule, Fault};
 
-/// Gives the seed of [`FaultProxy::latency`], to have a run again.
+/// The variable with the seed of [`FaultProxy::latency`], to repeat a run.
 pub const SEED_VAR: &str = "LEASEHOLD_SEED";
 
-/// The proxy. Clones are handles on the same proxy; it ends with the last of them.
+/// A handle to a proxy. The proxy ends when all clones of the handle are dropped.
 #[derive(Clone, Debug)]
 pub struct FaultProxy {
     inner: Arc<Inner>,
 }
 
 impl FaultProxy {
-    /// A proxy in front of a server, on a free loopback port, with every fault off.
+    /// Starts a proxy for a server, on a free loopback port, without faults.
     pub fn in_front_of(server: &RedisServer) -> Self {
         Self::start(SocketAddr::from((Ipv4Addr::LOCALHOST, server.port())))
     }
 
-    /// A proxy in front of any address.
+    /// Starts a proxy for any address.
     pub fn start(upstream: SocketAddr) -> Self {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free loopback port");
         listener.set_nonblocking(true).expect("a listener can be non-blocking");
@@ -59,35 +58,33 @@ impl FaultProxy {
         Self { inner: Arc::new(Inner { shared, port, stop: Some(stop), thread: Some(thread) }) }
     }
 
-    /// `redis://127.0.0.1:PORT`
+    /// Returns `redis://127.0.0.1:PORT`.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.inner.port)
     }
 
-    /// The port it listens on.
+    /// Returns the port on which it listens.
     pub fn port(&self) -> u16 {
         self.inner.port
     }
 
-    /// Sends new connections to another server, as a name does that now points elsewhere. Open connections stay.
+    /// Forwards new connections to another server, like a changed DNS name. Open connections stay.
     pub fn point_at(&self, server: &RedisServer) {
         *self.shared().upstream() = SocketAddr::from((Ipv4Addr::LOCALHOST, server.port()));
     }
 
-    /// Everything from the server (replies, pushes, the end of the stream) arrives this much later.
-    /// What is on its way already keeps its time.
+    /// Delays everything from the server: replies, pushes and the end of the stream. Frames in flight keep their time.
     pub fn delay_replies(&self, by: Duration) {
         self.shared().conditions.send_modify(|now| now.delay_replies = by);
     }
 
-    /// Everything from the client arrives this much later.
+    /// Delays everything from the client.
     pub fn delay_commands(&self, by: Duration) {
         self.shared().conditions.send_modify(|now| now.delay_commands = by);
     }
 
-    /// Every frame, each way, is late by a random time of this range, on top of fixed delays; order is
-    /// kept per connection. The seed is printed, and taken from `LEASEHOLD_SEED` when that is set.
-    /// An empty range ends it.
+    /// Delays every frame in both directions by a random time of this range, in addition to fixed delays. The order within a
+    /// connection is kept. The seed is printed; `LEASEHOLD_SEED` sets it. An empty range switches this off.
     pub fn latency(&self, range: Range<Duration>) {
         let given = std::env::var(SEED_VAR).ok();
         let seed = given.map_or_else(random_u64, |text| text.parse().expect("LEASEHOLD_SEED is a whole number"));
@@ -95,14 +92,14 @@ impl FaultProxy {
         *self.shared().latency() = (!range.is_empty()).then(|| Latency { range, sequence: Sequence::new(seed) });
     }
 
-    /// Forwards a matching command, then drops its reply and all that follows it on that connection,
-    /// which stays open. Acts on the next `times` matches.
+    /// Forwards a matching command, then drops its reply and all later replies on that connection, which stays open. Applies to
+    /// the next `times` matches.
     pub fn swallow_reply_to(&self, matches: impl Fn(&Command) -> bool + Send + Sync + 'static, times: usize) -> Rule {
         self.add_rule(matches, Fault::SwallowReply, times)
     }
 
-    /// Holds matching commands this long before they are forwarded, and what follows them on that connection
-    /// waits behind them. Acts on the next `times` matches.
+    /// Holds matching commands for `hold` before they are forwarded; later commands on that connection wait. Applies to the next
+    /// `times` matches.
     pub fn hold_before_forwarding(
         &self,
         matches: impl Fn(&Command) -> bool + Send + Sync + 'static,
@@ -112,14 +109,13 @@ impl FaultProxy {
         self.add_rule(matches, Fault::HoldCommand(hold), times)
     }
 
-    /// Holds the reply to every matching command this long, and what follows it on that connection
-    /// waits behind it.
+    /// Holds the reply to every matching command for `hold`; later replies on that connection wait.
     pub fn hold_reply_to(&self, matches: impl Fn(&Command) -> bool + Send + Sync + 'static, hold: Duration) -> Rule {
         self.add_rule(matches, Fault::HoldReply(hold), usize::MAX)
     }
 
-    /// Forwards a matching command, waits until the server has answered, drops the answer and resets
-    /// both sides: it was done, and the client cannot know. Acts on the next `times` matches.
+    /// Forwards a matching command, waits for its reply, drops it and resets both sides: the command was carried out, but the
+    /// client cannot know. Applies to the next `times` matches.
     pub fn cut_after_forwarding(
         &self,
         matches: impl Fn(&Command) -> bool + Send + Sync + 'static,
@@ -128,8 +124,8 @@ impl FaultProxy {
         self.add_rule(matches, Fault::CutAfter, times)
     }
 
-    /// Resets both sides instead of forwarding a matching command: it was not done, and the client
-    /// cannot know. Acts on the next `times` matches.
+    /// Resets both sides instead of forwarding a matching command: the command was not carried out, but the client cannot know.
+    /// Applies to the next `times` matches.
     pub fn cut_before_forwarding(
         &self,
         matches: impl Fn(&Command) -> bool + Send + Sync + 'static,
@@ -138,62 +134,62 @@ impl FaultProxy {
         self.add_rule(matches, Fault::CutBefore, times)
     }
 
-    /// Holds the next matching command, and what follows it on that connection, until the rule is removed: the
-    /// server has what was sent before it. A hit is counted once it is held.
+    /// Holds the next matching command, and later commands on that connection, until the rule is removed. Earlier commands are
+    /// forwarded. The hit is counted as soon as the command is held.
     pub fn hold_back(&self, matches: impl Fn(&Command) -> bool + Send + Sync + 'static) -> Rule {
         self.add_rule(matches, Fault::HoldBack, 1)
     }
 
-    /// Drops published messages (`message`, `pmessage`, `smessage`); all else goes on.
+    /// Drops published messages (`message`, `pmessage`, `smessage`) and nothing else.
     pub fn mute_pushes(&self, muted: bool) {
         self.shared().conditions.send_modify(|now| now.mute_pushes = muted);
     }
 
-    /// While on, connections are accepted and kept, and nothing passes either way, not even the end of
-    /// a connection. Turned off, all that was sent meanwhile is delivered, late.
+    /// While on, connections are accepted and kept, but nothing is forwarded, not even the end of a connection. When it is
+    /// switched off, everything that was sent meanwhile is delivered.
     pub fn blackhole(&self, on: bool) {
         self.shared().conditions.send_modify(|now| now.blackhole = on);
     }
 
-    /// While on, new connections are reset as soon as they are made.
+    /// While on, new connections are reset at once.
     pub fn refuse(&self, on: bool) {
         self.shared().conditions.send_modify(|now| now.refuse = on);
     }
 
-    /// Turns every fault off and removes every rule. Connections stay as they are: one whose reply was
-    /// swallowed stays deaf until it is reset.
+    /// Switches all faults off and removes all rules. A connection whose reply was dropped still gets no replies until it is
+    /// reset.
     pub fn heal(&self) {
         self.shared().rules().clear();
         *self.shared().latency() = None;
         self.shared().conditions.send_modify(|now| *now = Conditions::default());
     }
 
-    /// Resets every connection, both sides; says how many.
+    /// Resets both sides of every connection and returns their number.
     pub fn reset_all(&self) -> usize {
         self.reset(|_| true)
     }
 
-    /// Resets the connections that have asked for a subscription; says how many.
+    /// Resets the connections that have sent a subscription and returns their number.
     pub fn reset_pushing_connections(&self) -> usize {
         self.reset(|link| link.pushing.load(Ordering::SeqCst))
     }
 
-    /// Connections accepted so far, refused ones not counted.
+    /// Returns the number of accepted connections, without refused ones.
     pub fn connections_made(&self) -> u64 {
         self.shared().made.load(Ordering::SeqCst)
     }
 
-    /// Connections reset by [`FaultProxy::refuse`] so far.
+    /// Returns the number of connections that [`FaultProxy::refuse`] has reset.
     pub fn connections_refused(&self) -> u64 {
         self.shared().refused.load(Ordering::SeqCst)
     }
 
-    /// Connections open now.
+    /// Returns the number of open connections.
     pub fn connections_open(&self) -> usize {
         self.shared().links().len()
     }
 
-    /// How often clients sent this command, whatever became of it; upper or lower case.
+    /// Returns how often clients sent a command, forwarded or not. Case does not matter.
     pub fn commands_seen(&self, name: &str) -> u64 {
         self.shared().seen().get(&name.to_ascii_uppercase()).copied().unwrap_or(0)
     }
@@ -211,7 +207,7 @@ impl FaultProxy {
     fn reset(&self, which: impl Fn(&Link) -> bool) -> usize {
         let mut resets = 0;
         for (_, link) in self.shared().links().extract_if(|_, link| which(link)) {
-            // Fails when the connection is ending by itself.
+            // Fails if the connection is already ending.
             let _ = link.reset.send(());
             resets += 1;
         }
@@ -231,13 +227,13 @@ impl Drop for Inner {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // A panic there has been printed already, and panicking in a drop would hide the test's own.
+            // A panic of the thread is already printed, and another one here would hide that of the test.
             let _ = thread.join();
         }
     }
 }
 
-/// What the handles and the connections have in common.
+/// State that handles and connections share.
 struct Shared {
     upstream: Mutex<SocketAddr>,
     conditions: watch::Sender<Conditions>,
@@ -249,7 +245,7 @@ struct Shared {
     refused: AtomicU64,
 }
 
-/// The faults that concern every connection alike.
+/// The faults that apply to all connections.
 #[derive(Clone, Copy, Debug, Default)]
 struct Conditions {
     delay_replies: Duration,
@@ -264,7 +260,7 @@ struct Latency {
     sequence: Sequence,
 }
 
-/// A connection, as seen from the handles.
+/// A handle's view of a connection.
 struct Link {
     reset: oneshot::Sender<()>,
     pushing: Arc<AtomicBool>,
@@ -290,7 +286,7 @@ impl Shared {
 
     /// Waits while the blackhole is on.
     async fn passable(&self) {
-        // Fails only without a sender, and `self` is one.
+        // Fails only without a sender, and `self` has one.
         let _ = self.conditions.subscribe().wait_for(|now| !now.blackhole).await;
     }
 
@@ -312,7 +308,7 @@ impl Shared {
         }
     }
 
-    /// Counts the command, and says which fault shall befall it.
+    /// Counts a command and returns the fault that applies to it.
     fn judge(&self, command: &Command) -> Option<(Fault, Rule)> {
         *self.seen().entry(command.name().to_string()).or_default() += 1;
         let mut rules = self.rules();
@@ -347,7 +343,7 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// The proxy's thread: accepts until told to stop, then drops every connection with the runtime.
+/// Runs the proxy's thread: accepts connections until it is stopped, then drops them with the runtime.
 fn run(listener: std::net::TcpListener, shared: Arc<Shared>, stopped: oneshot::Receiver<()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime for the proxy");
     runtime.block_on(async {
@@ -363,7 +359,7 @@ async fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
     loop {
         let client = match listener.accept().await {
             Ok((client, _)) => client,
-            // Out of file descriptors, or gone before we looked: the next one may fare better.
+            // Out of file descriptors, or the client has gone: try again.
             Err(error) => {
                 eprintln!("fault proxy: {error}");
                 tokio::time::sleep(Duration::from_millis(10)).await;

@@ -1,8 +1,8 @@
-//! Numbers that differ, and numbers that can be had again.
+//! Random numbers, with and without a seed.
 
 use std::hash::{BuildHasher, RandomState};
 
-/// A number nobody can foresee.
+/// Returns a random number.
 pub(crate) fn random_u64() -> u64 {
     // The standard library seeds every `RandomState` differently.
     RandomState::new().hash_one(0)

@@ -1,13 +1,13 @@
-//! Just enough RESP to cut a byte stream into whole frames.
+//! Enough RESP to split a stream of bytes into frames.
 
 use std::io;
 
-/// No frame of ours comes near this; more than that means we lost our place in the stream.
+/// The limit of a frame. A longer one means that the stream was parsed wrongly.
 const MAX_FRAME_BYTES: usize = 512 * 1024 * 1024;
 
-/// Length of the first whole frame in `buffer`, RESP2 or RESP3; `None` while more bytes are needed.
+/// Returns the length of the first frame in `buffer`, in RESP2 or RESP3; `None` while bytes are missing.
 ///
-/// An attribute counts as part of the reply it precedes.
+/// An attribute is part of the reply that follows it.
 pub(crate) fn frame_len(buffer: &[u8]) -> io::Result<Option<usize>> {
     let mut at = 0;
     let mut values_left: usize = 1;
@@ -37,23 +37,23 @@ pub(crate) fn frame_len(buffer: &[u8]) -> io::Result<Option<usize>> {
     Ok(Some(at))
 }
 
-/// The parts of a whole command frame: an array of bulk strings.
+/// Returns the parts of a command, which is an array of bulk strings.
 pub(crate) fn command_parts(frame: &[u8]) -> io::Result<Vec<Vec<u8>>> {
-    let (header, mut at) = line_at(frame, 0).ok_or_else(|| malformed("a cut command"))?;
+    let (header, mut at) = line_at(frame, 0).ok_or_else(|| malformed("an incomplete command"))?;
     let count = match header.split_first() {
         Some((b'*', rest)) => length(rest)?.unwrap_or(0),
-        _ => return Err(malformed("a command that is no array")),
+        _ => return Err(malformed("a command that is not an array")),
     };
     let mut parts = Vec::new();
     for _ in 0..count {
-        let (part, next) = bulk_at(frame, at).ok_or_else(|| malformed("a part that is no bulk string"))?;
+        let (part, next) = bulk_at(frame, at).ok_or_else(|| malformed("a part that is not a bulk string"))?;
         parts.push(part.to_vec());
         at = next;
     }
     Ok(parts)
 }
 
-/// First element of a whole array or push frame, when it is a string: the kind of a push.
+/// Returns the first element of an array or push frame if it is a string. For a push it is the kind.
 pub(crate) fn first_element(frame: &[u8]) -> Option<&[u8]> {
     let (_, at) = line_at(frame, 0)?;
     match frame.get(at)? {
@@ -63,7 +63,7 @@ pub(crate) fn first_element(frame: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// The line that starts at `at`, without its end, and where the next one starts.
+/// Returns the line that starts at `at`, without its line break, and the start of the next line.
 pub(crate) fn line_at(buffer: &[u8], at: usize) -> Option<(&[u8], usize)> {
     let rest = buffer.get(at..)?;
     let len = rest.windows(2).position(|pair| pair == b"\r\n")?;
@@ -76,7 +76,7 @@ fn bulk_at(buffer: &[u8], at: usize) -> Option<(&[u8], usize)> {
     Some((buffer.get(start..start + len)?, start + len + 2))
 }
 
-/// `None` for the RESP2 nil, which is a length of -1.
+/// Parses a length; `None` for -1, which is the RESP2 nil.
 fn length(digits: &[u8]) -> io::Result<Option<usize>> {
     let text = std::str::from_utf8(digits).unwrap_or("?");
     if text == "-1" {
@@ -117,7 +117,7 @@ mod tests {
     ];
 
     #[test]
-    fn every_frame_ends_where_it_ends() {
+    fn frames_have_the_right_length() {
         for frame in FRAMES {
             let mut stream = frame.to_vec();
             stream.extend_from_slice(b"+next\r\n");
@@ -129,14 +129,14 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_frames_are_errors() {
         for bytes in [&b"\r\n"[..], b"?1\r\n", b"$-2\r\n", b"*x\r\n", b"$99999999999999\r\n"] {
             assert!(frame_len(bytes).is_err(), "{bytes:?}");
         }
     }
 
     #[test]
-    fn parts_and_kinds_are_read() {
+    fn commands_and_push_kinds_are_parsed() {
         let parts = command_parts(b"*2\r\n$3\r\nGET\r\n$3\r\na\r\n\r\n").expect("well formed");
         assert_eq!(parts, [b"GET".to_vec(), b"a\r\n".to_vec()]);
         assert_eq!(first_element(FRAMES[15]), Some(&b"message"[..]));

@@ -1,4 +1,4 @@
-//! A real server for one test.
+//! A real Redis or Valkey server for one test.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use redis::Value;
-/// What a server answers.
+/// A reply of a server.
 pub use redis::Value as RedisValue;
 use rustix::process::Signal;
 use tempfile::TempDir;
@@ -22,25 +22,25 @@ use crate::random::random_u64;
 use crate::resp;
 use crate::signal::send_signal;
 
-/// Names the server binary, for running the tests against Valkey or another Redis.
+/// The variable with the path of the server binary, to run the tests with Valkey or another version of Redis.
 pub const SERVER_BINARY_VAR: &str = "LEASEHOLD_TEST_SERVER";
 
-/// Scripts faster than this are not seen by [`RedisServer::slowest_script_us`].
+/// The threshold of [`RedisServer::slowest_script_us`]: faster scripts are not recorded.
 pub const SLOW_SCRIPT_US: u64 = 100;
 
-const READY_WITHIN: Duration = Duration::from_secs(10);
+const READY_TIMEOUT: Duration = Duration::from_secs(10);
 const READY_POLL: Duration = Duration::from_millis(2);
-/// Longer than any `DEBUG SLEEP` a test sends; an answer later than this is a hang.
-const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-const PORT_TRIES: usize = 20;
-/// Below the ports Linux gives to outgoing connections: there, a client that keeps trying to reach a
-/// killed server would sooner or later be given the server's own port, and talk to itself.
+/// Longer than any `DEBUG SLEEP` of a test. A server that takes longer hangs.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
+const PORT_ATTEMPTS: usize = 20;
+/// Below the ephemeral ports of Linux: there, a client that tries to reconnect to a killed server would at some point get the
+/// server's port as its own and connect to itself.
 const PORTS: Range<u16> = 10_000..32_000;
 const LOG_TAIL_LINES: usize = 40;
-/// Enough to keep every slow script of a long run.
+/// Enough for every slow script of a long run.
 const SLOWLOG_ENTRIES: &str = "10000";
 
-/// A Redis or Valkey process of one's own: a free loopback port, a temporary directory, killed on drop.
+/// A Redis or Valkey process on a free loopback port, with a temporary directory. Killed on drop.
 #[derive(Debug)]
 pub struct RedisServer {
     process: Mutex<Option<Child>>,
@@ -50,14 +50,14 @@ pub struct RedisServer {
 }
 
 impl RedisServer {
-    /// Starts a server without persistence and waits until it answers.
+    /// Starts a server without persistence and waits until it is ready.
     pub async fn start() -> Self {
         Self::with(&[]).await
     }
 
-    /// Starts a server with more arguments; they come last, so they win over the kit's own.
+    /// Starts a server with additional arguments, which override the defaults.
     pub async fn with(extra_args: &[&str]) -> Self {
-        for _ in 0..PORT_TRIES {
+        for _ in 0..PORT_ATTEMPTS {
             let server = Self {
                 process: Mutex::new(None),
                 port: free_port(),
@@ -71,41 +71,41 @@ impl RedisServer {
                 Err(NotReady::Other(why)) => panic!("{}", server.with_log(&why)),
             }
         }
-        panic!("no free port for the server after {PORT_TRIES} tries");
+        panic!("no free port for the server after {PORT_ATTEMPTS} attempts");
     }
 
-    /// Starts a replica of another server and waits until it has all its data.
+    /// Starts a replica of another server and waits until it has all data.
     pub async fn replica_of(primary: &Self) -> Self {
-        // Redis waits five seconds by default, in case more replicas come.
+        // By default Redis waits five seconds for further replicas.
         primary.command(&["CONFIG", "SET", "repl-diskless-sync-delay", "0"]).await;
         let replica = Self::with(&["--repl-diskless-sync-delay", "0"]).await;
         replica.follow(primary).await;
         replica
     }
 
-    /// Makes it a replica of another server and waits until it has all its data.
+    /// Makes this server a replica of another one and waits until it has all data.
     pub async fn follow(&self, primary: &Self) {
         self.command(&["REPLICAOF", "127.0.0.1", &primary.port.to_string()]).await;
         self.follows(primary).await;
     }
 
-    /// Waits until a replica has all data, and its primary knows.
+    /// Waits until this replica has all data and its primary lists it as online.
     async fn follows(&self, primary: &Self) {
         let online = format!("port={},state=online", self.port);
         self.wait_for_replication(|info| info.contains("master_link_status:up")).await;
         primary.wait_for_replication(|info| info.contains(&online)).await;
     }
 
-    /// Makes it a primary, and the server that was its primary a replica of it, by `REPLICAOF` on both. Nothing
-    /// is lost as long as nobody writes meanwhile; connections stay open.
+    /// Makes this server the primary and its primary a replica, with `REPLICAOF` on both. No data is lost unless a client writes
+    /// meanwhile; connections stay open.
     pub async fn take_over_from(&self, primary: &Self) {
         let offset = |info: &str, field: &str| {
             info.lines().find_map(|line| line.strip_prefix(field).map(str::trim).map(str::to_owned))
         };
         loop {
-            let theirs = text_of(&primary.command(&["INFO", "replication"]).await);
-            let ours = text_of(&self.command(&["INFO", "replication"]).await);
-            if offset(&theirs, "master_repl_offset:") == offset(&ours, "slave_repl_offset:") {
+            let primary_info = text_of(&primary.command(&["INFO", "replication"]).await);
+            let info = text_of(&self.command(&["INFO", "replication"]).await);
+            if offset(&primary_info, "master_repl_offset:") == offset(&info, "slave_repl_offset:") {
                 break;
             }
             tokio::time::sleep(READY_POLL).await;
@@ -114,7 +114,7 @@ impl RedisServer {
         primary.follow(self).await;
     }
 
-    /// Makes it a primary by `FAILOVER` on the server that is its primary now. Nothing is lost; connections stay open.
+    /// Makes this server the primary with `FAILOVER` on its primary. No data is lost; connections stay open.
     pub async fn fail_over_from(&self, primary: &Self) {
         let port = self.port.to_string();
         let answer = primary.command(&["FAILOVER", "TO", "127.0.0.1", &port]).await;
@@ -123,11 +123,11 @@ impl RedisServer {
         primary.follows(self).await;
     }
 
-    async fn wait_for_replication(&self, is_so: impl Fn(&str) -> bool) {
-        let give_up_at = Instant::now() + READY_WITHIN;
+    async fn wait_for_replication(&self, reached: impl Fn(&str) -> bool) {
+        let give_up_at = Instant::now() + READY_TIMEOUT;
         loop {
             let info = text_of(&self.command(&["INFO", "replication"]).await);
-            if is_so(&info) {
+            if reached(&info) {
                 return;
             }
             assert!(Instant::now() < give_up_at, "{}", self.with_log(&format!("not in time: {info}")));
@@ -135,39 +135,39 @@ impl RedisServer {
         }
     }
 
-    /// `redis://127.0.0.1:PORT`
+    /// Returns `redis://127.0.0.1:PORT`.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// The port it listens on; a restart keeps it.
+    /// Returns the port, which a restart does not change.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Where it keeps its files; gone when the server is dropped.
+    /// Returns the directory of its files, which is removed on drop.
     pub fn dir(&self) -> &std::path::Path {
         self.dir.path()
     }
 
-    /// Process id of the running server.
+    /// Returns the process id of the running server.
     ///
     /// # Panics
-    /// When it was killed and not started again.
+    /// If the server was killed and not started again.
     pub fn pid(&self) -> u32 {
         self.process().as_ref().expect("the server is not running").id()
     }
 
-    /// Ends the process with SIGKILL and waits until it is gone.
+    /// Kills the process with SIGKILL and waits until it has ended.
     pub fn kill9(&self) {
         if let Some(mut child) = self.process().take() {
-            // Neither can fail for a child nobody has waited for.
+            // Neither fails for a child that was not waited for.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 
-    /// Ends it in good order, with SIGTERM, and waits until it is gone.
+    /// Stops the server with SIGTERM and waits until it has ended.
     pub async fn stop(&self) {
         send_signal(self.pid(), Signal::TERM);
         let runs = || self.process().as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)));
@@ -177,21 +177,21 @@ impl RedisServer {
         self.kill9();
     }
 
-    /// Kills it if it runs, starts it on the same port in the same directory, waits until it answers.
+    /// Kills the server if it runs, starts it on the same port in the same directory, and waits until it is ready.
     pub async fn restart(&self) {
         self.kill9();
         self.relaunch();
         self.ready().await;
     }
 
-    /// Starts a killed server again and returns at once: for watching it load.
+    /// Starts a killed server again without waiting, for tests that watch it load its data.
     ///
     /// # Panics
-    /// When it still runs, or the binary cannot be started.
+    /// If the server still runs, or the binary cannot be started.
     pub fn relaunch(&self) {
         let mut process = self.process();
         assert!(process.is_none(), "the server still runs");
-        // A fresh log per start, so that what we read there is about this process.
+        // A new log per start, so that its lines are about this process.
         let log = File::create(self.log_path()).expect("a log file in the server's directory");
         let binary = server_binary();
         let child = Command::new(&binary)
@@ -216,10 +216,10 @@ impl RedisServer {
         *process = Some(child);
     }
 
-    /// Waits until it has loaded its data and answers.
+    /// Waits until the server has loaded its data and answers.
     ///
     /// # Panics
-    /// With the end of the server's log, when that takes more than ten seconds.
+    /// With the end of the server's log if that takes more than ten seconds.
     pub async fn ready(&self) {
         match self.wait_until_ready().await {
             Ok(()) => {}
@@ -228,47 +228,47 @@ impl RedisServer {
         }
     }
 
-    /// Stops the process with SIGSTOP: connections stay open, nothing is answered.
+    /// Stops the process with SIGSTOP: connections stay open, but there are no replies.
     pub fn pause(&self) {
         send_signal(self.pid(), Signal::STOP);
     }
 
-    /// Lets a paused process go on.
+    /// Resumes a paused process.
     pub fn resume(&self) {
         send_signal(self.pid(), Signal::CONT);
     }
 
-    /// The last lines of the server's log.
+    /// Returns the last lines of the server's log.
     pub fn log_tail(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
         lines[lines.len().saturating_sub(LOG_TAIL_LINES)..].join("\n")
     }
 
-    /// Sends one command over a connection of its own. An error reply is `Value::ServerError`.
+    /// Sends one command on a new connection. An error reply is `Value::ServerError`.
     ///
-    /// Nothing but this command is sent, so it adds exactly one to the command counts.
+    /// Nothing else is sent, so it adds exactly one to the command counts.
     ///
     /// # Panics
-    /// When the server cannot be reached, or does not answer for a minute.
+    /// If the server cannot be reached, or does not reply for a minute.
     pub async fn command(&self, parts: &[&str]) -> Value {
-        let answer = tokio::time::timeout(ANSWER_WITHIN, self.exchange(parts)).await;
+        let answer = tokio::time::timeout(REPLY_TIMEOUT, self.exchange(parts)).await;
         match answer {
             Ok(Ok(value)) => value,
             Ok(Err(error)) => panic!("{}", self.with_log(&format!("{parts:?}: {error}"))),
-            Err(_) => panic!("{}", self.with_log(&format!("{parts:?}: no answer in {ANSWER_WITHIN:?}"))),
+            Err(_) => panic!("{}", self.with_log(&format!("{parts:?}: no answer in {REPLY_TIMEOUT:?}"))),
         }
     }
 
-    /// Calls per command (`"evalsha"`, `"client|setinfo"`), also those made inside scripts, since the
-    /// start or the last `CONFIG RESETSTAT`.
+    /// Returns the number of calls per command (`"evalsha"`, `"client|setinfo"`), including those of scripts, since the start or
+    /// the last `CONFIG RESETSTAT`.
     pub async fn commandstats(&self) -> BTreeMap<String, u64> {
         let info = self.command(&["INFO", "commandstats"]).await;
         parse_commandstats(&text_of(&info))
     }
 
-    /// Run time of the slowest script since the start or the last `SLOWLOG RESET`, in microseconds;
-    /// 0 when none took [`SLOW_SCRIPT_US`].
+    /// Returns the run time of the slowest script in microseconds, since the start or the last `SLOWLOG RESET`; 0 if all were
+    /// faster than [`SLOW_SCRIPT_US`].
     pub async fn slowest_script_us(&self) -> u64 {
         let log = self.command(&["SLOWLOG", "GET", "-1"]).await;
         let Value::Array(entries) = &log else {
@@ -278,7 +278,7 @@ impl RedisServer {
     }
 
     async fn wait_until_ready(&self) -> Result<(), NotReady> {
-        let give_up_at = Instant::now() + READY_WITHIN;
+        let give_up_at = Instant::now() + READY_TIMEOUT;
         loop {
             let exited = self.process().as_mut().and_then(|child| child.try_wait().ok().flatten());
             let log = self.log();
@@ -291,12 +291,12 @@ impl RedisServer {
                     NotReady::Other(format!("the server ended at once, {status}"))
                 });
             }
-            // Said after binding and loading: what answers on the port from here on is our process.
+            // Logged after binding and loading, so the process that answers on the port is this one.
             if log.contains("Ready to accept connections") && self.exchange(&["PING"]).await.is_ok() {
                 return Ok(());
             }
             if Instant::now() > give_up_at {
-                return Err(NotReady::Other(format!("no answer to PING in {READY_WITHIN:?}")));
+                return Err(NotReady::Other(format!("no answer to PING in {READY_TIMEOUT:?}")));
             }
             tokio::time::sleep(READY_POLL).await;
         }
@@ -340,7 +340,7 @@ impl RedisServer {
 
 impl Drop for RedisServer {
     fn drop(&mut self) {
-        // SIGKILL also ends a stopped process; no SIGCONT first, which would let it run once more.
+        // SIGKILL also ends a stopped process. SIGCONT is not sent, because the process would run again for a moment.
         self.kill9();
     }
 }
@@ -354,8 +354,7 @@ fn server_binary() -> PathBuf {
     std::env::var_os(SERVER_BINARY_VAR).map_or_else(|| "redis-server".into(), PathBuf::from)
 }
 
-/// Free a moment ago; whoever starts a server on it must be ready to find it taken.
-/// A port nobody listens on at the moment.
+/// Returns a port on which no process listens at the moment. It may be taken before the caller uses it.
 pub fn free_port() -> u16 {
     loop {
         let width = u64::from(PORTS.end - PORTS.start);
@@ -367,7 +366,7 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// Lines such as `cmdstat_get:calls=3,usec=12,…`.
+/// Parses lines such as `cmdstat_get:calls=3,usec=12,…`.
 fn parse_commandstats(info: &str) -> BTreeMap<String, u64> {
     let entry = |line: &str| {
         let (command, fields) = line.strip_prefix("cmdstat_")?.split_once(':')?;
@@ -377,7 +376,7 @@ fn parse_commandstats(info: &str) -> BTreeMap<String, u64> {
     info.lines().filter_map(entry).collect()
 }
 
-/// Duration of a slow log entry `[id, time, µs, [command…], …]` when it is a script.
+/// Returns the duration of a slow log entry `[id, time, µs, [command…], …]` if it is a script.
 fn script_us(entry: &Value) -> Option<u64> {
     let Value::Array(fields) = entry else {
         return None;
@@ -399,7 +398,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commandstats_are_calls_per_command() {
+    fn commandstats_are_parsed() {
         let info =
             "# Commandstats\r\ncmdstat_get:calls=3,usec=12,rejected_calls=0\r\ncmdstat_client|id:calls=1,usec=2\r\n";
         let stats = parse_commandstats(info);

@@ -1,9 +1,9 @@
-//! Signals to processes the kit started.
+//! Signals to child processes.
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Signals a child that was not waited for yet, so that its id cannot be somebody else's.
+/// Sends a signal to a child that was not waited for yet, so its process id cannot have been reused.
 pub(crate) fn send_signal(pid: u32, signal: Signal) {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a child's id is positive");
-    kill_process(pid, signal).expect("a child of ours takes signals");
+    kill_process(pid, signal).expect("a child can be signalled");
 }

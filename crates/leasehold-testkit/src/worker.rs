@@ -1,4 +1,4 @@
-//! Processes that use locks and can be killed with one in hand.
+//! Processes that use locks and can be killed while they hold one.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -14,13 +14,13 @@ use crate::signal::send_signal;
 
 const WAIT_POLL: Duration = Duration::from_millis(2);
 
-/// A worker: told what to do by one JSON argument, telling what it does by JSON lines. Killed on drop.
+/// A worker process. It receives its job as one JSON argument and reports by lines of JSON. Killed on drop.
 ///
-/// Its error output is the test's own.
+/// Its standard error is that of the test.
 #[derive(Debug)]
 pub struct WorkerProcess {
     child: Child,
-    /// Set once waited for: from then on the process id may be somebody else's.
+    /// Set once the process was waited for. After that its process id may be reused.
     ended: Option<ExitStatus>,
     stdin: Option<ChildStdin>,
     lines: UnboundedReceiver<Value>,
@@ -30,7 +30,7 @@ impl WorkerProcess {
     /// Starts `binary` with `spec` as its first argument.
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn spawn(binary: impl AsRef<Path>, spec: &impl Serialize) -> Self {
         let spec = serde_json::to_string(spec).expect("a spec is plain data");
         Self::run(Command::new(binary.as_ref()).arg(spec))
@@ -39,10 +39,10 @@ impl WorkerProcess {
     /// Starts any command.
     ///
     /// # Panics
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn run(command: &mut Command) -> Self {
         let mut child = command
-            // Killed, it would leave half a record of its coverage, which no reader takes.
+            // A killed process would leave an incomplete coverage file, which no tool can read.
             .env("LLVM_PROFILE_FILE", "/dev/null")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -51,17 +51,17 @@ impl WorkerProcess {
         let stdin = child.stdin.take();
         let stdout = child.stdout.take().expect("stdout was piped");
         let (sender, lines) = unbounded_channel();
-        // Ends with the worker's output, so nobody has to join it.
+        // The thread ends with the worker's output, so it is not joined.
         std::thread::spawn(move || read_lines(stdout, &sender));
         Self { child, ended: None, stdin, lines }
     }
 
-    /// Its process id.
+    /// Returns its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Writes a line to its standard input. A worker that is gone does not hear it.
+    /// Writes a line to its standard input. Ignored if the worker has ended.
     pub fn send_line(&mut self, line: &str) {
         if let Some(stdin) = &mut self.stdin {
             let _ = stdin.write_all(format!("{line}\n").as_bytes());
@@ -73,13 +73,13 @@ impl WorkerProcess {
         self.stdin = None;
     }
 
-    /// The next line it wrote; `None` when it has ended or stays silent for so long. A line that is not
-    /// JSON comes as a string.
+    /// Waits for its next line of output; `None` if it has ended or wrote nothing in time. A line that is not JSON becomes a
+    /// string.
     pub async fn next_line(&mut self, within: Duration) -> Option<Value> {
         tokio::time::timeout(within, self.lines.recv()).await.ok().flatten()
     }
 
-    /// Skips lines until one is as wanted; `None` when it has ended or takes too long.
+    /// Skips lines until one matches; `None` if the worker has ended or no line matched in time.
     pub async fn wait_for_line(&mut self, wanted: impl Fn(&Value) -> bool, within: Duration) -> Option<Value> {
         let found = async {
             loop {
@@ -92,10 +92,10 @@ impl WorkerProcess {
         tokio::time::timeout(within, found).await.ok().flatten()
     }
 
-    /// Ends it with SIGKILL and waits until it is gone. Lines it wrote before can still be read.
+    /// Kills it with SIGKILL and waits until it has ended. Earlier output can still be read.
     pub fn kill9(&mut self) {
         if self.ended.is_none() {
-            // Neither can fail for a child nobody has waited for.
+            // Neither fails for a child that was not waited for.
             let _ = self.child.kill();
             self.ended = self.child.wait().ok();
         }
@@ -106,12 +106,12 @@ impl WorkerProcess {
         self.signal(Signal::STOP);
     }
 
-    /// Lets it go on after a pause.
+    /// Resumes it with SIGCONT.
     pub fn resume(&mut self) {
         self.signal(Signal::CONT);
     }
 
-    /// Waits for it to end by itself; `None` when it takes longer.
+    /// Waits until it ends by itself; `None` if it has not ended in time.
     pub async fn wait(&mut self, within: Duration) -> Option<ExitStatus> {
         let give_up_at = Instant::now() + within;
         while self.exited().is_none() && Instant::now() < give_up_at {

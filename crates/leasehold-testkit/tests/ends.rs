@@ -1,5 +1,5 @@
-//! How managers, guards and runtimes end: what they took is given back, and nobody panics. Alone in their
-//! file and one after the other, because they count what the whole process has.
+//! The ends of managers, guards and runtimes: everything is released, and nothing panics. These tests run one after the other in
+//! a program of their own, because they count descriptors and threads of the whole process.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -12,7 +12,7 @@ use leasehold_testkit::{Arena, Kind, full_or, report};
 mod common;
 use common::{LONG, longest, ms, spread};
 
-/// One test at a time.
+/// Makes tests run one at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
 const KINDS: [Kind; 3] = [Kind::Memory, Kind::Sqlite, Kind::Redis];
@@ -29,13 +29,13 @@ fn entries(dir: &str) -> usize {
     std::fs::read_dir(dir).expect("of this process").count()
 }
 
-/// File descriptors and threads of this process, and tasks of this runtime.
+/// Returns the numbers of file descriptors and threads of this process and of tasks of this runtime.
 fn has() -> (usize, usize, usize) {
     let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
     (entries("/proc/self/fd"), entries("/proc/self/task"), tasks)
 }
 
-/// Uses a manager as people do: holds, waits, is dropped at work, follows.
+/// Uses a manager: holds, waits, drops work, subscribes to events.
 async fn use_it(manager: &LockManager, other: &LockManager, round: usize) {
     let held = manager.lock(format!("held-{round}")).await.expect("free");
     let waiting = tokio::spawn(manager.lock("waited-for").wait_up_to(LONG).into_future());
@@ -48,15 +48,14 @@ async fn use_it(manager: &LockManager, other: &LockManager, round: usize) {
     drop((held, events));
 }
 
-/// K6: managers that are opened and shut down, or just dropped, leave neither descriptors nor threads nor
-/// tasks behind.
+/// K6: managers that are shut down or dropped leave no descriptors, threads or tasks behind.
 #[test]
 fn managers_that_ended_leave_nothing_behind() {
     let _alone = alone();
     runtime().block_on(async {
         for kind in KINDS {
             let arena = Arena::new(kind).await;
-            // What the first ones make once for all (a file, a pool of threads) is no leak.
+            // Things that exist once per process (a file, a thread pool) are not leaks.
             open_and_end(&arena, 2).await;
             let before = settled(&(usize::MAX, usize::MAX, usize::MAX)).await;
             let rounds = full_or(20, 200);
@@ -70,7 +69,7 @@ fn managers_that_ended_leave_nothing_behind() {
     });
 }
 
-/// Managers, one after the other beside one that stays; every other one is only dropped.
+/// Opens managers one after the other, while one stays open. Every other one is only dropped.
 async fn open_and_end(arena: &Arena, rounds: usize) {
     let other = arena.manager().await;
     for round in 0..rounds {
@@ -83,8 +82,8 @@ async fn open_and_end(arena: &Arena, rounds: usize) {
     other.shutdown().await;
 }
 
-/// Waits until no more is there than before, or for some seconds in vain. Threads of the pool for blocking
-/// calls stay for a while after their last.
+/// Waits for some seconds until there are no more than before. Threads for blocking calls stay for a while after their last
+/// call.
 async fn settled(before: &(usize, usize, usize)) -> (usize, usize, usize) {
     let began = Instant::now();
     let (mut last, mut same_since) = (has(), Instant::now());
@@ -101,7 +100,7 @@ async fn settled(before: &(usize, usize, usize)) -> (usize, usize, usize) {
     }
 }
 
-/// Panics of any thread, also of tasks that nobody waits for.
+/// Counts panics of all threads, including those of detached tasks.
 static PANICS: AtomicUsize = AtomicUsize::new(0);
 
 fn count_panics() {
@@ -113,7 +112,7 @@ fn count_panics() {
 }
 
 #[test]
-fn f08_a_runtime_that_goes_first_makes_no_trouble() {
+fn f08_a_runtime_may_end_before_its_guards() {
     let _alone = alone();
     count_panics();
     let guards_each = 1_000;
@@ -134,7 +133,7 @@ fn f08_a_runtime_that_goes_first_makes_no_trouble() {
             });
             let began = Instant::now();
             drop(inside);
-            // Whoever is left uses them all the same, on a thread that knows no runtime.
+            // They are then used on a thread without a runtime.
             let dropped = std::thread::spawn(move || {
                 for guard in &guards {
                     let _ = (guard.is_valid(), guard.fence(), guard.loss(), guard.remaining());
@@ -146,7 +145,7 @@ fn f08_a_runtime_that_goes_first_makes_no_trouble() {
             took.push(began.elapsed());
             assert!(took[took.len() - 1] < ms(1_000), "{kind:?}, round {round}: {:?}", took[took.len() - 1]);
             if kind == Kind::Sqlite {
-                // Their process lives, but its store is gone: so are they.
+                // Their process is alive, but its store is closed, so the locks are free.
                 outside.block_on(async { common::assert_no_locks_left(&arena.manager().await).await });
             }
             drop(arena);
@@ -157,7 +156,7 @@ fn f08_a_runtime_that_goes_first_makes_no_trouble() {
     assert_eq!(PANICS.load(SeqCst), 0, "somebody panicked");
 }
 
-/// A guard dropped on a thread without a runtime is given back by the one it came from.
+/// A guard that is dropped on a thread without a runtime is released by the runtime of its manager.
 #[test]
 fn f08_a_guard_dropped_on_a_foreign_thread_is_released() {
     let _alone = alone();

@@ -1,4 +1,4 @@
-//! Every part of the kit shown to do what it says, against a real server where there is one.
+//! Tests of the test kit, with a real server where one is needed.
 
 mod kit {
     mod board;

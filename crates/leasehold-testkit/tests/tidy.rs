@@ -1,4 +1,4 @@
-//! What linters cannot see: that the documents say what is true.
+//! Checks that linters cannot do: that documents and structure match the code.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -73,7 +73,7 @@ fn time_is_read_in_one_file_only() {
     }
 }
 
-/// Decisions get the time and the events as arguments. Only then can the exploration and the simulation drive them.
+/// Decisions take the time and events as arguments, so that the exploration and the simulation can drive them.
 #[test]
 fn decisions_read_no_clock_and_do_no_io() {
     let source = root().join("crates/leasehold/src");
@@ -157,7 +157,7 @@ fn every_test_named_in_the_conformance_table_exists() {
             parts.any(|part| part.split('.').next().is_some_and(|stem| stem.trim_end_matches("_tests") == module))
         };
         let exists = tests.iter().any(|(path, source)| {
-            // A `*` stands for a module that a macro makes.
+            // A `*` matches a module that a macro makes.
             (module == "*" || in_module(path)) && (source.contains(&function) || source.contains(&python))
         });
         assert!(exists, "docs/conformance.md names {name}, which does not exist");

@@ -1,11 +1,11 @@
-//! A job that runs one at a time on this machine, without any server:
+//! A job that runs one at a time on this machine, without a server:
 //!
 //! ```text
 //! cargo run --release --example nightly
 //! ```
 //!
-//! Start it in two terminals: the second waits, says for whom, and enters the moment the first is
-//! done. Kill the first one (`kill -9`): the second enters at once all the same.
+//! Start it in two terminals: the second process prints the holder, waits, and gets the lock the moment the first is done. Kill
+//! the first one (`kill -9`), and the second gets the lock at once.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -26,7 +26,7 @@ async fn main() -> ExitCode {
 }
 
 async fn run() -> Result<(), Error> {
-    // LEASEHOLD_STORE=redis://… makes it one at a time on many machines.
+    // With LEASEHOLD_STORE=redis://… it runs one at a time on many machines.
     let store = std::env::var("LEASEHOLD_STORE").unwrap_or_else(|_| "sqlite:".into());
     let locks = LockManager::connect(&store).await?;
     println!("store      {}", locks.store());
@@ -42,12 +42,12 @@ async fn run() -> Result<(), Error> {
     println!("inside     fence {}, lease until released", guard.fence());
 
     tokio::select! {
-        // The work ends before the lock can be somebody else's.
+        // The work is cancelled before another process can get the lock.
         why = guard.lost() => return Err(Error::Lost { name: guard.name().clone(), why }),
         () = report(&guard) => {}
     }
     guard.release().await?;
-    println!("released   whoever waits is inside now");
+    println!("released   the next waiter has the lock now");
     locks.shutdown().await;
     Ok(())
 }

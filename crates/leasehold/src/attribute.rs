@@ -1,4 +1,4 @@
-//! What `#[lock]` expands to. It is not public API: it changes with the attribute.
+//! Used by the expansion of `#[lock]`. It changes with the attribute.
 #![allow(missing_docs, reason = "hidden, and documented where the attribute is")]
 
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::options::OnUnavailable;
 use crate::request::LockRequest;
 use crate::scope::{Entered, Entry, OnLoss};
 
-/// The options of one `#[lock]`, checked when it was compiled.
+/// The options of one `#[lock]`, which were checked at compile time.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
     pub ttl_ms: u64,
@@ -20,7 +20,7 @@ pub struct Call {
     pub renew: bool,
     pub reentrant: bool,
     pub cancel_on_loss: bool,
-    /// `None`: as the manager has it.
+    /// `None` for the manager's option.
     pub open: Option<bool>,
 }
 
@@ -28,14 +28,14 @@ pub struct Call {
 #[diagnostic::on_unimplemented(
     message = "a function under `#[lock]` returns `Result<T, E>` with `E: From<leasehold::Error>`, not `{Self}`",
     label = "not such a `Result`",
-    note = "its caller has to learn that the lock was not acquired, or was lost"
+    note = "the error reports that the lock was not acquired or was lost"
 )]
 pub trait LockResult {
-    fn refused(error: Error) -> Self;
+    fn from_error(error: Error) -> Self;
 }
 
 impl<T, E: From<Error>> LockResult for Result<T, E> {
-    fn refused(error: Error) -> Self {
+    fn from_error(error: Error) -> Self {
         Err(error.into())
     }
 }
@@ -51,9 +51,9 @@ pub fn installed(key: String) -> Result<LockRequest, Error> {
     }
 }
 
-/// Runs a function under a lock. `refused` is [`LockResult::refused`], named where the return type is written, so that the
-/// compiler reports an unsuitable type there, and once.
-pub async fn run<R, F>(request: Result<LockRequest, Error>, call: Call, refused: fn(Error) -> R, body: F) -> R
+/// Runs a function under a lock. `from_error` is [`LockResult::from_error`], named where the return type is written, so that
+/// the compiler reports an unsuitable type there, and once.
+pub async fn run<R, F>(request: Result<LockRequest, Error>, call: Call, from_error: fn(Error) -> R, body: F) -> R
 where
     F: Future<Output = R>,
 {
@@ -63,12 +63,12 @@ where
     };
     let entered = match entered {
         Ok(entered) => entered,
-        Err(error) => return refused(error),
+        Err(error) => return from_error(error),
     };
     let on_loss = if call.cancel_on_loss { OnLoss::Cancel } else { OnLoss::Continue };
     let done = entered.work(on_loss, body).await;
     entered.leave().await;
-    done.unwrap_or_else(refused)
+    done.unwrap_or_else(from_error)
 }
 
 impl Call {

@@ -1,4 +1,4 @@
-//! Leader election: a lock whose holder leads, for as long as it can hold it, again and again.
+//! Leader election: the holder of a lock leads for as long as it holds the lock.
 
 use std::fmt::{self, Display};
 use std::sync::Arc;
@@ -19,37 +19,37 @@ use crate::request::LockRequest;
 use crate::scope::{Entered, Entry, OnLoss};
 use crate::store::Holder;
 
-/// The pause after a first term that came to nothing; each further one waits twice as long.
+/// The pause after the first short term; each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// The longest pause: whoever fails for hours costs nobody anything, and is back soon when it is well.
+/// The longest pause. It is short enough that a candidate returns soon after its problem is solved.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// A candidate in an election, in which one of all candidates leads at a time; see [`LockManager::elect`].
+/// A candidate in an election; see [`LockManager::elect`].
 ///
-/// When a leader dies, the next one leads after the [`ttl`](Self::ttl) at the latest, and on SQLite at once.
-#[must_use = "a candidate does nothing until it is run"]
+/// When a leader dies, the next one leads after at most the [`ttl`](Self::ttl), and on SQLite at once.
+#[must_use = "a candidate does nothing until `run` is called"]
 pub struct Election {
     locks: LockManager,
-    /// What is asked for at the beginning of every term.
+    /// The request for the lock, sent at the beginning of every term.
     request: LockRequest,
 }
 
 impl LockManager {
-    /// Stands for election: of all that stand under one name, in all processes, one leads at a time.
+    /// Creates a candidate for an election. Of all candidates with the same name, in all processes, one leads at a time.
     ///
-    /// An election is a lock, and its leader the holder: `leasehold why` shows it and who is in line
-    /// after it, `leasehold evict` takes the lead away.
+    /// An election is a lock, and the leader is its holder: `leasehold why` shows the leader and the waiting candidates, and
+    /// `leasehold evict` ends its term.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
     /// # let locks = leasehold::LockManager::connect("memory:").await?;
     /// let planned = locks.elect("scheduler").owner("node-7").run(async |term| {
-    ///     // Only here, and only now. Everything written carries the fence of this term.
+    ///     // One process at a time runs this. Send the fence with every write.
     ///     println!("leading, fence {}", term.fence());
-    ///     // Anybody can ask who leads.
+    ///     // Every process can read who leads.
     ///     let leader = locks.elect("scheduler").leader().await?;
-    ///     assert_eq!(leader.expect("somebody leads").owner.task(), "node-7");
-    ///     Ok::<_, leasehold::Error>(17) // done: gives the lead up
+    ///     assert_eq!(leader.expect("there is a leader").owner.task(), "node-7");
+    ///     Ok::<_, leasehold::Error>(17) // done: the term ends
     /// }).await?;
     /// assert_eq!(planned, 17);
     /// assert!(locks.elect("scheduler").leader().await?.is_none());
@@ -59,7 +59,7 @@ impl LockManager {
     where
         N: IntoLockName,
     {
-        // Two leaders are worse than none.
+        // Two leaders are worse than no leader.
         let request = self.lock(name).protected();
         Election { locks: self.clone(), request }
     }
@@ -72,21 +72,22 @@ impl Election {
         self.request.terms_mut()
     }
 
-    /// Waits to be elected, then runs the work for as long as the lead lasts:
+    /// Waits to be elected, then runs the work until it ends or the term is lost:
     ///
-    /// - `Ok` ends it: the lead is given up and `run` returns what the work gave.
-    /// - `Err` gives the lead up as well, so that another one may do better; then, after a pause, it
-    ///   stands again, at the end of the line. So does work whose lead was lost: it is cancelled at
-    ///   once, before anybody else can lead.
-    /// - While the store cannot be reached, it waits and stands again.
+    /// - If the work returns `Ok`, the term ends and `run` returns the value.
+    /// - If the work returns `Err`, the term ends too, so that another candidate may lead. After a pause this candidate goes to
+    ///   the end of the queue.
+    /// - If the lock is lost, the work is cancelled at once, before another candidate can lead. This candidate goes to the end
+    ///   of the queue.
+    /// - While the store is unreachable, the candidate waits and tries again.
     ///
-    /// Terms that fail soon after they began pause for longer each time (0.1 s to 30 s): work that
-    /// cannot even begin does not take the lead ten times a second.
+    /// The pause grows from 0.1 s to 30 s with every term in a row that fails soon after its beginning, so that work that cannot
+    /// start does not lead ten times a second.
     ///
-    /// Nobody leads unprotected: the manager's [`OnUnavailable::FailOpen`](crate::OnUnavailable::FailOpen) does not count here.
+    /// A leader always holds the lock: [`OnUnavailable::FailOpen`](crate::OnUnavailable::FailOpen) of the manager has no effect.
     ///
-    /// The work is called anew for every term. An `async` closure borrows what it uses, so it is written
-    /// without `move`, inside a task that owns that:
+    /// The work is called once for every term. An `async` closure borrows what it uses, so write it without `move`, inside a
+    /// task that owns those values:
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -103,13 +104,13 @@ impl Election {
     /// ```
     ///
     /// # Errors
-    /// What standing again cannot mend: a bad name, a store that refuses, [`Error::ShutDown`].
+    /// Errors that are not [retryable](Error::is_retryable): a bad name, a store that rejects the request, [`Error::ShutDown`].
     ///
     /// # Panics
-    /// When the work does; the lead is given up.
+    /// When the work panics. The lock is released.
     ///
     /// # Cancel safety
-    /// Dropped, the work is dropped first and the lead is given up in the background.
+    /// If the future is dropped, the work is dropped first, then the lock is released in the background.
     pub async fn run<T, E, F>(self, mut work: impl FnMut(Term) -> F) -> Result<T, Error>
     where
         F: Future<Output = Result<T, E>>,
@@ -117,7 +118,7 @@ impl Election {
     {
         let Self { locks, request } = self;
         let (_, name) = request.of()?;
-        let mut short_in_a_row = 0;
+        let mut short_terms = 0;
         loop {
             let mut began = None;
             let led = match Entered::by(request.clone(), Entry::Once).await {
@@ -134,26 +135,26 @@ impl Election {
             let end = match led {
                 Ok(Ok(done)) => return Ok(done),
                 Ok(Err(error)) => {
-                    tracing::warn!(%name, error = %format_args!("{error:#}"), "the leader's work failed; another may lead, and this one stands again");
+                    tracing::warn!(%name, error = %format_args!("{error:#}"), "the leader's work failed; this candidate runs again");
                     TermEnd::Failed
                 }
                 Err(error) if !error.is_retryable() => return Err(error),
                 Err(error) => {
-                    tracing::warn!(%name, error = %format_args!("{error:#}"), "does not lead; stands again");
+                    tracing::warn!(%name, error = %format_args!("{error:#}"), "not leading; this candidate runs again");
                     if matches!(error, Error::Lost { .. }) { TermEnd::Lost } else { TermEnd::Failed }
                 }
             };
             let was_long = began.is_some_and(|began| began.until(Moment::now()) > LONGEST_PAUSE);
-            short_in_a_row = if was_long { 0 } else { short_in_a_row + 1 };
+            short_terms = if was_long { 0 } else { short_terms + 1 };
             tokio::select! {
-                () = tokio::time::sleep(pause(end, short_in_a_row)) => {}
+                () = tokio::time::sleep(pause(end, short_terms)) => {}
                 () = locks.core().closing.cancelled() => {}
             }
         }
     }
 
-    /// Returns the present leader, or `None` while nobody leads. The answer may be out of date when it is read: only a
-    /// fence protects what a leader writes to.
+    /// Returns the current leader, or `None` when there is none. The result may already be out of date: only the fence protects
+    /// the resources that a leader writes to.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
@@ -163,7 +164,7 @@ impl Election {
     }
 }
 
-/// A term of a leader, as its work sees it. It does not keep the lead, which ends when the work does.
+/// The term of a leader, passed to its work. The term ends with the work, even if this value is kept.
 #[derive(Clone)]
 pub struct Term(Arc<LeaseCell>);
 
@@ -184,23 +185,22 @@ impl Term {
         self.0.token.holder_id()
     }
 
-    /// Returns whether the lead is proven at this moment.
+    /// Returns whether the lease is proven at this moment.
     pub fn is_valid(&self) -> bool {
         self.0.is_valid(Moment::now())
     }
 
-    /// Returns why the lead was lost, if it was: for values that are dropped when the work is cancelled.
+    /// Returns why the term was lost, if it was. Values that are dropped when the work is cancelled can read it.
     pub fn loss(&self) -> Option<LossReason> {
         self.0.state().lost
     }
 
-    /// Returns until when the lead is proven; every renewal moves it.
+    /// Returns until when the lease is proven. Every renewal extends it.
     pub fn valid_until(&self) -> Moment {
         self.0.state().belief.valid_until()
     }
 
-    /// Returns a token that is cancelled when the lead is lost, for tasks that the work spawned and that are not cancelled
-    /// with it.
+    /// Returns a token that is cancelled when the term is lost, for spawned tasks, which are not cancelled with the work.
     pub fn cancellation(&self) -> CancellationToken {
         self.0.cancellation()
     }
@@ -220,23 +220,23 @@ impl fmt::Debug for Term {
     }
 }
 
-/// How a term that was not the last came to its end.
+/// How a term ended, if it was not the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TermEnd {
-    /// The work failed, or nobody could be asked.
+    /// The work failed, or the store did not answer.
     Failed,
-    /// The lead was lost.
+    /// The lock was lost.
     Lost,
 }
 
-/// How long to wait before standing again, after so many terms in a row that were shorter than the
-/// longest pause.
-fn pause(end: TermEnd, short_in_a_row: u32) -> Duration {
-    let doublings = match (end, short_in_a_row) {
-        // The first to stand again is at the end of the line, whoever it is.
+/// Returns the pause before the next candidacy. `short_terms` counts the terms in a row that were shorter than the longest
+/// pause.
+fn pause(end: TermEnd, short_terms: u32) -> Duration {
+    let doublings = match (end, short_terms) {
+        // The first time the candidate goes to the end of the queue at once.
         (TermEnd::Lost, 0 | 1) => return Duration::ZERO,
         (TermEnd::Lost, short) => short - 2,
-        // Also after a long term: whoever else stands comes first, even when it had just begun to.
+        // Even after a long term: it lets candidates that have just started go first.
         (TermEnd::Failed, short) => short.saturating_sub(1),
     };
     Backoff::new(FIRST_PAUSE, LONGEST_PAUSE).after(doublings).pause()
@@ -247,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_that_fails_at_once_stands_again_ever_more_slowly() {
+    fn pauses_after_failed_terms_grow_to_a_limit() {
         let pauses: Vec<u128> = (1..=4).map(|short| pause(TermEnd::Failed, short).as_millis()).collect();
         assert_eq!(pauses, [100, 200, 400, 800]);
         assert_eq!(pause(TermEnd::Failed, 10), LONGEST_PAUSE);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_lead_is_stood_for_at_once_but_not_again_and_again() {
+    fn only_the_first_lost_term_has_no_pause() {
         assert_eq!(pause(TermEnd::Lost, 0), Duration::ZERO);
         assert_eq!(pause(TermEnd::Lost, 1), Duration::ZERO);
         assert_eq!(pause(TermEnd::Lost, 2), FIRST_PAUSE);

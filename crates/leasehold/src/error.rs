@@ -8,79 +8,76 @@ use crate::inspect::view::PoolMember;
 use crate::loss::LossReason;
 use crate::store::{Holder, Operation, StoreError};
 
-/// Why a call did not do what it was asked.
+/// Why a call failed.
 ///
-/// The text of an error does not repeat its cause, which is its [`source`](std::error::Error::source). The alternate
-/// form appends it, as logs need it: `format!("{error:#}")`.
+/// The text does not repeat the cause, which is the [`source`](std::error::Error::source). The alternate form appends it
+/// for logs: `format!("{error:#}")`.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Somebody else holds the lock, and the time to wait for it is over (or was zero).
+    /// Another holder has the lock, and the wait is over (or was zero).
     #[error("{}", not_acquired(name, *waited, holder.as_deref(), store))]
     NotAcquired {
         /// The lock.
         name: LockName,
-        /// How long it was waited for.
+        /// How long the call waited.
         waited: Duration,
-        /// Who holds it, as far as is known.
+        /// The holder, if it is known.
         holder: Option<Box<Holder>>,
-        /// Which store was asked.
+        /// The store, without secrets.
         store: String,
     },
-    /// So many members of a pool could not be had, and the time to wait for them is over (or was zero).
+    /// Too few members of the pool were free, and the wait is over (or was zero).
     #[error("{}", pool_busy(name, *wanted, *waited, members, store))]
     PoolBusy {
         /// The pool.
         name: LockName,
-        /// How many members were asked for.
+        /// The number of members that were requested.
         wanted: usize,
-        /// All of its members, and who holds them, as far as is known. Who waits is not looked at.
+        /// All members with their holders, as far as they are known. Waiters are not read.
         members: Vec<PoolMember>,
-        /// How long they were waited for.
+        /// How long the call waited.
         waited: Duration,
-        /// Which store was asked.
+        /// The store, without secrets.
         store: String,
     },
-    /// The lease was lost while work was going on. The work must stop: somebody else may hold the
-    /// lock by now.
+    /// The lease was lost during the work. The work must stop: another holder may have the lock.
     #[error("the lease on {name:?} was lost: {why}")]
     Lost {
         /// The lock.
         name: LockName,
-        /// Why.
+        /// The reason.
         why: LossReason,
     },
-    /// The store did not answer, or not with what was asked. Whether the request was carried out is
-    /// unknown; nothing is held on this side, and whatever the store may hold is given back in the
-    /// background.
+    /// The store did not reply, or its reply was an error. The request may have been carried out. The caller holds nothing;
+    /// whatever the store may have granted is released in the background.
     #[error(fmt = no_answer)]
     Store {
-        /// What was asked.
+        /// The operation that failed.
         operation: Operation,
-        /// Of which lock.
+        /// The lock.
         name: LockName,
-        /// Which store.
+        /// The store, without secrets.
         store: String,
-        /// What went wrong.
+        /// The cause.
         source: StoreError,
     },
-    /// What the store holds under a request id is not what was asked for: another type, or another program
-    /// wrote it.
-    #[error("what is stored for {name:?} cannot be read as the type that was asked for: {problem}")]
+    /// The value stored under a request id cannot be read as the requested type.
+    #[error("the value stored for {name:?} cannot be read as the requested type: {problem}")]
     Unreadable {
         /// The request id.
         name: LockName,
-        /// What was expected, in the parser's words.
+        /// The parser's message.
         problem: String,
     },
-    /// This id belongs to work that was asked for with another payload.
+    /// The request id was first used with another payload.
     #[error("{name:?} belongs to a request with another payload; use a new id for a new request")]
     OtherPayload {
         /// The request id.
         name: LockName,
     },
-    /// The work under this id was done, and its result could not be stored: it is too large, or cannot be
-    /// written. It is not done again until that is [forgotten](crate::once::Once::forget) or its time is over.
+    /// The work of this id was done, but its result could not be stored: it is too large or cannot be written as JSON. The
+    /// work is not done again until the record is [forgotten](crate::once::Once::forget) or expires.
     #[error(
         "the work of {name:?} was done by {by}, but its result could not be stored: {problem}. Forget {name:?} to have \
          the work done again"
@@ -88,37 +85,37 @@ pub enum Error {
     ResultNotStored {
         /// The id of the work.
         name: LockName,
-        /// The runner that did it.
+        /// The owner of the run that did it.
         by: String,
-        /// Why its result is not stored.
+        /// Why the result is not stored.
         problem: String,
     },
-    /// The store itself cannot be used: a bad URL, a file that cannot be opened, a wrong password.
+    /// The store cannot be used: a bad URL, a file that cannot be opened, a wrong password.
     #[error(fmt = cannot_connect)]
     Connect {
-        /// Which store, without secrets.
+        /// The store, without secrets.
         store: String,
-        /// What went wrong.
+        /// The cause.
         source: StoreError,
     },
-    /// A name, ttl, owner or setting was refused before anything was sent.
+    /// A name, ttl, owner or setting is invalid. No request was sent.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// [`install`](crate::install) was called before in this process.
-    #[error("a lock manager is installed already: `leasehold::install` is called once, at the start of the program")]
+    /// [`install`](crate::install) was already called in this process.
+    #[error("a lock manager is already installed: call `leasehold::install` once, at the start of the program")]
     AlreadyInstalled,
-    /// `#[lock]` says no `locks = …`, and no manager was installed for the whole process.
+    /// `#[lock]` has no `locks = …`, and no manager is installed.
     #[error(
-        "no lock manager for {name:?}: call `leasehold::install` at the start of the program, or say `#[lock(locks = …)]`"
+        "no lock manager for {name:?}: call `leasehold::install` at the start of the program, or use `#[lock(locks = …)]`"
     )]
     NotInstalled {
         /// The lock.
         name: LockName,
     },
-    /// A call of [`blocking`](crate::blocking) inside an async runtime: waiting there would stop other
-    /// tasks, perhaps the one that holds the lock. Nothing was asked.
+    /// A call of [`blocking`](crate::blocking) inside an async runtime. It would block other tasks, perhaps the one that holds
+    /// the lock. No request was sent.
     #[error(
-        "a blocking call inside an async runtime would stop its other tasks: use `leasehold::LockManager` there, or \
+        "a blocking call inside an async runtime would block its other tasks: use `leasehold::LockManager` there, or \
          `tokio::task::spawn_blocking`"
     )]
     InsideRuntime,
@@ -131,7 +128,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call can succeed later without anybody changing anything.
+    /// Returns whether the same call may succeed later without any change to the program or the store.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::NotAcquired { .. } | Self::PoolBusy { .. } | Self::Lost { .. } => true,
@@ -147,7 +144,7 @@ impl Error {
         }
     }
 
-    /// The lock (or pool) it is about, if it is about one.
+    /// Returns the lock, pool or request id that the error is about.
     pub fn name(&self) -> Option<&LockName> {
         match self {
             Self::NotAcquired { name, .. }
@@ -170,7 +167,7 @@ fn not_acquired(name: &LockName, waited: Duration, holder: Option<&Holder>, stor
             format!("{name:?} is held by another kind of client ({})", holder.owner)
         }
         Some(holder) => format!("{name:?} is held by {}", holder.owner),
-        None => format!("{name:?} is held by somebody else"),
+        None => format!("{name:?} is held by another client"),
     };
     if let Some(left) = holder.and_then(|h| h.ttl_left) {
         text += &format!(", lease ends in {left:.1?}");
@@ -202,22 +199,22 @@ fn append_cause(source: &StoreError, f: &mut fmt::Formatter<'_>) -> fmt::Result 
     if f.alternate() { write!(f, ": {source}") } else { Ok(()) }
 }
 
-/// Members that an error lists; a terminal has so many lines.
-const LISTED: usize = 8;
+/// The number of holders that the text of an error lists.
+const HOLDERS_LISTED: usize = 8;
 
 fn pool_busy(name: &LockName, wanted: usize, waited: Duration, members: &[PoolMember], store: &str) -> String {
     let all = members.len();
     let free = members.iter().filter(|member| member.lock.holder.is_none()).count();
     let mut text = match wanted {
         1 => format!("none of the {all} members of pool {name:?} is free"),
-        _ => format!("{wanted} of the {all} members of pool {name:?} cannot be had together, {free} free"),
+        _ => format!("{wanted} of the {all} members of pool {name:?} are not free at the same time, {free} free"),
     };
     let held = || members.iter().filter_map(|m| m.lock.holder.as_ref().map(|holder| (m.index, &holder.owner)));
-    for (number, (index, owner)) in held().take(LISTED).enumerate() {
+    for (number, (index, owner)) in held().take(HOLDERS_LISTED).enumerate() {
         let separator = if number == 0 { ":" } else { "," };
         text += &format!("{separator} {index} is held by {owner}");
     }
-    let more = held().count().saturating_sub(LISTED);
+    let more = held().count().saturating_sub(HOLDERS_LISTED);
     if more > 0 {
         text += &format!(", and {more} more");
     }
@@ -235,7 +232,7 @@ mod tests {
     use crate::store::StoreErrorKind;
 
     #[test]
-    fn a_text_leaves_the_cause_to_its_source_and_the_alternate_form_appends_it() {
+    fn only_the_alternate_form_contains_the_cause() {
         let cause = StoreError::new(StoreErrorKind::Unreachable, "connection refused");
         let name = LockName::new("order:42").expect("valid");
         let (operation, store) = (Operation::Acquire, "redis://h:1".to_owned());

@@ -1,8 +1,8 @@
-//! Locks that people can hold, see and trust.
+//! A distributed lock with owners, fences and fair waiting.
 //!
-//! leasehold grants **leases on names**: every lock has an owner that people can read, a secret token that alone can
-//! release it, a fence that a resource can check, and an end. A waiter receives the lock the moment it is released, in
-//! order of asking; a holder is notified the moment its lease is lost.
+//! leasehold grants **leases on names**. Every lock has an owner that people can read, a secret token that alone can
+//! release it, a fence that a resource can check, and an expiry. A waiter receives the lock the moment it is released, in
+//! the order of the requests; a holder is notified the moment its lease is lost.
 //!
 //! ```
 //! use std::time::Duration;
@@ -27,21 +27,21 @@
 //! | module | for |
 //! |---|---|
 //! | [`pool`] | any one, or any few, of several locks |
-//! | [`once`] | work that is done once for an id, whose stored result all callers get |
+//! | [`once`] | work that is done once for an id; later callers get its stored result |
 //! | [`bindings`] | values bound to request ids, and the jobs of a dispatcher |
 //! | [`elect`] | leader election |
-//! | [`inspect`] | who holds what, who waits, eviction, and the metrics of the fleet |
-//! | [`events`] | what happened to locks, for the fleet and for this process |
+//! | [`inspect`] | holders and waiters, eviction, and the metrics of the fleet |
+//! | [`events`] | events of locks, for the fleet and for this process |
 //! | [`lease`] | the values that describe leases, and leases without a guard |
 //! | [`blocking`] | programs without an async runtime |
 //! | [`store`] | the stores, their errors, and how names become keys |
 //! | `config`, `gpu`, `http` | the features `config`, `gpu` and `axum` |
 //!
-//! `docs/guarantees.md` says what is promised and what is not, `docs/protocol.md` how a lock works inside.
+//! `docs/guarantees.md` says what is promised and what is not. `docs/protocol.md` describes how a lock works inside.
 
 #![cfg_attr(
     not(all(feature = "redis", feature = "sqlite")),
-    allow(dead_code, unused_imports, reason = "some helpers serve one store alone")
+    allow(dead_code, unused_imports, reason = "some helpers serve only one store")
 )]
 
 #[cfg(feature = "macros")]
@@ -95,7 +95,7 @@ pub use scope::current_fence;
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 mod readme {}
-/// Runs the examples of this guide, as the following modules do for the others.
+/// Runs the examples of a guide. The modules below do the same for the other guides.
 #[cfg(all(doctest, feature = "config"))]
 #[doc = include_str!("../../../docs/configuration.md")]
 mod configuration {}
@@ -125,7 +125,7 @@ mod share_the_gpus {}
 /// }
 ///
 /// impl Till {
-///     /// One at a time for each order, wherever it is called.
+///     /// One payment at a time for each order, in all processes.
 ///     #[lock(key = "order:{order_id}", locks = self.locks, ttl_ms = 15_000, wait_ms = 2_000)]
 ///     async fn pay(&self, order_id: u64, cents: u32) -> Result<String, Error> {
 ///         let fence = leasehold::current_fence().expect("fenced");
@@ -138,33 +138,33 @@ mod share_the_gpus {}
 /// # Ok(()) }
 /// ```
 ///
-/// The body runs while the lock is held. The lock is released when the body returns, fails, panics or is dropped; a
-/// release that fails does not hide the body's result. The function returns `Result<T, E>` with
-/// `E: From<leasehold::Error>`, which reports that the lock was not acquired, was lost, or that the store did not answer.
+/// The body runs while the lock is held. The lock is released when the body returns, fails, panics or is dropped. If the
+/// release fails, the caller still gets the body's result. The function returns `Result<T, E>` with
+/// `E: From<leasehold::Error>`: the error when the lock was not acquired or was lost, or when the store did not reply.
 ///
 /// | option | default | |
 /// |---|---|---|
-/// | `key = "order:{order_id}"` | | the name: text, `{param}` and `{param.field}`, shown by `Display`; `{{` is a brace. No expressions |
+/// | `key = "order:{order_id}"` | | the name: text, `{param}` and `{param.field}`, formatted with `Display`; `{{` is a brace. No expressions |
 /// | `locks = self.locks` | the [installed](crate::install) one | a [`LockManager`], by value or reference |
-/// | `ttl_ms = 15_000` | 10 000 | the lease |
+/// | `ttl_ms = 15_000` | 10 000 | the length of the lease |
 /// | `wait_ms = 5_000` | 0 | how long to wait for the lock; 0 does not wait |
-/// | `retry_ms = 50` | 50 | the pause between two polls, where the store cannot notify waiters |
-/// | `renew = true` | `false` | whether the lease is renewed while the body runs. Otherwise the call is bounded: after `ttl_ms` the lease is lost |
-/// | `max_hold_ms = 600_000` | | with `renew`: the longest time that the lock may be held |
-/// | `on_lost = "continue"` | `"cancel"` | a lost lease cancels the body, and the caller gets [`Error::Lost`]; or the body goes on |
-/// | `reentrant = true` | `false` | a task that holds this lock already enters again; see [`LockRequest::run_reentrant`] |
-/// | `on_unavailable = "open"` | as the manager | when the store cannot be reached: fail (`"closed"`), or run without protection |
+/// | `retry_ms = 50` | 50 | the retry interval, where the store cannot notify waiters |
+/// | `renew = true` | `false` | renews the lease while the body runs. Without it the call is bounded: the lease is lost after `ttl_ms` |
+/// | `max_hold_ms = 600_000` | | the longest time that the lock may be held, with `renew` |
+/// | `on_lost = "continue"` | `"cancel"` | a lost lease cancels the body and the caller gets [`Error::Lost`], or the body continues |
+/// | `reentrant = true` | `false` | a task that already holds this lock enters again; see [`LockRequest::run_reentrant`] |
+/// | `on_unavailable = "open"` | as the manager | when the store is unreachable: fail (`"closed"`), or run without a lock |
 ///
 /// # Defaults
 #[doc = include_str!("../defaults.md")]
 ///
-/// Other attributes (`#[tracing::instrument]`, axum's `#[debug_handler]`) go above or below it, and
-/// methods under `#[async_trait]` can have it too.
+/// Other attributes (`#[tracing::instrument]`, axum's `#[debug_handler]`) go above or below it. It also works on methods
+/// under `#[async_trait]`.
 #[cfg(feature = "macros")]
 pub use leasehold_macros::lock;
 
-/// For the expansions of `#[lock]` and `#[gpu_lock]`, and for the other crates of this workspace. It may change with
-/// every version.
+/// Used by the expansions of `#[lock]` and `#[gpu_lock]` and by the other crates of this workspace. Not part of the public
+/// API: it may change with every version.
 #[doc(hidden)]
 pub mod __private {
     #[cfg(feature = "macros")]

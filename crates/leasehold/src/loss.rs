@@ -5,13 +5,13 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum LossReason {
-    /// Its time ran out before a renewal was proven.
+    /// The lease ran out before a renewal was confirmed.
     Expired,
-    /// The store says that it is not ours any more.
+    /// The store no longer has the lease.
     Gone,
-    /// Somebody took it away.
+    /// The lease was revoked.
     Revoked,
-    /// It reached the longest time its holder allowed.
+    /// The lease reached the longest time that its holder had set.
     MaxHold,
     /// The manager was shut down.
     Shutdown,

@@ -1,5 +1,5 @@
-//! How long things took and how they ended, for the whole fleet. Counted in atomics on the lock path, and added to the
-//! store's counters every few seconds together with the others: a bounded number of fields, none of which names a lock.
+//! Latencies and outcomes, for the whole fleet. They are counted in atomics on the lock path and added to the store's
+//! counters every few seconds. The number of fields is bounded; none contains the name of a lock.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::loss::LossReason;
 use crate::store::Operation;
 use crate::store::StoreErrorKind;
 
-/// The upper bounds of all histograms, in microseconds; one bucket more is for what is longer.
+/// The upper bounds of all histograms, in microseconds. One more bucket has no bound.
 const BOUNDS_US: [u64; 14] = [
     500,
     1_000,
@@ -28,7 +28,7 @@ const BOUNDS_US: [u64; 14] = [
 ];
 const BUCKETS: usize = BOUNDS_US.len() + 1;
 
-/// The fields of a histogram: a bucket each by its upper bound in seconds, not cumulative, and the sum.
+/// The fields of a histogram: one per bucket, named by its upper bound in seconds and not cumulative, and the sum.
 macro_rules! fields {
     ($name:literal) => {
         (
@@ -56,8 +56,8 @@ macro_rules! fields {
 
 type Fields = ([&'static str; BUCKETS], &'static str);
 
-/// A figure's name, its label, what the store calls it, and what it is.
-type Known<F> = (&'static str, Option<(&'static str, &'static str)>, F, &'static str);
+/// A metric: its name, its label, its fields in the store, and its help text.
+type Metric<F> = (&'static str, Option<(&'static str, &'static str)>, F, &'static str);
 
 const ACQUIRE: usize = 0;
 const WAIT: usize = 1;
@@ -69,37 +69,29 @@ const STORE_ACQUIRE: usize = 6;
 const STORE_RELEASE: usize = 7;
 const STORE_RENEW: usize = 8;
 
-const HISTOGRAMS: [Known<Fields>; 9] = [
-    ("acquire_seconds", None, fields!("acquire_seconds"), "From asking for a lock to holding it"),
-    ("wait_seconds", None, fields!("wait_seconds"), "The same, of those who had to stand in line"),
-    ("gave_up_seconds", None, fields!("gave_up_seconds"), "From asking for a lock to going without it"),
-    ("hold_seconds", None, fields!("hold_seconds"), "From holding a lock to giving it back"),
+const HISTOGRAMS: [Metric<Fields>; 9] = [
+    ("acquire_seconds", None, fields!("acquire_seconds"), "Time from the request to the lock"),
+    ("wait_seconds", None, fields!("wait_seconds"), "Time from the request to the lock, for requests that waited"),
+    (
+        "gave_up_seconds",
+        None,
+        fields!("gave_up_seconds"),
+        "Time from the request to its end, for requests that did not get the lock",
+    ),
+    ("hold_seconds", None, fields!("hold_seconds"), "Time from the grant to the release"),
     (
         "handoff_seconds",
         None,
         fields!("handoff_seconds"),
-        "From reading that a lock was handed over to the task that holds it",
+        "Time from the message that grants a lock to the task that gets it",
     ),
-    ("renew_slack_seconds", None, fields!("renew_slack_seconds"), "What was left of a lease when it was renewed"),
-    (
-        "store_seconds",
-        Some(("operation", "acquire")),
-        fields!("store_acquire_seconds"),
-        "From a question to the store's answer",
-    ),
-    (
-        "store_seconds",
-        Some(("operation", "release")),
-        fields!("store_release_seconds"),
-        "From a question to the store's answer",
-    ),
-    (
-        "store_seconds",
-        Some(("operation", "renew")),
-        fields!("store_renew_seconds"),
-        "From a question to the store's answer",
-    ),
+    ("renew_slack_seconds", None, fields!("renew_slack_seconds"), "Time left of a lease when it was renewed"),
+    ("store_seconds", Some(("operation", "acquire")), fields!("store_acquire_seconds"), STORE_SECONDS),
+    ("store_seconds", Some(("operation", "release")), fields!("store_release_seconds"), STORE_SECONDS),
+    ("store_seconds", Some(("operation", "renew")), fields!("store_renew_seconds"), STORE_SECONDS),
 ];
+
+const STORE_SECONDS: &str = "Time from a request to the store's reply";
 
 const LOSSES: [(LossReason, &str, &str); 6] = [
     (LossReason::Expired, "losses:expired", "expired"),
@@ -146,7 +138,7 @@ const STORE_ERRORS: [(StoreErrorKind, &str, &str); 22] = {
     ]
 };
 
-/// What was counted since it was last told.
+/// What was counted since the last report to the store.
 #[derive(Default)]
 pub(crate) struct Metrics {
     histograms: [Histogram; HISTOGRAMS.len()],
@@ -201,20 +193,20 @@ impl Metrics {
         }
     }
 
-    /// A lock that was handed over has reached its task.
+    /// Counts the time from the message that granted a lock to its task.
     pub(crate) fn handed_over(&self, took: Duration) {
         self.histograms[HANDOFF].observe(took);
     }
 
-    /// What was counted since the last time, by field.
+    /// Takes what was counted since the last call, by field.
     pub(crate) fn take_deltas(&self) -> Vec<(&'static str, u64)> {
         self.fields().map(|(field, count)| (field, count.swap(0, Ordering::Relaxed))).filter(|(_, n)| *n > 0).collect()
     }
 
-    /// They could not be told: keep them for the next time.
+    /// Adds back what could not be sent to the store.
     pub(crate) fn put_back(&self, deltas: &[(&'static str, u64)]) {
         for (field, count) in self.fields() {
-            if let Some((_, delta)) = deltas.iter().find(|(told, _)| *told == field) {
+            if let Some((_, delta)) = deltas.iter().find(|(taken, _)| *taken == field) {
                 count.fetch_add(*delta, Ordering::Relaxed);
             }
         }
@@ -237,43 +229,43 @@ fn add_one(counts: &[AtomicU64], which: Option<usize>) {
     }
 }
 
-/// How long something took, all over the fleet.
+/// A histogram of the whole fleet.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct FleetHistogram {
-    /// `acquire_seconds`, `hold_seconds`, …
+    /// The name, for example `acquire_seconds`.
     pub name: &'static str,
-    /// What sets it apart from others of that name.
+    /// The label that distinguishes it from others with the same name.
     pub label: Option<(&'static str, &'static str)>,
-    /// What it is.
+    /// The help text.
     pub help: &'static str,
-    /// Upper bounds in seconds (the last one is infinite), and how many were at most that and more than the one before.
+    /// Per bucket: its upper bound in seconds (the last one is infinite) and its count, not cumulative.
     pub buckets: Vec<(f64, u64)>,
-    /// All of them together, in seconds.
+    /// The sum of all observations, in seconds.
     pub sum: f64,
 }
 
-/// How often something happened, all over the fleet.
+/// A counter of the whole fleet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FleetCount {
-    /// `losses`, `releases` or `store_errors`.
+    /// The name: `losses`, `releases` or `store_errors`.
     pub name: &'static str,
-    /// What sets it apart from others of that name.
+    /// The label that distinguishes it from others with the same name.
     pub label: (&'static str, &'static str),
-    /// What it is.
+    /// The help text.
     pub help: &'static str,
-    /// How often.
+    /// The count.
     pub count: u64,
 }
 
-/// Reads histograms from [`fleet_counters`](crate::LockManager::fleet_counters); those nobody counted are there, and
+/// Reads histograms from [`fleet_counters`](crate::LockManager::fleet_counters). A histogram without observations is
 /// empty.
 #[expect(clippy::cast_precision_loss, reason = "seconds, for people")]
 pub fn fleet_histograms(counted: &[(String, u64)]) -> Vec<FleetHistogram> {
     let of = |field: &str| counted.iter().find(|(name, _)| name == field).map_or(0, |(_, count)| *count);
     let bounds = BOUNDS_US.map(|us| us as f64 / 1e6);
-    let read = |(name, label, (fields, sum), help): &Known<Fields>| FleetHistogram {
+    let read = |(name, label, (fields, sum), help): &Metric<Fields>| FleetHistogram {
         name,
         label: *label,
         help,
@@ -283,13 +275,13 @@ pub fn fleet_histograms(counted: &[(String, u64)]) -> Vec<FleetHistogram> {
     HISTOGRAMS.iter().map(read).collect()
 }
 
-/// Reads how often things happened from [`fleet_counters`](crate::LockManager::fleet_counters).
+/// Reads counters by reason, layer and kind from [`fleet_counters`](crate::LockManager::fleet_counters).
 pub fn fleet_counts(counted: &[(String, u64)]) -> Vec<FleetCount> {
     let of = |field: &str| counted.iter().find(|(name, _)| name == field).map_or(0, |(_, count)| *count);
     let losses = LOSSES.map(|(_, field, why)| ("losses", ("reason", why), field, "Leases lost"));
-    let releases = RELEASES.map(|(_, field, layer)| ("releases", ("layer", layer), field, "Locks given back, by how"));
+    let releases = RELEASES.map(|(_, field, layer)| ("releases", ("layer", layer), field, "Locks released, by how"));
     let errors = STORE_ERRORS
-        .map(|(_, field, kind)| ("store_errors", ("kind", kind), field, "Questions the store failed to answer"));
+        .map(|(_, field, kind)| ("store_errors", ("kind", kind), field, "Requests to the store that failed"));
     let all = losses.into_iter().chain(releases).chain(errors);
     all.map(|(name, label, field, help)| FleetCount { name, label, help, count: of(field) }).collect()
 }
@@ -298,12 +290,12 @@ pub fn fleet_counts(counted: &[(String, u64)]) -> Vec<FleetCount> {
 mod tests {
     use super::*;
 
-    fn told(metrics: &Metrics) -> Vec<(String, u64)> {
+    fn take(metrics: &Metrics) -> Vec<(String, u64)> {
         metrics.take_deltas().into_iter().map(|(field, count)| (field.to_owned(), count)).collect()
     }
 
     #[test]
-    fn what_is_counted_comes_back_as_it_was() {
+    fn counts_are_read_back_from_the_fields() {
         let metrics = Metrics::default();
         let ms = Duration::from_millis;
         for waited in [ms(0), ms(1), ms(2), ms(7_200_000)] {
@@ -312,8 +304,8 @@ mod tests {
         metrics.count(&Transition::Lost { name: "a", why: LossReason::Gone });
         metrics.count(&Transition::Released { name: "a", held: ms(30), layer: ReleaseLayer::Emergency });
         metrics.count(&Transition::StoreFailed { operation: Operation::Renew, kind: StoreErrorKind::Script });
-        let counted = told(&metrics);
-        assert!(told(&metrics).is_empty(), "told once");
+        let counted = take(&metrics);
+        assert!(take(&metrics).is_empty(), "taken once");
         let histograms = fleet_histograms(&counted);
         let of = |name: &str| histograms.iter().find(|histogram| histogram.name == name).expect("known");
         let filled = |name: &str| {
@@ -335,17 +327,17 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_told_is_told_the_next_time() {
+    fn counts_that_could_not_be_sent_are_sent_the_next_time() {
         let metrics = Metrics::default();
         metrics.handed_over(Duration::from_micros(10));
         let deltas = metrics.take_deltas();
         metrics.put_back(&deltas);
         metrics.handed_over(Duration::from_micros(10));
-        assert_eq!(told(&metrics), [("handoff_seconds:0.0005".into(), 2), ("handoff_seconds:sum_us".into(), 20)]);
+        assert_eq!(take(&metrics), [("handoff_seconds:0.0005".into(), 2), ("handoff_seconds:sum_us".into(), 20)]);
     }
 
     #[test]
-    fn no_field_stands_for_two_things_and_their_number_is_bounded() {
+    fn field_names_are_unique_and_bounded() {
         let metrics = Metrics::default();
         let fields: Vec<&str> = metrics.fields().map(|(field, _)| field).collect();
         let mut distinct = fields.clone();
@@ -354,8 +346,8 @@ mod tests {
         assert_eq!(distinct.len(), fields.len());
         assert!(fields.len() < 200, "{}", fields.len());
         for (bound, field) in BOUNDS_US.iter().zip(HISTOGRAMS[ACQUIRE].2.0) {
-            let said: f64 = field.rsplit_once(':').expect("a bound").1.parse().expect("a number");
-            assert_eq!((said * 1e6).round(), *bound as f64, "{field}");
+            let named: f64 = field.rsplit_once(':').expect("a bound").1.parse().expect("a number");
+            assert_eq!((named * 1e6).round(), *bound as f64, "{field}");
         }
     }
 }

@@ -13,7 +13,7 @@ pub(crate) enum Rule {
     RenewalComparesToken,
     /// A revoked lease is never prolonged.
     RenewalRespectsRevocation,
-    /// A lease is over when its token has been granted the lock again.
+    /// A lease ends when its token is granted the lock again.
     RenewalComparesFence,
     /// A waiter's request never turns a revoked holder into an ordinary one.
     AcquireKeepsRevocation,
@@ -25,7 +25,7 @@ pub(crate) enum Rule {
     // The client.
     /// A lease counts from the moment before its request was sent, not from the reply.
     LeaseCountsFromRequest,
-    /// A belief that has ended stays ended, whatever a late reply says.
+    /// An ended belief stays ended, even if a late reply confirms the lease.
     EndedBeliefStaysEnded,
     /// A holder stops believing before it sends the release.
     BeliefEndsBeforeRelease,
@@ -41,9 +41,9 @@ pub(crate) enum Rule {
     LostAcquireGetsNewToken,
     /// A grant by message waits for the answer to the acquire in flight.
     PushWaitsForAnswer,
-    /// A grant by message stands against the answer that the token is queued only if that answer is older.
+    /// A grant by message outweighs the answer that the token is queued only if that answer is older.
     QueuedGrantIsProven,
-    /// A grant by message is given back if the acquire in flight is never answered.
+    /// A grant by message is released if the acquire in flight is never answered.
     PushWithLostAnswerIsGivenBack,
     /// An attempt that is given up leaves the store, unless no request of it was sent.
     GivenUpTokenLeaves,

@@ -1,5 +1,4 @@
-//! The service. `FENCES_LISTEN` says where it listens (127.0.0.1:3000), `FENCES_DB` where the accounts
-//! are (accounts.db).
+//! The service. `FENCES_LISTEN` is its address (127.0.0.1:3000), `FENCES_DB` the file of the accounts (accounts.db).
 
 use std::path::PathBuf;
 use std::process::ExitCode;

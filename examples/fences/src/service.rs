@@ -1,4 +1,4 @@
-//! The same over HTTP: whoever writes says its fence in a header.
+//! The accounts over HTTP. A write has its fence in a header.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,14 +12,14 @@ use serde_json::json;
 
 use crate::Accounts;
 
-/// The header that carries the fence.
+/// The header with the fence.
 const FENCE: &str = "lock-fence";
-/// The highest fence there is.
+/// The highest possible fence.
 const HIGHEST: u64 = 1 << 52;
 
 type Shared = Arc<Mutex<Accounts>>;
 
-/// `GET` and `PUT /accounts/{id}`, on the accounts of a database.
+/// Serves `GET` and `PUT /accounts/{id}` for the accounts of a database.
 pub fn routes(path: &Path) -> rusqlite::Result<Router> {
     let accounts = Arc::new(Mutex::new(Accounts::open(path)?));
     Ok(Router::new().route("/accounts/{id}", get(read).put(write)).with_state(accounts))
@@ -40,20 +40,20 @@ async fn write(
     headers: HeaderMap,
     body: String,
 ) -> Response {
-    // A client that sends none would undo what the others are protected by.
-    let Some(fence) = headers.get(FENCE) else { return refused(StatusCode::PRECONDITION_REQUIRED, "fence_missing") };
-    // One that no store ever gave would shut everybody out.
+    // A write without a fence would defeat the protection.
+    let Some(fence) = headers.get(FENCE) else { return problem(StatusCode::PRECONDITION_REQUIRED, "fence_missing") };
+    // A fence that no store can grant would block all later writes.
     let fence = fence.to_str().ok().and_then(|text| text.parse().ok()).filter(|fence| *fence <= HIGHEST);
-    let Some(fence) = fence else { return refused(StatusCode::BAD_REQUEST, "bad_fence") };
-    let Ok(balance) = body.trim().parse() else { return refused(StatusCode::BAD_REQUEST, "bad_balance") };
+    let Some(fence) = fence else { return problem(StatusCode::BAD_REQUEST, "bad_fence") };
+    let Ok(balance) = body.trim().parse() else { return problem(StatusCode::BAD_REQUEST, "bad_balance") };
     let written = accounts.lock().unwrap_or_else(PoisonError::into_inner).write(fence, id, balance);
     match written {
         Ok(true) => StatusCode::NO_CONTENT.into_response(),
-        Ok(false) => refused(StatusCode::PRECONDITION_FAILED, "stale_fence"),
+        Ok(false) => problem(StatusCode::PRECONDITION_FAILED, "stale_fence"),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
 
-fn refused(status: StatusCode, code: &str) -> Response {
+fn problem(status: StatusCode, code: &str) -> Response {
     (status, Json(json!({ "code": code }))).into_response()
 }

@@ -1,4 +1,4 @@
-//! What the guide says of fences is so: in SQL, in Redis and over HTTP.
+//! Tests of the guide about fences: in SQL, in Redis and over HTTP.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// The guide shows exactly what runs here.
+/// The guide shows exactly the code that is tested here.
 #[test]
 fn the_guide_contains_the_tested_code() {
     let guide = include_str!("../../../docs/using-a-fence.md");
@@ -22,13 +22,13 @@ fn the_guide_contains_the_tested_code() {
     }
 }
 
-async fn told(writer: &mut WorkerProcess, what: &str) -> serde_json::Value {
+async fn reported(writer: &mut WorkerProcess, what: &str) -> serde_json::Value {
     let line = writer.wait_for_line(|line| !line[what].is_null(), LONG).await;
-    line.unwrap_or_else(|| panic!("never told: {what}"))[what].clone()
+    line.unwrap_or_else(|| panic!("not reported: {what}"))[what].clone()
 }
 
-/// A holder is stopped in its section for longer than its lease, another one writes, and then the first
-/// goes on where it was: it writes without looking, and is refused by the table.
+/// A holder is stopped for longer than its lease, another one writes, and then the first one resumes: it writes without a check,
+/// and the table rejects the write.
 async fn a_stale_writer_is_refused(kind: Kind) {
     let arena = Arena::new(kind).await;
     let dir = tempfile::tempdir().expect("a directory");
@@ -38,18 +38,18 @@ async fn a_stale_writer_is_refused(kind: Kind) {
         WorkerProcess::run(command.arg(arena.url().expect("a store that processes can share")).arg(&database))
     };
     let mut first = writer();
-    let old = told(&mut first, "granted").await.as_u64().expect("a fence");
+    let old = reported(&mut first, "granted").await.as_u64().expect("a fence");
     first.pause();
-    // What it is going to do when it goes on.
+    // Its next write, when it resumes.
     first.send_line("100");
     let mut second = writer();
-    let new = told(&mut second, "granted").await.as_u64().expect("a fence");
+    let new = reported(&mut second, "granted").await.as_u64().expect("a fence");
     assert!(new > old, "fences rise: {old}, then {new}");
     second.send_line("250");
-    assert_eq!(told(&mut second, "written").await, true);
+    assert_eq!(reported(&mut second, "written").await, true);
 
     first.resume();
-    assert_eq!(told(&mut first, "written").await, false, "the old fence was let in");
+    assert_eq!(reported(&mut first, "written").await, false, "the old fence was accepted");
     let accounts = Accounts::open(&database).expect("a database");
     assert_eq!(accounts.read(7).expect("a row"), (250, i64::try_from(new).expect("below 2^52")));
 }
@@ -64,7 +64,7 @@ async fn a_stale_writer_is_refused_by_the_table_with_locks_in_redis() {
     a_stale_writer_is_refused(Kind::Redis).await;
 }
 
-/// Two grants, one after the other.
+/// Returns the fences of two grants.
 async fn two_fences() -> [Fence; 2] {
     let locks = LockManager::connect("memory:").await.expect("a manager");
     let mut fences = Vec::new();
@@ -86,7 +86,7 @@ async fn a_redis_key_refuses_an_old_fence() {
     };
     assert_eq!(write(old, "100").await, redis::Value::Int(1));
     assert_eq!(write(new, "250").await, redis::Value::Int(1));
-    assert_eq!(write(old, "100").await, redis::Value::Int(0), "the old fence was let in");
+    assert_eq!(write(old, "100").await, redis::Value::Int(0), "the old fence was accepted");
     let balance = server.command(&["HGET", "account:7", "balance"]).await;
     assert_eq!(balance, redis::Value::BulkString(b"250".to_vec()));
 }
@@ -111,13 +111,13 @@ async fn a_service_refuses_an_old_fence() {
     let fence = |fence: Fence| format!("Lock-Fence: {fence}\r\n");
     assert!(put(service, &fence(old), "100").await.status == 204);
     assert!(put(service, &fence(new), "250").await.status == 204);
-    let refused = put(service, &fence(old), "100").await;
-    assert_eq!(refused.code(), (412, "stale_fence".into()));
+    let response = put(service, &fence(old), "100").await;
+    assert_eq!(response.code(), (412, "stale_fence".into()));
     let without = put(service, "", "100").await;
     assert_eq!(without.code(), (428, "fence_missing".into()));
     for bad in ["-1", "many", "9999999999999999"] {
-        let refused = put(service, &format!("Lock-Fence: {bad}\r\n"), "100").await;
-        assert_eq!(refused.code(), (400, "bad_fence".into()));
+        let response = put(service, &format!("Lock-Fence: {bad}\r\n"), "100").await;
+        assert_eq!(response.code(), (400, "bad_fence".into()));
     }
     let wrong = put(service, &fence(new), "much").await;
     assert_eq!(wrong.status, 400);

@@ -12,7 +12,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let locks = LockManager::connect(&store).await?;
     let send = Arc::new(|job: String| -> std::pin::Pin<Box<dyn Future<Output = Result<(), String>> + Send>> {
         Box::pin(async move {
-            // A node takes its time.
+            // A slow node.
             tokio::time::sleep(Duration::from_secs(1)).await;
             println!("sent {job}");
             Ok(())

@@ -20,21 +20,21 @@ use tokio::sync::Semaphore;
 
 on_every_store!(
     a_request_that_is_sent_again_is_answered_again,
-    while_it_is_under_way_others_are_told_or_wait,
+    while_it_runs_other_requests_fail_or_wait,
     another_payload_is_refused,
     a_server_error_is_not_stored_and_a_refusal_is,
-    a_client_that_goes_away_does_not_undo_it,
+    a_client_that_disconnects_does_not_undo_it,
     s28_a_key_belongs_to_its_caller_and_a_session_to_its_connection,
     a_caller_that_is_not_known_is_refused,
     sizes_have_limits,
     keys_that_make_no_sense_are_refused,
 );
 
-/// What the handler does, and how often it was called.
+/// The behaviour of the handler, and the number of its calls.
 #[derive(Clone)]
 struct Till {
     called: Arc<AtomicUsize>,
-    /// A handler takes one of these before it answers.
+    /// A handler takes one permit before it responds.
     may_answer: Arc<Semaphore>,
 }
 
@@ -99,7 +99,7 @@ async fn a_request_that_is_sent_again_is_answered_again(arena: Arena) {
         assert!(again.head.contains("x-number: 1") && again.head.contains("content-length: 13"), "{again:?}");
     }
     assert_eq!(till.called(), 1);
-    // Another key is another request; looking needs none.
+    // Another key is another request; reading needs no key.
     assert_eq!(pay(instances[0], "k2", "9 EUR").await.body, "2: 9 EUR paid");
     for _ in 0..2 {
         assert_eq!(ask(instances[0], "GET /look", "Idempotency-Key: k1\r\n", "").await.status, 200);
@@ -107,15 +107,15 @@ async fn a_request_that_is_sent_again_is_answered_again(arena: Arena) {
     assert_eq!(till.called(), 4);
 }
 
-async fn while_it_is_under_way_others_are_told_or_wait(arena: Arena) {
+async fn while_it_runs_other_requests_fail_or_wait(arena: Arena) {
     let till = Till { may_answer: Arc::new(Semaphore::new(0)), ..Till::new() };
-    let told = till.serve(layer(&arena).await).await;
+    let impatient = till.serve(layer(&arena).await).await;
     let waits = till.serve(layer(&arena).await.wait_up_to(Duration::from_secs(30))).await;
-    let first = send(told, "POST /pay", "Idempotency-Key: k\r\n", "9 EUR").await;
+    let first = send(impatient, "POST /pay", "Idempotency-Key: k\r\n", "9 EUR").await;
     while till.called() == 0 {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    let busy = pay(told, "k", "9 EUR").await;
+    let busy = pay(impatient, "k", "9 EUR").await;
     assert_eq!(busy.code(), (409, "in_flight".into()));
     assert!(busy.head.contains("retry-after: 1"), "{busy:?}");
     let waiting: Vec<_> = join_all((0..5).map(|_| send(waits, "POST /pay", "Idempotency-Key: k\r\n", "9 EUR"))).await;
@@ -146,16 +146,16 @@ async fn a_server_error_is_not_stored_and_a_refusal_is(arena: Arena) {
         let failed = pay(at, "k", "crash").await;
         assert_eq!((failed.status, replayed(&failed), till.called()), (502, false, n), "it is tried again");
     }
-    // Nothing was carried out, so the key is free.
+    // Nothing was carried out, so the key can be used again.
     assert_eq!(pay(at, "k", "9 EUR").await.status, 201);
     for stored in [false, true] {
-        let refused = pay(at, "p", "poor").await;
-        assert_eq!((refused.status, replayed(&refused)), (402, stored));
+        let declined = pay(at, "p", "poor").await;
+        assert_eq!((declined.status, replayed(&declined)), (402, stored));
     }
     assert_eq!(till.called(), 4);
 }
 
-async fn a_client_that_goes_away_does_not_undo_it(arena: Arena) {
+async fn a_client_that_disconnects_does_not_undo_it(arena: Arena) {
     let till = Till { may_answer: Arc::new(Semaphore::new(0)), ..Till::new() };
     let at = till.serve(layer(&arena).await.wait_up_to(Duration::from_secs(30))).await;
     let gone = send(at, "POST /pay", "Idempotency-Key: k\r\n", "9 EUR").await;
@@ -170,7 +170,7 @@ async fn a_client_that_goes_away_does_not_undo_it(arena: Arena) {
     assert_eq!((again.status, replayed(&again), till.called()), (201, true, 1));
 }
 
-/// The same key from two callers, on two instances, and a response that opens a session.
+/// The same key from two callers, on two instances, with a response that opens a session.
 async fn s28_a_key_belongs_to_its_caller_and_a_session_to_its_connection(arena: Arena) {
     let by = async |at: SocketAddr, who: &str| {
         ask(at, "POST /pay", &format!("X-Tenant: {who}\r\nIdempotency-Key: 1\r\n"), "9 EUR").await
@@ -194,7 +194,7 @@ async fn s28_a_key_belongs_to_its_caller_and_a_session_to_its_connection(arena: 
         for (at, who, body) in [(instances[1], "alice", "1: 9 EUR paid"), (instances[0], "bob", "2: 9 EUR paid")] {
             let again = by(at, who).await;
             assert!(replayed(&again) && again.body == body, "{again:?}");
-            assert!(!again.head.contains("set-cookie"), "a session is nobody else's: {again:?}");
+            assert!(!again.head.contains("set-cookie"), "a session belongs to one client: {again:?}");
         }
         assert_eq!(till.called(), 2);
         results += 2;
@@ -209,11 +209,11 @@ async fn a_caller_that_is_not_known_is_refused(arena: Arena) {
     assert_eq!(pay(header, "k", "9 EUR").await.code(), (400, "missing_header".into()));
     let empty = till.serve(IdempotencyLayer::new(locks.clone()).per(|_| Some(String::new()))).await;
     assert_eq!(pay(empty, "k", "9 EUR").await.code(), (400, "unknown_caller".into()));
-    let nobody = till.serve(IdempotencyLayer::new(locks).per(|_| None)).await;
-    assert_eq!(pay(nobody, "k", "9 EUR").await.code(), (400, "unknown_caller".into()));
+    let anonymous = till.serve(IdempotencyLayer::new(locks).per(|_| None)).await;
+    assert_eq!(pay(anonymous, "k", "9 EUR").await.code(), (400, "unknown_caller".into()));
     assert_eq!(till.called(), 0);
-    // Looking needs no caller.
-    assert_eq!(ask(nobody, "GET /look", "Idempotency-Key: k\r\n", "").await.status, 200);
+    // Reading needs no caller.
+    assert_eq!(ask(anonymous, "GET /look", "Idempotency-Key: k\r\n", "").await.status, 200);
 }
 
 async fn sizes_have_limits(arena: Arena) {
@@ -221,7 +221,7 @@ async fn sizes_have_limits(arena: Arena) {
     let at = till.serve(layer(&arena).await.body_limit(100).response_limit(1_000)).await;
     assert_eq!(pay(at, "k", &"x".repeat(101)).await.code(), (413, "body_too_large".into()));
     assert_eq!(pay(at, "k", &"x".repeat(100)).await.status, 201);
-    // The response was given once, whole; the request is not carried out a second time for another.
+    // The whole response was sent once. The request is not carried out again.
     let large = pay(at, "l", "large").await;
     assert_eq!((large.status, large.body.matches('x').count()), (200, 2_000));
     assert_eq!(pay(at, "l", "large").await.code(), (409, "response_not_stored".into()));

@@ -1,4 +1,4 @@
-//! One request, one job: over real HTTP, on two instances of the service.
+//! One job per request, over real HTTP, on two instances of the service.
 
 mod support;
 
@@ -11,7 +11,7 @@ use jobs::{Dispatcher, Send};
 use leasehold_testkit::{Arena, on_every_store};
 use support::{ask, serve};
 
-on_every_store!(a_request_becomes_one_job_however_often_it_comes, a_job_that_no_node_took_blocks_nobody);
+on_every_store!(a_request_becomes_one_job_however_often_it_comes, a_job_that_no_node_accepted_blocks_nothing);
 
 fn sending(sent: &Arc<AtomicUsize>, failures: usize) -> Send {
     let sent = sent.clone();
@@ -38,7 +38,7 @@ async fn a_request_becomes_one_job_however_often_it_comes(arena: Arena) {
     assert_eq!(sent.load(Ordering::SeqCst), 1, "one job was sent");
     let shown = ask(instances[1], "GET /requests/r1", "", "").await.json();
     assert_eq!((&shown["job_id"], &shown["dispatched"]), (&job, &true.into()));
-    // Two nodes with two slots: the fifth request finds none, until a job's lease is over.
+    // Two nodes with two slots: the fifth request finds no slot until a job's lease has ended.
     let others = join_all(
         (2..=5).map(|n| async move { ask(instances[n % 2], &format!("PUT /requests/r{n}"), "", "").await.status }),
     );
@@ -47,17 +47,17 @@ async fn a_request_becomes_one_job_however_often_it_comes(arena: Arena) {
     assert_eq!(others, [201, 201, 201, 503]);
 }
 
-async fn a_job_that_no_node_took_blocks_nobody(arena: Arena) {
+async fn a_job_that_no_node_accepted_blocks_nothing(arena: Arena) {
     let sent = Arc::new(AtomicUsize::new(0));
     let at = serve(Dispatcher::new(arena.manager().await, sending(&sent, 6)).routes()).await;
-    // More failures than there are slots: each gives its own back.
+    // More failures than slots: each frees its own.
     let mut failures = 0;
     let created = loop {
         let answer = ask(at, "PUT /requests/r1", "", "").await;
         match answer.status {
             502 => failures += 1,
             201 => break answer,
-            // Given back in the background: a moment later.
+            // Freed in the background, a moment later.
             200 | 503 => tokio::time::sleep(Duration::from_millis(2)).await,
             other => panic!("{other}: {answer:?}"),
         }

@@ -1,5 +1,5 @@
-//! The service. `ORDERS_LISTEN` says where it listens (127.0.0.1:3000), `ORDERS_BANK_MS` how long a
-//! payment takes (2000), `LEASEHOLD_STORE` and `LEASEHOLD_CONFIG` where the locks are.
+//! The service. `ORDERS_LISTEN` is its address (127.0.0.1:3000), `ORDERS_BANK_MS` the duration of a payment (2000).
+//! `LEASEHOLD_STORE` and `LEASEHOLD_CONFIG` select the store.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
 
     let shop = Shop::new(locks.clone(), Arc::new(move |_| Box::pin(tokio::time::sleep(takes))));
     let stop = async {
-        // Without a way to hear of Ctrl-C it runs until it is killed.
+        // If Ctrl-C cannot be handled, it runs until it is killed.
         if tokio::signal::ctrl_c().await.is_err() {
             std::future::pending::<()>().await;
         }

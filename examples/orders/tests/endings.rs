@@ -19,12 +19,12 @@ use support::{free_at_once, send, serve};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-/// Longer than anything here may take.
+/// A limit that is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(20);
 
-on_every_store!(a_client_that_goes_away, a_panic, an_early_question_mark, a_lost_lease);
+on_every_store!(a_client_that_disconnects, a_panic, an_early_question_mark, a_lost_lease);
 
-/// Permits are added when a body begins and when it ends, however it does.
+/// Permits are added when a body begins and when it ends, in any way.
 #[derive(Clone)]
 struct Stage {
     locks: LockManager,
@@ -73,7 +73,7 @@ impl IntoResponse for Failed {
     }
 }
 
-/// A minute of lease and no renewal: nothing but a release frees it in time.
+/// A lease of a minute without renewal, so only a release frees the lock in time.
 #[lock(key = "job:{way}", locks = stage.locks, ttl_ms = 60_000)]
 async fn work(State(stage): State<Stage>, Path(way): Path<String>) -> Result<&'static str, Failed> {
     let _inside = stage.enter();
@@ -85,13 +85,13 @@ async fn work(State(stage): State<Stage>, Path(way): Path<String>) -> Result<&'s
     std::future::pending().await
 }
 
-/// The same under a layer.
+/// A handler under a layer.
 async fn layered(State(stage): State<Stage>, Path(_way): Path<String>) -> &'static str {
     let _inside = stage.enter();
     std::future::pending().await
 }
 
-/// The stage, the address of the service, and somebody else's view of the locks.
+/// Returns the stage, the address of the service, and another manager of the locks.
 async fn stage(arena: &Arena) -> (Stage, std::net::SocketAddr, LockManager) {
     let locks = arena.manager().await;
     let stage = Stage { locks: locks.clone(), begun: Arc::new(Semaphore::new(0)), ended: Arc::new(Semaphore::new(0)) };
@@ -101,7 +101,7 @@ async fn stage(arena: &Arena) -> (Stage, std::net::SocketAddr, LockManager) {
     (stage, serve(routes).await, arena.manager().await)
 }
 
-async fn a_client_that_goes_away(arena: Arena) {
+async fn a_client_that_disconnects(arena: Arena) {
     let (stage, address, other) = stage(&arena).await;
     for path in ["work", "layered"] {
         let client = send(address, &format!("POST /{path}/gone"), "").await;
@@ -182,13 +182,13 @@ async fn a_layer_needs_its_header_and_its_parameter() {
     for bad in ["", "{", "{query:x}"] {
         assert!(LockLayer::new(locks.clone(), bad).is_err(), "{bad}");
     }
-    // 409 has been answered: that is what this process says.
+    // A response had 409, so the status of this process is fixed.
     assert!(answer_held_with(StatusCode::LOCKED).is_err());
     assert!(answer_held_with(StatusCode::CONFLICT).is_ok());
     assert!(answer_held_with(StatusCode::OK).is_err());
 }
 
-/// Values that have the parting text inside them are not mixed up with others.
+/// Values that contain the separator do not share a lock with others.
 #[tokio::test]
 async fn names_of_several_values_do_not_collide() {
     let locks = LockManager::connect("memory:").await.expect("memory");

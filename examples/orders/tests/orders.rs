@@ -1,4 +1,4 @@
-//! The service under many requests at once, and as two processes.
+//! The service with many concurrent requests, and as two processes.
 
 mod support;
 
@@ -18,10 +18,10 @@ use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-/// How many ask at once.
+/// The number of concurrent requests.
 const MANY: usize = 64;
 
-on_every_store!(one_of_many_pays_and_the_others_are_told, in_turn_all_of_them_pay, a_layer_takes_the_lock);
+on_every_store!(one_of_many_pays_and_the_others_are_held, one_after_the_other_all_pay, a_layer_takes_the_lock);
 
 /// Two instances of the service on one store.
 async fn instances(arena: &Arena, bank: &Bank) -> [SocketAddr; 2] {
@@ -33,8 +33,8 @@ async fn instances(arena: &Arena, bank: &Bank) -> [SocketAddr; 2] {
     addresses.try_into().expect("two")
 }
 
-async fn one_of_many_pays_and_the_others_are_told(arena: Arena) {
-    // The bank takes as long as the test says: until then the first payment is under way.
+async fn one_of_many_pays_and_the_others_are_held(arena: Arena) {
+    // The test decides when the bank is done; until then the first payment runs.
     let open = Arc::new(Semaphore::new(0));
     let bank: Bank = {
         let open = open.clone();
@@ -49,14 +49,14 @@ async fn one_of_many_pays_and_the_others_are_told(arena: Arena) {
         requests.spawn(async move { ask(instances[n % 2], "POST /orders/7/pay").await });
     }
     for n in 1..MANY {
-        let told = requests.join_next().await.expect("63 more").expect("no panic");
-        assert_eq!(told.status, 409, "{n}: {told:?}");
-        let body = told.json();
-        assert_eq!((body["code"].as_str(), body["name"].as_str()), (Some("held"), Some("order:7")), "{told:?}");
-        assert!((1..=1000).contains(&body["retry_after_ms"].as_u64().expect("a number")), "{told:?}");
-        assert!(told.head.contains("retry-after: 1"), "{told:?}");
-        // Who and where is nobody's business.
-        assert!(!told.body.contains("pid") && !told.body.contains("redis:"), "{told:?}");
+        let held = requests.join_next().await.expect("63 more").expect("no panic");
+        assert_eq!(held.status, 409, "{n}: {held:?}");
+        let body = held.json();
+        assert_eq!((body["code"].as_str(), body["name"].as_str()), (Some("held"), Some("order:7")), "{held:?}");
+        assert!((1..=1000).contains(&body["retry_after_ms"].as_u64().expect("a number")), "{held:?}");
+        assert!(held.head.contains("retry-after: 1"), "{held:?}");
+        // The owner and the host are not in the response.
+        assert!(!held.body.contains("pid") && !held.body.contains("redis:"), "{held:?}");
     }
     open.add_permits(1);
     let paid = requests.join_next().await.expect("the first").expect("no panic");
@@ -70,7 +70,7 @@ async fn one_of_many_pays_and_the_others_are_told(arena: Arena) {
     free_at_once(&locks, "order:7", "two payments").await;
 }
 
-async fn in_turn_all_of_them_pay(arena: Arena) {
+async fn one_after_the_other_all_pay(arena: Arena) {
     let (inside, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let bank: Bank = {
         let (inside, most) = (inside.clone(), most.clone());
@@ -109,23 +109,23 @@ async fn a_layer_takes_the_lock(arena: Arena) {
     assert_eq!((saved.status, saved.body.as_str()), (200, "cart blue saved\n"), "{saved:?}");
     let guard = locks.lock("cart:blue").await.expect("free");
     assert_eq!(ask(address, "PUT /carts/red").await.status, 200, "another cart");
-    // It waits for its turn, and is served when that comes.
+    // It waits for its turn.
     let waiting = send(address, "PUT /carts/blue", "").await;
     while locks.info("cart:blue").await.expect("answered").waiters.is_empty() {
         tokio::task::yield_now().await;
     }
     guard.release().await.expect("answered");
     assert_eq!(receive(waiting).await.expect("answered").status, 200);
-    // Held for longer than it waits.
+    // Held for longer than the wait limit.
     let guard = locks.lock("cart:blue").await.expect("free");
-    let told = ask(address, "PUT /carts/blue").await;
-    assert_eq!((told.status, told.json()["code"].as_str()), (409, Some("held")), "{told:?}");
+    let held = ask(address, "PUT /carts/blue").await;
+    assert_eq!((held.status, held.json()["code"].as_str()), (409, Some("held")), "{held:?}");
     drop(guard);
     let bad = ask(address, "PUT /carts/%0a").await;
     assert_eq!((bad.status, bad.json()["code"].as_str()), (400, Some("invalid_name")), "{bad:?}");
 }
 
-/// A process of the service, and where it listens.
+/// A process of the service, and its address.
 async fn process(store: &str, bank_ms: u32) -> (Child, SocketAddr) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_orders"))
         .env("LEASEHOLD_STORE", store)

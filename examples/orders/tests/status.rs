@@ -1,4 +1,4 @@
-//! Another status for "held". A file of its own, because a process has only one.
+//! Another status for held locks. It has a file of its own, because the status is set once per process.
 
 use axum::http::StatusCode;
 use axum::response::IntoResponse;

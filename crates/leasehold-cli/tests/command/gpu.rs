@@ -137,7 +137,7 @@ fn impossible_gpu_requests_are_rejected() {
             "there is no NVIDIA driver (/nowhere/libnvidia-ml.so.1 cannot be loaded)",
         ),
         (&["--gpu", "any:3", "--gpus", "2", "--", "true"], 64, "3 GPUs were requested, but this machine has 2"),
-        (&["--gpu", "2", "--gpus", "2", "--", "true"], 64, "is not here; there are 0, 1"),
+        (&["--gpu", "2", "--gpus", "2", "--", "true"], 64, "is not in the pool, which has 0, 1"),
         (&["--gpu", "any", "--gpus", "0", "--", "true"], 64, "1 to 64"),
         (&["--gpu", "some", "--gpus", "2", "--", "true"], 64, "write any, any:2, 0 or 0,1"),
         (&["--gpu", "0,0", "--gpus", "2", "--", "true"], 64, "twice"),
@@ -150,7 +150,7 @@ fn impossible_gpu_requests_are_rejected() {
     }
     let mut hidden = world.run(&["--gpu", "any", "--", "true"]);
     let ended = Ended::of(without_driver(&mut hidden).env("CUDA_VISIBLE_DEVICES", ""));
-    assert!(ended.code == Some(78) && ended.err.contains("shows no GPU"), "{ended:?}");
+    assert!(ended.code == Some(78) && ended.err.contains("lists no GPU"), "{ended:?}");
     let mut scope = world.run(&["--gpu", "any", "--gpus", "2", "--", "true"]);
     let ended = Ended::of(scope.env("LEASEHOLD_GPU_SCOPE", "mine"));
     assert!(ended.code == Some(78) && ended.err.contains("neither `shared` nor `host`"), "{ended:?}");

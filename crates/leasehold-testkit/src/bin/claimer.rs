@@ -1,5 +1,4 @@
-//! A process that claims a request id: told what to do by one JSON argument (`ClaimJob`), telling what came
-//! of it by JSON lines. Made to be killed.
+//! A process that claims a request id. Its argument is a `ClaimJob` in JSON; it reports by lines of JSON. Tests kill it.
 
 use std::io::{BufRead, Write};
 use std::time::Duration;
@@ -16,7 +15,7 @@ async fn main() {
     let mut options = Options::default();
     options.journal = None;
     let locks = LockManager::connect_with(&job.url, options).await.expect("a manager");
-    say(&json!({ "ready": true }));
+    report(&json!({ "ready": true }));
     wait_for("go");
     match &job.once {
         Some(work) => once(&locks, &job, work).await,
@@ -29,11 +28,11 @@ async fn claim(locks: &LockManager, job: &ClaimJob) {
     let lease = Duration::from_millis(job.lease_ms);
     let mine = std::process::id().to_string();
     match locks.bindings::<String>().try_create(&job.id, &mine, lease).await {
-        Ok(Claimed::Created(claim)) => say(&json!({ "created": true, "value": mine, "claim": claim.as_str() })),
+        Ok(Claimed::Created(claim)) => report(&json!({ "created": true, "value": mine, "claim": claim.as_str() })),
         Ok(Claimed::Exists(found)) => {
-            say(&json!({ "created": false, "value": found.value, "claim": found.claim.as_str() }));
+            report(&json!({ "created": false, "value": found.value, "claim": found.claim.as_str() }));
         }
-        Err(error) => say(&json!({ "error": error.to_string() })),
+        Err(error) => report(&json!({ "error": error.to_string() })),
     }
 }
 
@@ -42,25 +41,25 @@ async fn once(locks: &LockManager, job: &ClaimJob, work: &OnceJob) {
         let line = format!("{}\n", std::process::id());
         let log = std::fs::OpenOptions::new().append(true).create(true).open(&work.log);
         log.and_then(|mut log| log.write_all(line.as_bytes())).expect("the log can be written");
-        say(&json!({ "working": true }));
+        report(&json!({ "working": true }));
         tokio::time::sleep(Duration::from_millis(work.work_ms)).await;
         std::process::id()
     });
     match done.await {
-        Ok(done) => say(&json!({ "fresh": done.fresh, "stored": done.stored, "value": done.value })),
-        Err(error) => say(&json!({ "error": error.to_string() })),
+        Ok(done) => report(&json!({ "fresh": done.fresh, "stored": done.stored, "value": done.value })),
+        Err(error) => report(&json!({ "error": error.to_string() })),
     }
 }
 
-/// Blocks the one thread there is: nothing is under way meanwhile.
+/// Waits for a line of input. This blocks the only thread, so nothing else runs meanwhile.
 fn wait_for(line: &str) {
-    let heard = std::io::stdin().lock().lines().map_while(Result::ok).find(|heard| heard == line);
-    if heard.is_none() {
+    let found = std::io::stdin().lock().lines().map_while(Result::ok).find(|input| input == line);
+    if found.is_none() {
         std::process::exit(0);
     }
 }
 
-fn say(line: &Value) {
+fn report(line: &Value) {
     println!("{line}");
     let _ = std::io::stdout().flush();
 }

@@ -1,5 +1,5 @@
-//! A process that stands for election: told where by one JSON argument, telling of its terms by JSON
-//! lines and in a history. Made to be killed, or to be told `resign`.
+//! A candidate in an election. Its argument is JSON; it reports its terms by lines of JSON and in a history. Tests kill it, or
+//! send the line `resign`.
 
 use std::io::BufRead;
 use std::path::PathBuf;
@@ -44,7 +44,7 @@ async fn stand(candidate: Candidate) {
     println!("{}", json!({ "standing": true }));
     let election = locks.elect(candidate.name.as_str()).ttl(Duration::from_millis(candidate.ttl_ms));
     let led = election.run(|term| {
-        let (term, resigned) = (Told::begin(term, &history), &resigned);
+        let (term, resigned) = (RecordedTerm::begin(term, &history), &resigned);
         async move {
             tokio::select! {
                 () = term.record_renewals() => {}
@@ -53,23 +53,23 @@ async fn stand(candidate: Candidate) {
             Ok::<_, leasehold::Error>(())
         }
     });
-    led.await.expect("nothing that standing again does not mend");
+    led.await.expect("no permanent error");
     locks.shutdown().await;
     println!("{}", json!({ "resigned": true }));
 }
 
-/// What is told of a term, also of one that is cancelled.
-struct Told<'a> {
+/// Records a term, even if it is cancelled.
+struct RecordedTerm<'a> {
     term: Term,
     history: &'a HistoryWriter,
 }
 
-impl<'a> Told<'a> {
+impl<'a> RecordedTerm<'a> {
     fn begin(term: Term, history: &'a HistoryWriter) -> Self {
-        let told = Self { term, history };
-        told.record(EventKind::Granted);
-        println!("{}", json!({ "leading": told.fence() }));
-        told
+        let recorded = Self { term, history };
+        recorded.record(EventKind::Granted);
+        println!("{}", json!({ "leading": recorded.fence() }));
+        recorded
     }
 
     fn fence(&self) -> u64 {
@@ -94,7 +94,7 @@ impl<'a> Told<'a> {
     }
 }
 
-impl Drop for Told<'_> {
+impl Drop for RecordedTerm<'_> {
     fn drop(&mut self) {
         let lost = self.term.loss();
         self.record(if lost.is_some() { EventKind::Lost } else { EventKind::ReleaseCalled });

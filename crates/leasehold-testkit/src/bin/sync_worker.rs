@@ -1,4 +1,4 @@
-//! A program without an async runtime that uses locks: told by arguments what to do, `URL NAME WHAT`.
+//! A program without an async runtime that uses locks. Its arguments are `URL NAME WHAT`.
 
 use std::time::{Duration, Instant};
 
@@ -11,31 +11,31 @@ fn main() {
     let guard = locks.lock(name.as_str()).wait_up_to(Duration::from_secs(20)).acquire().expect("the lock");
     println!("{{\"granted\": {}}}", guard.fence().get());
     match what.as_str() {
-        // Neither a release nor a shutdown: leaving the function is enough.
+        // Without a release or a shutdown: returning from `main` is enough.
         "return" => {}
         "panic" => panic!("on purpose"),
         "wait" => {
             let _ = guard.lost_within(Duration::from_secs(60));
         }
         "threads" => {
-            until_threads(1);
+            wait_for_threads(1);
             let clone = locks.clone();
             drop(guard);
             drop(locks);
-            // A clone still needs it.
+            // The clone keeps the thread.
             assert!(!clone.is_locked(name.as_str()).expect("answered"));
-            until_threads(1);
+            wait_for_threads(1);
             drop(clone);
-            until_threads(0);
+            wait_for_threads(0);
             println!("{{\"threads\": 0}}");
         }
         other => panic!("unknown: {other}"),
     }
 }
 
-/// Until so many threads of this process are leasehold's runtime. A thread that begins has its parent's
-/// name for a moment, and one that has been joined is listed for a moment longer.
-fn until_threads(wanted: usize) {
+/// Waits until `wanted` threads of this process are leasehold's. A new thread has its parent's name for a moment, and a joined
+/// thread is listed for a moment longer.
+fn wait_for_threads(wanted: usize) {
     let began = Instant::now();
     loop {
         let tasks = std::fs::read_dir("/proc/self/task").expect("threads").filter_map(Result::ok);

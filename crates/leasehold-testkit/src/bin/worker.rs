@@ -1,5 +1,4 @@
-//! A process that uses locks: told what to do by one JSON argument (`Job`), telling what it does by
-//! JSON lines, with a history of its own. Made to be killed.
+//! A process that uses locks. Its argument is a `Job` in JSON; it reports by lines of JSON and in a history. Tests kill it.
 
 use std::io::BufRead;
 use std::sync::Arc;
@@ -29,24 +28,24 @@ async fn work(job: Job) {
         options.journal = None;
         managers.push(LockManager::connect_with(&job.url, options).await.expect("a manager"));
     }
-    let (tell, _) = broadcast::channel(16);
-    let lines = tell.clone();
-    let heard = Arc::new(Mutex::new(tell.subscribe()));
+    let (input, _) = broadcast::channel(16);
+    let lines = input.clone();
+    let control = Arc::new(Mutex::new(input.subscribe()));
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(Result::ok) {
             let _ = lines.send(line);
         }
     });
-    say(&json!({ "ready": true }));
+    report(&json!({ "ready": true }));
     if job.on_go {
-        wait_for("go", &mut *heard.lock().await).await;
+        wait_for("go", &mut *control.lock().await).await;
     }
     let mut tasks = Vec::new();
     for (m, manager) in managers.iter().enumerate() {
         for t in 0..job.tasks {
             let task = u64::try_from(m * job.tasks + t).expect("few");
             let (manager, job, history) = (manager.clone(), job.clone(), history.clone());
-            let lines = tell.subscribe();
+            let lines = input.subscribe();
             if job.members > 0 {
                 tasks.push(tokio::spawn(cycle_in_pool(manager, job, history, task, lines)));
             } else {
@@ -58,13 +57,13 @@ async fn work(job: Job) {
         task.await.expect("no panic in a task");
     }
     if job.linger {
-        say(&json!({ "served": true }));
-        wait_for("end", &mut *heard.lock().await).await;
+        report(&json!({ "served": true }));
+        wait_for("end", &mut *control.lock().await).await;
     }
     for manager in &managers {
         manager.shutdown().await;
     }
-    say(&json!({ "done": true }));
+    report(&json!({ "done": true }));
 }
 
 async fn cycle(
@@ -83,14 +82,14 @@ async fn cycle(
             Ok(guard) => guard,
             Err(error) => {
                 history.record(&event(EventKind::GaveUp));
-                say(&json!({ "task": task, "error": error.to_string() }));
+                report(&json!({ "task": task, "error": error.to_string() }));
                 continue;
             }
         };
         let fence = guard.fence().get();
         history.record(&event(EventKind::Granted).fence(fence).valid_until_ns(until(&guard)));
         let end = if job.hold {
-            say(&json!({ "task": task, "granted": fence, "holder": guard.holder_id().as_str() }));
+            report(&json!({ "task": task, "granted": fence, "holder": guard.holder_id().as_str() }));
             stay(&guard, &history, &job, task, &mut lines).await
         } else {
             if job.inside_us > 0 {
@@ -102,12 +101,12 @@ async fn cycle(
         let released = guard.release().await;
         history.record(&event(EventKind::Released).fence(fence));
         if job.hold {
-            say(&json!({ "task": task, "released": released.ok() }));
+            report(&json!({ "task": task, "released": released.ok() }));
         }
     }
 }
 
-/// The same with any of a pool. What is asked for is known by name only when it is granted.
+/// Runs the requests of a task on a pool. The names of the members are known only when they are granted.
 async fn cycle_in_pool(
     manager: LockManager,
     job: Arc<Job>,
@@ -123,7 +122,7 @@ async fn cycle_in_pool(
         let permits = match request.await {
             Ok(permits) => permits,
             Err(error) => {
-                say(&json!({ "task": task, "error": error.to_string() }));
+                report(&json!({ "task": task, "error": error.to_string() }));
                 continue;
             }
         };
@@ -136,18 +135,18 @@ async fn cycle_in_pool(
             record(EventKind::Granted, permit);
         }
         if job.hold {
-            say(&json!({ "task": task, "granted": permits.indices() }));
+            report(&json!({ "task": task, "granted": permits.indices() }));
             while next(&mut lines).await != "release" {}
         } else {
             tokio::time::sleep(Duration::from_micros(job.inside_us)).await;
         }
         permits.iter().for_each(|permit| record(EventKind::ReleaseCalled, permit));
         let released = permits.release().await;
-        say(&json!({ "task": task, "released": released.ok() }));
+        report(&json!({ "task": task, "released": released.ok() }));
     }
 }
 
-/// Stays inside until told to go, or until the lease is lost.
+/// Holds the lock until the line `release`, or until the lease is lost.
 async fn stay(
     guard: &Guard,
     history: &HistoryWriter,
@@ -158,14 +157,14 @@ async fn stay(
     tokio::select! {
         () = obey(guard, job, task, lines) => EventKind::ReleaseCalled,
         why = guard.lost(), if !job.stubborn => {
-            say(&json!({ "task": task, "lost": why.to_string() }));
+            report(&json!({ "task": task, "lost": why.to_string() }));
             EventKind::Lost
         }
         () = record_renewals(guard, history, job, task) => EventKind::Lost,
     }
 }
 
-/// Does as told until told to release.
+/// Obeys lines of input until `release`.
 async fn obey(guard: &Guard, job: &Job, task: u64, lines: &mut broadcast::Receiver<String>) {
     loop {
         match next(lines).await.as_str() {
@@ -173,11 +172,11 @@ async fn obey(guard: &Guard, job: &Job, task: u64, lines: &mut broadcast::Receiv
             "renew" => {
                 let answer = guard.extend(Duration::from_millis(job.ttl_ms)).await;
                 let lost = matches!(answer, Err(Error::Lost { .. }));
-                say(&json!({ "task": task, "renewed": answer.is_ok(), "lost": lost }));
+                report(&json!({ "task": task, "renewed": answer.is_ok(), "lost": lost }));
             }
             "write" => {
                 let fence = guard.fence().get();
-                say(&json!({ "task": task, "wrote": fence, "valid": guard.is_valid() }));
+                report(&json!({ "task": task, "wrote": fence, "valid": guard.is_valid() }));
             }
             "abort" => std::process::abort(),
             _ => {}
@@ -185,7 +184,7 @@ async fn obey(guard: &Guard, job: &Job, task: u64, lines: &mut broadcast::Receiv
     }
 }
 
-/// A renewed lease lasts longer than the grant said.
+/// Records every renewal of the lease.
 async fn record_renewals(guard: &Guard, history: &HistoryWriter, job: &Job, task: u64) {
     let mut known = guard.valid_until();
     loop {
@@ -216,6 +215,6 @@ async fn next(lines: &mut broadcast::Receiver<String>) -> String {
     }
 }
 
-fn say(line: &Value) {
+fn report(line: &Value) {
     println!("{line}");
 }

@@ -1,23 +1,23 @@
-//! What a history must not contain.
+//! The checkers of histories.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use super::{Event, EventKind, History};
 
-/// A stretch of time in which somebody relied on a lock.
+/// A period in which a task relied on a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
     /// The process.
     pub pid: u32,
     /// The task within it.
     pub task: u64,
-    /// When it asked, if that was recorded.
+    /// When it requested the lock, if that was recorded.
     pub asked_ns: Option<u64>,
     /// When it was granted.
     pub granted_ns: u64,
-    /// The first of: release called, told of the loss, end of validity. The holder that was killed
-    /// before any of these holds until its validity ended; without one, for ever.
+    /// The first of: release called, loss notified, end of validity. For a holder that was killed before, it is the end of
+    /// validity; without one, the hold has no end.
     pub until_ns: u64,
     /// The fence of the grant.
     pub fence: Option<u64>,
@@ -28,15 +28,15 @@ pub struct Hold {
 pub struct Overlap {
     /// The lock.
     pub name: String,
-    /// Who held it.
+    /// The holder.
     pub first: Hold,
-    /// Who was granted it all the same.
+    /// The holder that got the lock too early.
     pub second: Hold,
-    /// For how long both held it.
+    /// How long both held it.
     pub both_ns: u64,
 }
 
-/// A grant whose fence is not above that of the grant before it.
+/// A grant whose fence is not higher than all earlier fences.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FenceInversion {
     /// The lock.
@@ -47,26 +47,26 @@ pub struct FenceInversion {
     pub after: Hold,
 }
 
-/// A grant to somebody who asked later than one who was still waiting.
+/// A grant to a request that was later than one that was still waiting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FifoInversion {
     /// The lock.
     pub name: String,
-    /// Who was served too early.
+    /// The request that was served too early.
     pub overtaker: Hold,
-    /// Who had waited longest of those served later.
+    /// The oldest of the requests that were served later.
     pub overtaken: Hold,
-    /// How much earlier the overtaken had asked.
+    /// How much earlier the overtaken request was.
     pub by_ns: u64,
 }
 
 impl History {
-    /// K1: every grant that was given while another was relied upon. One entry per such grant.
+    /// K1: returns every grant that was given while another hold was valid.
     pub fn overlaps(&self) -> Vec<Overlap> {
         let mut found = Vec::new();
         for (name, holds) in self.holds() {
             let mut longest: Option<Hold> = None;
-            // A guard that came back expired was never relied upon.
+            // A guard that was returned expired was never used.
             for hold in holds.into_iter().filter(|hold| hold.until_ns > hold.granted_ns) {
                 if let Some(first) = &longest
                     && first.until_ns > hold.granted_ns
@@ -86,8 +86,7 @@ impl History {
         found
     }
 
-    /// K3: every grant whose fence is not above all fences granted before it. Grants without a fence
-    /// are not looked at.
+    /// K3: returns every grant whose fence is not higher than all earlier fences. Grants without a fence are ignored.
     pub fn fence_inversions(&self) -> Vec<FenceInversion> {
         let mut found = Vec::new();
         for (name, holds) in self.holds() {
@@ -104,14 +103,14 @@ impl History {
         found
     }
 
-    /// Every grant to somebody who asked more than `tolerance` later than one who was granted after it.
-    /// Those who gave up or died waiting are nobody's predecessors.
+    /// Returns every grant to a request that was more than `tolerance` later than a request that was granted after it.
+    /// Requests that ended without a grant are ignored.
     pub fn fifo_inversions(&self, tolerance: Duration) -> Vec<FifoInversion> {
         let tolerance_ns = nanos(tolerance);
         let mut found = Vec::new();
         for (name, holds) in self.holds() {
             let mut longest_waiting: Option<(u64, Hold)> = None;
-            // From the last grant back: what was passed already was served later.
+            // From the last grant backwards, so that the requests seen so far were served later.
             for hold in holds.into_iter().rev() {
                 let Some(asked_ns) = hold.asked_ns else {
                     continue;
@@ -134,25 +133,25 @@ impl History {
         found
     }
 
-    /// K4: by how much the slowest call (asking or releasing) exceeded `deadline`; zero when none did.
-    /// Calls without an answer are in [`History::unanswered`].
+    /// K4: returns by how much the slowest request or release exceeded `deadline`; zero if none did. Calls that did not end are
+    /// in [`History::unanswered`].
     pub fn latest_overrun(&self, deadline: Duration) -> Duration {
         let (answered, _) = self.calls();
         let slowest_ns = answered.into_iter().max().unwrap_or(0);
         Duration::from_nanos(slowest_ns).saturating_sub(deadline)
     }
 
-    /// Calls that nothing followed: the process was killed in them, or they hang.
+    /// Returns the calls that did not end: the process was killed, or they hang.
     pub fn unanswered(&self) -> Vec<Event> {
         self.calls().1
     }
 
-    /// Per name, every hold in the order of the grants.
+    /// Returns the holds per name, in the order of the grants.
     pub fn holds(&self) -> Vec<(&str, Vec<Hold>)> {
         self.by_name().into_iter().map(|(name, events)| (name, holds_in(&events))).collect()
     }
 
-    /// Durations of the answered calls, and the starts of the unanswered.
+    /// Returns the durations of the calls that ended, and the starts of those that did not.
     fn calls(&self) -> (Vec<u64>, Vec<Event>) {
         let mut open: HashMap<(u32, u64, &str), &Event> = HashMap::new();
         let (mut answered, mut unanswered) = (Vec::new(), Vec::new());
@@ -174,7 +173,7 @@ impl History {
     }
 }
 
-/// The holds of one name.
+/// Returns the holds of one name.
 fn holds_in(events: &[&Event]) -> Vec<Hold> {
     let mut asked: HashMap<(u32, u64), u64> = HashMap::new();
     let mut current: HashMap<(u32, u64), usize> = HashMap::new();
@@ -224,7 +223,7 @@ fn nanos(duration: Duration) -> u64 {
 mod tests {
     use super::*;
 
-    /// An event of lock `a`, written as a test reads best.
+    /// Creates an event of the lock `a`.
     fn at(at_ns: u64, pid: u32, kind: EventKind) -> Event {
         Event { at_ns, pid, task: 0, name: "a".into(), kind, fence: None, valid_until_ns: None }
     }
@@ -239,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overlap_is_found_whichever_way_the_first_hold_ends() {
+    fn an_overlap_is_found_however_the_first_hold_ends() {
         let (first, second) = (granted(10, 1, 1, 100), granted(50, 2, 2, 200));
         assert_eq!(overlaps(&[first.clone(), second.clone()]), [(1, 2, 50)], "killed, still valid");
         for end in [EventKind::ReleaseCalled, EventKind::Lost, EventKind::Released] {
@@ -249,9 +248,9 @@ mod tests {
     }
 
     #[test]
-    fn validity_ends_a_hold_and_renewal_prolongs_it() {
+    fn the_end_of_validity_ends_a_hold_and_a_renewal_extends_it() {
         let events = [granted(10, 1, 1, 40), granted(50, 2, 2, 200), at(60, 1, EventKind::Lost)];
-        assert_eq!(overlaps(&events), [], "expired before it was told");
+        assert_eq!(overlaps(&events), [], "expired before it was notified");
         let renewed = at(30, 1, EventKind::Renewed).valid_until_ns(70);
         assert_eq!(overlaps(&[&events[..], &[renewed]].concat()), [(1, 2, 10)]);
     }
@@ -314,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gave_up_or_died_was_not_overtaken() {
+    fn requests_without_a_grant_are_not_overtaken() {
         let events = vec![
             at(10, 1, EventKind::Asked),
             at(11, 2, EventKind::Asked),
@@ -328,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slowest_call_tells_the_overrun() {
+    fn the_overrun_is_that_of_the_slowest_call() {
         let events = vec![
             at(10, 1, EventKind::Asked),
             at(110, 1, EventKind::Granted),

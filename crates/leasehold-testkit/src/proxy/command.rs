@@ -1,4 +1,4 @@
-//! Commands as the proxy sees them.
+//! Parsed commands.
 
 use std::fmt;
 use std::io;
@@ -13,22 +13,22 @@ pub struct Command {
 }
 
 impl Command {
-    /// Its name in upper case. A script is `EVAL` or `EVALSHA`, never what it does inside.
+    /// Returns its name in upper case. A script is `EVAL` or `EVALSHA`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// An argument; 0 is the first after the name.
+    /// Returns an argument; 0 is the first after the name.
     pub fn arg(&self, index: usize) -> Option<&[u8]> {
         self.args.get(index).map(Vec::as_slice)
     }
 
-    /// All arguments after the name.
+    /// Returns all arguments after the name.
     pub fn args(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         self.args.iter().map(Vec::as_slice)
     }
 
-    /// Takes the first whole command off `buffer`: itself, and its bytes to forward.
+    /// Removes the first complete command from `buffer`, and returns it with its bytes.
     pub(super) fn take_from(buffer: &mut Vec<u8>) -> io::Result<Option<(Self, Vec<u8>)>> {
         let inline = buffer.first().is_some_and(|&first| first != b'*');
         let len = if inline { resp::line_at(buffer, 0).map(|(_, len)| len) } else { resp::frame_len(buffer)? };
@@ -56,7 +56,7 @@ impl fmt::Debug for Command {
     }
 }
 
-/// Matches commands of one name, upper or lower case.
+/// Matches commands by name. Case does not matter.
 pub fn on(name: &str) -> impl Fn(&Command) -> bool + Send + Sync + 'static {
     let name = name.to_ascii_uppercase();
     move |command| command.name == name
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pipelined_commands_come_off_one_by_one() {
+    fn pipelined_commands_are_parsed_one_by_one() {
         let mut buffer = b"*2\r\n$3\r\nget\r\n$1\r\nk\r\nping\r\n*1\r\n$4\r\nPI".to_vec();
         let (get, bytes) = Command::take_from(&mut buffer).expect("well formed").expect("whole");
         assert!(on("GET")(&get));

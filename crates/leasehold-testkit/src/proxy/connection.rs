@@ -1,4 +1,4 @@
-//! One client, one server, and the frames between them.
+//! A proxied connection: one client, one server, and the frames between them.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
@@ -17,7 +17,7 @@ use super::rule::{Fault, Rule};
 use super::{Command, Shared};
 use crate::resp;
 
-/// Forwards until either side ends or a fault ends it. Answers with the rule that did.
+/// Forwards until one side or a fault ends the connection. Returns the rule of that fault.
 pub(super) async fn serve(
     shared: &Shared,
     mut client: TcpStream,
@@ -26,7 +26,7 @@ pub(super) async fn serve(
 ) -> Option<Rule> {
     let mut upstream = None;
     let forward = async {
-        // Nothing passes a blackhole, so neither does the news that there is no server.
+        // In a blackhole not even a failed connection to the server is visible.
         shared.passable().await;
         let upstream_now = *shared.upstream();
         match TcpStream::connect(upstream_now).await {
@@ -47,27 +47,27 @@ pub(super) async fn serve(
     cause
 }
 
-/// With a zero linger, closing sends RST instead of FIN.
+/// Sets a zero linger, so that closing sends RST instead of FIN.
 pub(super) fn make_close_a_reset(stream: &TcpStream) {
-    // Fails on a socket that is broken already, which is as good.
+    // Fails only on a broken socket.
     let _ = stream.set_zero_linger();
 }
 
 struct Connection<'a> {
     shared: &'a Shared,
     pushing: Arc<AtomicBool>,
-    talk: Mutex<Talk>,
+    protocol: Mutex<Protocol>,
 }
 
-/// What must be remembered of a conversation to know which frame answers which command.
+/// The state that matches replies to commands.
 #[derive(Default)]
-struct Talk {
+struct Protocol {
     resp3: bool,
     unanswered: VecDeque<Unanswered>,
-    /// By the kind of the confirmation, such as `subscribe`.
+    /// The subscribed channels by the kind of their confirmation, such as `subscribe`.
     channels: HashMap<&'static str, HashSet<Vec<u8>>>,
-    /// A reply was swallowed: the client hears nothing more.
-    deaf: bool,
+    /// Whether a reply was dropped. Then the client gets no further replies.
+    muted: bool,
 }
 
 struct Unanswered {
@@ -77,15 +77,15 @@ struct Unanswered {
 
 enum ProxiedReply {
     Reply,
-    /// So many frames of this kind, or one error.
+    /// A number of frames of this kind, or one error.
     Confirmations {
         kind: &'static str,
         left: usize,
     },
 }
 
-/// Something on its way, in order.
-struct Parcel {
+/// A frame or an end in flight.
+struct InFlight {
     due: Instant,
     content: Content,
 }
@@ -104,11 +104,11 @@ enum End {
 
 impl<'a> Connection<'a> {
     fn new(shared: &'a Shared, pushing: Arc<AtomicBool>) -> Self {
-        Self { shared, pushing, talk: Mutex::default() }
+        Self { shared, pushing, protocol: Mutex::default() }
     }
 
     async fn run(&self, client: &mut TcpStream, server: &mut TcpStream) -> End {
-        // Each frame is one write; fails only on a broken socket, which the readers will notice.
+        // Each frame is one write. Fails only on a broken socket, which the readers notice.
         let _ = client.set_nodelay(true);
         let _ = server.set_nodelay(true);
         let (client_read, client_write) = client.split();
@@ -123,7 +123,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    async fn read_commands(&self, mut from: ReadHalf<'_>, to: UnboundedSender<Parcel>) -> End {
+    async fn read_commands(&self, mut from: ReadHalf<'_>, to: UnboundedSender<InFlight>) -> End {
         let mut buffer = Vec::new();
         let last = loop {
             match from.read_buf(&mut buffer).await {
@@ -138,7 +138,7 @@ impl<'a> Connection<'a> {
                         post(&to, hold + self.shared.command_delay(), content);
                     }
                     Ok(None) => break,
-                    Err(error) => return lost_our_place("a client", &error),
+                    Err(error) => return not_resp("a client", &error),
                 }
             }
         };
@@ -146,19 +146,19 @@ impl<'a> Connection<'a> {
         std::future::pending().await
     }
 
-    async fn write_to_server(&self, mut parcels: UnboundedReceiver<Parcel>, mut to: WriteHalf<'_>) -> End {
-        while let Some(content) = self.next_due(&mut parcels).await {
+    async fn write_to_server(&self, mut queue: UnboundedReceiver<InFlight>, mut to: WriteHalf<'_>) -> End {
+        while let Some(content) = self.next_due(&mut queue).await {
             match content {
                 Content::Command(bytes, mut unanswered) => {
                     if let Some((_, rule)) = unanswered.fault.take_if(|(fault, _)| matches!(fault, Fault::HoldBack)) {
                         rule.count_hit();
                         rule.removed().await;
                     }
-                    self.talk().unanswered.push_back(unanswered);
-                    // A server that is gone is noticed by whoever reads from it, after its last words.
+                    self.protocol().unanswered.push_back(unanswered);
+                    // A server that has gone is noticed by the reader, after its last replies.
                     let _ = to.write_all(&bytes).await;
                 }
-                // The server may still have answers on the way; it closes in its turn.
+                // The server may still send replies before it closes its side.
                 Content::Close => drop(to.shutdown().await),
                 Content::Reset(rule) => return End::Reset(rule),
                 Content::Reply(_) => unreachable!("replies go to the client"),
@@ -167,7 +167,7 @@ impl<'a> Connection<'a> {
         std::future::pending().await
     }
 
-    async fn read_replies(&self, mut from: ReadHalf<'_>, to: UnboundedSender<Parcel>) -> End {
+    async fn read_replies(&self, mut from: ReadHalf<'_>, to: UnboundedSender<InFlight>) -> End {
         let mut buffer = Vec::new();
         let last = loop {
             match from.read_buf(&mut buffer).await {
@@ -184,7 +184,7 @@ impl<'a> Connection<'a> {
                         }
                     }
                     Ok(None) => break,
-                    Err(error) => return lost_our_place("the server", &error),
+                    Err(error) => return not_resp("the server", &error),
                 }
             }
         };
@@ -192,10 +192,10 @@ impl<'a> Connection<'a> {
         std::future::pending().await
     }
 
-    async fn write_to_client(&self, mut parcels: UnboundedReceiver<Parcel>, mut to: WriteHalf<'_>) -> End {
-        while let Some(content) = self.next_due(&mut parcels).await {
+    async fn write_to_client(&self, mut queue: UnboundedReceiver<InFlight>, mut to: WriteHalf<'_>) -> End {
+        while let Some(content) = self.next_due(&mut queue).await {
             match content {
-                // A client that is gone is noticed by whoever reads from it; its last commands count.
+                // A client that has gone is noticed by the reader, after its last commands.
                 Content::Reply(bytes) => drop(to.write_all(&bytes).await),
                 Content::Close => return End::Closed,
                 Content::Reset(rule) => return End::Reset(rule),
@@ -205,14 +205,14 @@ impl<'a> Connection<'a> {
         std::future::pending().await
     }
 
-    async fn next_due(&self, parcels: &mut UnboundedReceiver<Parcel>) -> Option<Content> {
-        let Parcel { due, content } = parcels.recv().await?;
+    async fn next_due(&self, queue: &mut UnboundedReceiver<InFlight>) -> Option<Content> {
+        let InFlight { due, content } = queue.recv().await?;
         tokio::time::sleep_until(due).await;
         self.shared.passable().await;
         Some(content)
     }
 
-    /// What becomes of a command, and how long it is held.
+    /// Decides what to do with a command, and how long to hold it.
     fn judge(&self, command: &Command, bytes: Vec<u8>) -> (Duration, Content) {
         let mut hold = Duration::ZERO;
         let fault = match self.shared.judge(command) {
@@ -224,22 +224,22 @@ impl<'a> Connection<'a> {
             }
             other => other,
         };
-        let answer = self.talk().expect_answer_to(command);
+        let answer = self.protocol().expect_answer_to(command);
         if matches!(answer, ProxiedReply::Confirmations { .. }) {
             self.pushing.store(true, Ordering::SeqCst);
         }
         (hold, Content::Command(bytes, Unanswered { answer, fault }))
     }
 
-    /// What becomes of a frame from the server, and how long it is held; `None` when it is dropped.
+    /// Decides what to do with a frame of the server, and how long to hold it; `None` drops it.
     fn pass(&self, frame: Vec<u8>) -> Option<(Duration, Content)> {
-        let mut talk = self.talk();
-        let fault = match talk.classify(&frame) {
+        let mut protocol = self.protocol();
+        let fault = match protocol.classify(&frame) {
             FrameKind::Message if self.shared.now().mute_pushes => return None,
             FrameKind::Message | FrameKind::OtherPush => None,
-            FrameKind::ProxiedReply => talk.take_fault(),
+            FrameKind::ProxiedReply => protocol.take_fault(),
         };
-        if talk.deaf {
+        if protocol.muted {
             return None;
         }
         match fault {
@@ -252,15 +252,15 @@ impl<'a> Connection<'a> {
             }
             Some((Fault::CutAfter, rule)) => Some((Duration::ZERO, Content::Reset(Some(rule)))),
             Some((Fault::SwallowReply, rule)) => {
-                talk.deaf = true;
+                protocol.muted = true;
                 rule.count_hit();
                 None
             }
         }
     }
 
-    fn talk(&self) -> MutexGuard<'_, Talk> {
-        self.talk.lock().unwrap_or_else(PoisonError::into_inner)
+    fn protocol(&self) -> MutexGuard<'_, Protocol> {
+        self.protocol.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -271,7 +271,7 @@ enum FrameKind {
     OtherPush,
 }
 
-impl Talk {
+impl Protocol {
     fn expect_answer_to(&mut self, command: &Command) -> ProxiedReply {
         match command.name() {
             "SUBSCRIBE" => self.joins("subscribe", command),
@@ -302,7 +302,7 @@ impl Talk {
         ProxiedReply::Confirmations { kind, left: command.args().len() }
     }
 
-    /// Each channel left is confirmed; leaving all when there are none is confirmed once.
+    /// Each channel that is left is confirmed. Leaving all channels without having any is confirmed once.
     fn leaves(&mut self, kind: &'static str, joined: &'static str, command: &Command) -> ProxiedReply {
         let channels = self.channels.entry(joined).or_default();
         let left = if command.args().len() > 0 {
@@ -320,7 +320,7 @@ impl Talk {
 
     fn classify(&self, frame: &[u8]) -> FrameKind {
         let is_push = frame.starts_with(b">");
-        // Before RESP3 messages and confirmations are arrays like any other.
+        // In RESP2 messages and confirmations are ordinary arrays.
         if !is_push && (self.resp3 || !frame.starts_with(b"*")) {
             return FrameKind::ProxiedReply;
         }
@@ -339,7 +339,7 @@ impl Talk {
         }
     }
 
-    /// Notes that the oldest unanswered command got an answer, and says which fault befalls that.
+    /// Removes the oldest unanswered command and returns the fault for its reply.
     fn take_fault(&mut self) -> Option<(Fault, Rule)> {
         let first = self.unanswered.front_mut()?;
         let fault = first.fault.take();
@@ -351,12 +351,12 @@ impl Talk {
     }
 }
 
-/// Sends it on its way. Fails only when the connection is ending, and then nobody waits for it.
-fn post(to: &UnboundedSender<Parcel>, delay: Duration, content: Content) {
-    let _ = to.send(Parcel { due: Instant::now() + delay, content });
+/// Queues content with a delay. Fails only if the connection is ending.
+fn post(to: &UnboundedSender<InFlight>, delay: Duration, content: Content) {
+    let _ = to.send(InFlight { due: Instant::now() + delay, content });
 }
 
-fn lost_our_place(whose: &str, error: &io::Error) -> End {
-    eprintln!("fault proxy: {whose} sent what we cannot follow: {error}");
+fn not_resp(whose: &str, error: &io::Error) -> End {
+    eprintln!("fault proxy: {whose} sent invalid RESP: {error}");
     End::Reset(None)
 }

@@ -1,4 +1,4 @@
-//! Faults that befall certain commands.
+//! Faults for particular commands.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 use super::Command;
 
-/// A fault that was ordered, to ask whether it happened.
+/// A handle to a fault, which counts how often it has happened.
 #[derive(Clone, Debug)]
 pub struct Rule {
     hits: watch::Sender<usize>,
@@ -14,18 +14,18 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// How often the fault has happened: the reply was dropped or held, the command was held, both sides were reset.
+    /// Returns how often the fault has happened: a reply was dropped or held, a command was held, both sides were reset.
     pub fn hits(&self) -> usize {
         *self.hits.borrow()
     }
 
-    /// Waits until the fault has happened this often.
+    /// Waits until the fault has happened `hits` times.
     pub async fn wait_for_hits(&self, hits: usize) {
         // Fails only without a sender, and `self` has one.
         let _ = self.hits.subscribe().wait_for(|so_far| *so_far >= hits).await;
     }
 
-    /// Lets commands pass from now on; one that is on its way already still meets its fault.
+    /// Removes the rule for later commands. A command in flight keeps its fault.
     pub fn remove(&self) {
         self.removed.send_replace(true);
     }
@@ -51,7 +51,7 @@ pub(super) enum Fault {
     HoldBack,
 }
 
-/// A rule as the proxy keeps it.
+/// The proxy's side of a rule.
 pub(super) struct ActiveRule {
     matches: Box<dyn Fn(&Command) -> bool + Send + Sync>,
     fault: Fault,
@@ -73,7 +73,7 @@ impl ActiveRule {
         self.times_left > 0 && !*self.rule.removed.borrow()
     }
 
-    /// Uses the rule up once, if it is about this command.
+    /// Applies the rule to a command, if it matches.
     pub(super) fn take(&mut self, command: &Command) -> Option<(Fault, Rule)> {
         if !(self.matches)(command) {
             return None;

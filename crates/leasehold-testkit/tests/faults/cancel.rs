@@ -1,4 +1,4 @@
-//! Futures dropped at every point at which they can be, and releases that race renewals.
+//! Futures that are dropped at every possible point, and releases that race with renewals.
 
 use std::future::{Future, IntoFuture, poll_fn};
 use std::pin::Pin;
@@ -13,13 +13,13 @@ use leasehold_testkit::{Arena, Kind, full_or, report};
 
 use crate::common::*;
 
-/// Polls a future so often, with a pause after each poll, then drops it. Whether it was done before.
+/// Polls a future `polls` times with a pause after each, then drops it. Returns whether it was done before.
 async fn poll_and_drop<T>(mut future: Pin<Box<dyn Future<Output = T> + Send>>, polls: usize, pause: Duration) -> bool {
     for _ in 0..polls {
         if poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await.is_ready() {
             return true;
         }
-        // The shortest pause is none: whatever was sent is certainly not answered.
+        // Without a pause there is certainly no reply yet.
         if pause > Duration::ZERO {
             tokio::time::sleep(pause).await;
         }
@@ -27,24 +27,24 @@ async fn poll_and_drop<T>(mut future: Pin<Box<dyn Future<Output = T> + Send>>, p
     false
 }
 
-/// The pauses between polls: from "not answered yet" to "answered, and not looked at".
+/// The pauses between polls: from "no reply yet" to "a reply that was not read".
 const PAUSES_US: [u64; 5] = [0, 60, 200, 700, 2_000];
 
-/// What is dropped half-way.
+/// The calls that are dropped.
 #[derive(Clone, Copy, Debug)]
 enum Call {
     Acquire,
-    /// For a lock that somebody else holds and gives back at about the same time.
+    /// For a lock that another holder releases at about the same time.
     Wait,
     Extend,
     Release,
 }
 
-/// Drops one call at every number of polls, with every pause. Returns at how many points.
+/// Drops a call after every number of polls, with every pause. Returns the number of points.
 async fn drop_everywhere(call: Call, holder: LockManager, other: LockManager, name: String) -> usize {
     let mut points = 0;
     for pause in PAUSES_US.map(Duration::from_micros) {
-        // Without a pause a call is never answered between two polls: a few of these show it all.
+        // Without a pause no reply arrives between two polls, so a few polls are enough.
         for polls in 0..if pause.is_zero() { 4 } else { 64 } {
             points += 1;
             if drop_once(call, &holder, &other, &name, polls, pause).await {
@@ -64,7 +64,7 @@ async fn drop_once(
     pause: Duration,
 ) -> bool {
     let take = async |manager: &LockManager| -> Guard {
-        // Whatever the point before left behind is given back soon; the lease of 30 s is far longer.
+        // What the previous point left behind is released soon; the lease of 30 s is far longer.
         let free = manager.lock(name).wait_up_to(ms(5_000)).await;
         free.unwrap_or_else(|error| panic!("{call:?} dropped after {polls} polls, {pause:?} apart: {error}"))
     };
@@ -73,7 +73,7 @@ async fn drop_once(
         Call::Wait => {
             let guard = take(other).await;
             let waiting = tokio::spawn(poll_and_drop(holder.lock(name).into_future(), polls, pause));
-            // So that the grant crosses the dropping, now and then.
+            // So that the grant sometimes arrives during the drop.
             tokio::time::sleep(pause * u32::try_from(polls).expect("few")).await;
             drop(guard);
             waiting.await.expect("no panic")
@@ -116,7 +116,7 @@ async fn f06_a_dropped_future_leaves_no_lock() {
             }
             round += 1;
         }
-        // Nobody is shut down: what was dropped is given back by itself.
+        // Without a shutdown: what was dropped is released by itself.
         let gone = assert_no_locks_left(&other).await;
         if kind == Kind::Redis {
             assert_no_keys_left(arena.server()).await;
@@ -126,14 +126,14 @@ async fn f06_a_dropped_future_leaves_no_lock() {
     }
 }
 
-/// A renewal is on its way when the lock is given back.
+/// A renewal is in flight when the lock is released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f10_a_renewal_in_flight_resurrects_nothing() {
     let times = full_or(120, 1_000);
     for kind in [Kind::Memory, Kind::Sqlite, Kind::Redis] {
         let arena = Arena::new(kind).await;
         let mut options = arena.options();
-        // Renewed as often as a lease may be, so that releases meet renewals of the tending task too.
+        // The shortest renewal interval, so that releases also race with renewals of the renewal task.
         options.heartbeat = ms(1);
         let (manager, looker) = (arena.manager_with(options).await, arena.manager().await);
         let resurrected = Arc::new(AtomicUsize::new(0));
@@ -146,14 +146,14 @@ async fn f10_a_renewal_in_flight_resurrects_nothing() {
                 for i in 0..times / 8 {
                     let name = format!("raced-{lane}-{i}");
                     let guard = manager.lock(name.as_str()).ttl(TTL).no_wait().await.expect("free");
-                    // Sent, and not waited for: the release follows it, or overtakes it, at once or a little later.
+                    // Sent without waiting for its reply: the release follows or overtakes it, at once or a little later.
                     let pause = Duration::from_micros(PAUSES_US[i % PAUSES_US.len()]);
                     {
                         let mut extend = Box::pin(guard.extend(ms(20_000)));
                         let _ = poll_fn(|cx| Poll::Ready(extend.as_mut().poll(cx))).await;
                         tokio::time::sleep(pause).await;
                     }
-                    // And one over another connection, which nothing keeps in order with the release.
+                    // And one on another connection, so its order relative to the release is not fixed.
                     let token = guard.token().clone();
                     let lease = looker.lease(name.as_str(), &token).expect("a name");
                     let renew = lease.renew(Ttl::default());
@@ -176,7 +176,7 @@ async fn f10_a_renewal_in_flight_resurrects_nothing() {
         for task in tasks {
             tokio::time::timeout(LONG, task).await.expect("no hang").expect("no panic");
         }
-        // A renewal that came after all would have to be here by now.
+        // A late renewal would have arrived by now.
         tokio::time::sleep(ms(100)).await;
         let left = looker.list("raced", None, 10).await.expect("answered").locks;
         assert!(left.is_empty(), "{left:?}");

@@ -1,4 +1,4 @@
-//! What the rows of the fault board have in common.
+//! Helpers of the rows of the fault board.
 #![allow(dead_code, reason = "each row's file uses a part of it")]
 
 use std::path::Path;
@@ -14,20 +14,20 @@ use redis::Value;
 use tempfile::TempDir;
 
 pub(crate) const WORKER: &str = env!("CARGO_BIN_EXE_worker");
-/// The lease of every row that names no other.
+/// The default lease of the rows.
 pub(crate) const TTL: Duration = Duration::from_secs(2);
-/// Only ever waited for when a test fails.
+/// A limit that is reached only if a test fails.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
-/// K4: a call may overrun its deadline by this much.
+/// K4: the time by which a call may exceed its deadline.
 pub(crate) const OVERRUN: Duration = Duration::from_millis(250);
-/// K5: nothing is left this long after everybody stopped.
+/// K5: the time after which nothing is left once all clients have stopped.
 pub(crate) const GONE_WITHIN: Duration = Duration::from_secs(2);
 
 pub(crate) const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// Default options without a journal: what a row leaves behind must be given back by itself.
+/// Default options without a journal: what a row leaves behind must be released without it.
 pub(crate) fn options() -> Options {
     let mut options = Options::default();
     options.journal = None;
@@ -38,7 +38,7 @@ pub(crate) async fn connect(url: &str) -> LockManager {
     LockManager::connect_with(url, options()).await.expect("a manager")
 }
 
-/// Waits until so many stand in line.
+/// Waits until the queue has `wanted` waiters.
 pub(crate) async fn wait_for_waiters(looker: &LockManager, name: &str, count: usize) {
     let there = async {
         while looker.info(name).await.expect("answered").waiters.len() < count {
@@ -48,7 +48,7 @@ pub(crate) async fn wait_for_waiters(looker: &LockManager, name: &str, count: us
     tokio::time::timeout(LONG, there).await.expect("they stand in line");
 }
 
-/// A worker that holds the lock and stays inside.
+/// Starts a worker that holds the lock.
 pub(crate) async fn holding_worker(job: &Job) -> WorkerProcess {
     let mut job = job.clone();
     job.hold = true;
@@ -57,7 +57,7 @@ pub(crate) async fn holding_worker(job: &Job) -> WorkerProcess {
     worker
 }
 
-/// A signal is on its way for a moment: waits until every thread stands still.
+/// Waits until every thread of a process has stopped, because a signal takes a moment.
 pub(crate) async fn wait_until_stopped(pid: u32) {
     let stands_still = || {
         let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
@@ -70,7 +70,7 @@ pub(crate) async fn wait_until_stopped(pid: u32) {
     }
 }
 
-/// The lock keys, queues and marks a Redis still has.
+/// Returns the lock keys, queues and marks in a Redis.
 pub(crate) async fn keys_left(server: &RedisServer) -> Vec<String> {
     let all: Vec<String> = match server.command(&["KEYS", "*"]).await {
         Value::Array(keys) => keys.iter().map(|key| redis::from_redis_value_ref(key).expect("a key")).collect(),
@@ -80,7 +80,7 @@ pub(crate) async fn keys_left(server: &RedisServer) -> Vec<String> {
     all.into_iter().filter(|key| !apart.iter().any(|known| key.starts_with(known))).collect()
 }
 
-/// K5: waits for the last key to go, two seconds at most.
+/// K5: waits for at most two seconds until no key is left.
 pub(crate) async fn assert_no_keys_left(server: &RedisServer) -> Duration {
     let began = Instant::now();
     loop {
@@ -93,7 +93,7 @@ pub(crate) async fn assert_no_keys_left(server: &RedisServer) -> Duration {
     }
 }
 
-/// The same through a manager, for any store.
+/// K5 through a manager, for any store: waits until no lock is left.
 pub(crate) async fn assert_no_locks_left(looker: &LockManager) -> Duration {
     let began = Instant::now();
     loop {
@@ -106,7 +106,7 @@ pub(crate) async fn assert_no_locks_left(looker: &LockManager) -> Duration {
     }
 }
 
-/// The history of one row: this process's part, and that of its workers.
+/// The history of a row: of this process and its workers.
 pub(crate) struct Chronicle {
     dir: TempDir,
     writer: HistoryWriter,
@@ -143,7 +143,7 @@ impl Chronicle {
         self.writer.record(&event.fence(guard.fence().get()));
     }
 
-    /// A worker is about to die: from now on it holds nothing.
+    /// Records the death of a worker, which no longer holds a lock.
     pub(crate) fn dies(&self, worker: &WorkerProcess) {
         self.killed.lock().expect("no panic meanwhile").push((worker.pid(), now_ns()));
     }
@@ -153,8 +153,8 @@ impl Chronicle {
         worker.kill9();
     }
 
-    /// Everything so far. Whoever was killed inside held until the kill, or until the grant that came
-    /// while the signal was on its way.
+    /// Returns all events so far. A killed holder held the lock until the kill, or until a grant that came while the signal was
+    /// in flight.
     pub(crate) fn read(&self) -> History {
         let mut events = History::read(self.dir()).expect("a history").events().to_vec();
         for &(pid, killed_ns) in self.killed.lock().expect("no panic meanwhile").iter() {
@@ -174,7 +174,7 @@ impl Chronicle {
         History::from_events(events)
     }
 
-    /// K1 and K3.
+    /// Checks K1 and K3.
     pub(crate) fn check(&self) -> History {
         let history = self.read();
         assert!(history.grants() > 0, "an empty history shows nothing");
@@ -188,7 +188,7 @@ pub(crate) fn until_ns(guard: &Guard) -> u64 {
     u64::try_from(guard.valid_until().since_boot().as_nanos()).expect("some centuries")
 }
 
-/// The middle and the largest of some durations, for a report.
+/// Returns the median and the maximum of durations, for a report.
 pub(crate) fn spread(durations: &[Duration]) -> String {
     let mut sorted = durations.to_vec();
     sorted.sort();
@@ -206,9 +206,8 @@ pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Notices when the machine itself stands still: a thread and a task that sleep a millisecond and see
-/// how much later they wake. What a busy machine adds to every bound of time is no fault of ours, and
-/// is told with the figure.
+/// Measures stalls of the machine: a thread and a task sleep for a millisecond and see how late they wake. A stall is added to
+/// the time bounds of a row and reported with the result.
 pub(crate) struct Metronome {
     longest_us: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
@@ -237,7 +236,7 @@ impl Metronome {
         Self { longest_us, stop }
     }
 
-    /// The longest standstill since the start.
+    /// Returns the longest stall since the start.
     pub(crate) fn longest_stall(&self) -> Duration {
         Duration::from_micros(self.longest_us.load(Relaxed))
     }

@@ -15,20 +15,20 @@ use tokio::task::JoinHandle;
 
 use crate::common::*;
 
-/// Longer than the new primary's waiter works, so that a false grant is seen.
+/// Longer than the work of the new primary's waiter, so that a false grant overlaps with it.
 const WORK: Duration = ms(30);
 
-/// Waiters left behind in each round: one is passed over by the release itself, the next by the search for another.
+/// Waiters left at the old primary in each round: the release skips the first, and the search for the next waiter the second.
 const AT_ONCE: u64 = 2;
 
-/// A manager that waits for an answer for longer than a demotion takes.
+/// Connects a manager whose request timeout is longer than a demotion takes.
 async fn patient(url: &str) -> LockManager {
     let mut options = options();
     options.request_timeout = ms(10_000);
     LockManager::connect_with(url, options).await.expect("a manager")
 }
 
-/// Who enters, and what sees it.
+/// Who enters, and where it is recorded.
 struct Entering {
     task: u64,
     wait: Duration,
@@ -36,7 +36,7 @@ struct Entering {
     chronicle: Arc<Chronicle>,
 }
 
-/// Waits for the lock, works, releases it.
+/// Waits for the lock, holds it, releases it.
 fn enters(manager: LockManager, entering: Entering) -> JoinHandle<Result<(), Error>> {
     tokio::spawn(async move {
         let Entering { task, wait, inside, chronicle } = entering;
@@ -52,7 +52,7 @@ fn enters(manager: LockManager, entering: Entering) -> JoinHandle<Result<(), Err
     })
 }
 
-/// How many listen to shard channels on a server.
+/// Returns the number of shard channel subscribers of a server.
 async fn subscribers(server: &RedisServer) -> usize {
     match server.command(&["PUBSUB", "SHARDCHANNELS"]).await {
         Value::Array(channels) => channels.len(),
@@ -61,14 +61,14 @@ async fn subscribers(server: &RedisServer) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f20b_a_waiter_left_behind_at_a_demoted_primary_is_never_granted_anothers_lock() {
+async fn f20b_a_waiter_left_behind_at_a_demoted_primary_is_never_granted_a_held_lock() {
     let mut primary = RedisServer::start().await;
     let mut replica = RedisServer::replica_of(&primary).await;
     let chronicle = Arc::new(Chronicle::new());
     let (mut left_behind, mut moved, mut unavailable, mut after) = (0, 0, 0, Vec::new());
     let rounds = full_or(4, 200);
     for round in 0..rounds {
-        // The name moves to the new primary in every other round.
+        // The proxy points at the new primary in every other round.
         let (by_failover, name_moves) = (round % 2 == 0, round / 2 % 2 == 0);
         let inside = Arc::new(AtomicUsize::new(0));
         let entering = |nth, wait| {
@@ -87,7 +87,7 @@ async fn f20b_a_waiter_left_behind_at_a_demoted_primary_is_never_granted_another
             behind.push(enters(manager.clone(), entering(nth, if name_moves { LONG } else { ms(3_000) })));
             wait_for_waiters(&manager, "passed on", behind.len()).await;
         }
-        // They do not notice before the lock has passed on.
+        // They notice nothing before the lock is passed on.
         let unnoticed: Vec<_> = names.iter().map(|name| name.hold_back(|_| true)).collect();
         for rule in &unnoticed {
             rule.wait_for_hits(1).await;
@@ -119,7 +119,7 @@ async fn f20b_a_waiter_left_behind_at_a_demoted_primary_is_never_granted_another
                     moved += 1;
                     after.push(released.elapsed());
                 }
-                // What it knew of the holder from before the demotion is no answer.
+                // A holder that it knew before the demotion must not be reported.
                 Err(Error::Store { source, .. }) if !name_moves => {
                     let kind = source.kind();
                     assert!(matches!(kind, StoreErrorKind::ReadOnly | StoreErrorKind::Unreachable), "{source}");
@@ -171,22 +171,22 @@ async fn f20_a_demoted_primary_is_left_and_the_new_one_found() {
     );
 }
 
-/// A check writes nothing, so no READONLY answers it: the demoted server says what it knew before the failover.
+/// A check writes nothing, so its reply is not READONLY: the demoted server replies with data from before the failover.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f20_a_lease_that_is_not_renewed_is_checked_at_the_new_primary() {
     const BOUND: Duration = ms(2_000 + 2_000);
-    // Also a replica that takes writes: nothing it is asked fails.
+    // Also with a replica that accepts writes, where no request fails.
     for read_only in ["yes", "no"] {
         let (old, new) = (RedisServer::start().await, RedisServer::start().await);
         old.command(&["CONFIG", "SET", "replica-read-only", read_only]).await;
         let name = FaultProxy::in_front_of(&old);
         let manager = connect(&name.url()).await;
         let guard = manager.lock("lost").ttl(ms(6_000)).renew(false).no_wait().await.expect("free");
-        // Its entry in the index is a write. From then on nothing is asked but whether it is still held.
+        // Its entry in the index is a write. After it there are only checks.
         while old.command(&["ZCARD", "lh1:index:leasehold"]).await != Value::Int(1) {
             tokio::time::sleep(ms(5)).await;
         }
-        // The new primary never got the lease. The old one follows nobody, and keeps its data.
+        // The new primary never gets the lease. The old one is not its replica and keeps its data.
         let gone = FaultProxy::in_front_of(&new);
         gone.refuse(true);
         old.command(&["REPLICAOF", "127.0.0.1", &gone.port().to_string()]).await;

@@ -34,7 +34,7 @@ impl SmallDisk {
         self.0.path()
     }
 
-    /// Takes all the room there is.
+    /// Fills the disk.
     fn fill(&self) {
         let filler = self.path().join("filler");
         let mut file = std::fs::OpenOptions::new().create(true).append(true).open(filler).expect("a file");
@@ -77,12 +77,12 @@ async fn f41_a_full_disk_refuses_new_locks_and_releases_all_old_ones() {
             wait_for_waiters(&managers[0], &format!("held-{i}"), 1).await;
         }
         disk.fill();
-        // Under load: others keep asking for more than there is room for.
+        // Under load: others keep requesting more than fits.
         let mut full = 0;
         for i in 0..2_000 {
             let long = format!("new-{i}-{}", "x".repeat(400));
             match managers[i % 2].lock(long).ttl(ms(30_000)).no_wait().await {
-                // There was still a page for it: it is given back like the others.
+                // There was still a page for it; it is released like the others.
                 Ok(guard) => guards.push(guard),
                 Err(Error::Store { source, .. }) => {
                     assert_eq!(source.kind(), StoreErrorKind::DiskFull, "{source}");
@@ -128,13 +128,13 @@ fn waiting(manager: &LockManager, i: usize) -> tokio::task::JoinHandle<Result<le
 
 const ROLE: &str = "LEASEHOLD_TEST_ROLE";
 const FILE: &str = "LEASEHOLD_TEST_FILE";
-/// Locks a holder has, and how many of them somebody waits for.
+/// The locks of a holder, and how many of them have a waiter.
 const HELD: usize = 120;
 const AWAITED: usize = 12;
-/// Locks an asker keeps before it gives the oldest back.
+/// The locks that a requester keeps before it releases the oldest.
 const KEPT: usize = 30;
 
-/// Starts a process that plays a part; see [`child`].
+/// Starts a process with a role; see [`child`].
 async fn start(role: &str, file: &Path) -> WorkerProcess {
     let mut command = Command::new(std::env::current_exe().expect("this test"));
     command.args(["full_disk::child", "--exact", "--nocapture", "--test-threads=1"]).env(ROLE, role).env(FILE, file);
@@ -143,13 +143,13 @@ async fn start(role: &str, file: &Path) -> WorkerProcess {
     process
 }
 
-/// Waits until a process says something, and gives what.
+/// Waits for a message of a process and returns it.
 async fn said(process: &mut WorkerProcess, word: &str) -> Value {
     let line = process.wait_for_line(|line| !line[word].is_null(), LONG).await;
     line.unwrap_or_else(|| panic!("a process did not say {word}"))[word].clone()
 }
 
-/// Takes every byte anybody gives back, until it is told to stop.
+/// Takes every byte that becomes free, until it is stopped.
 fn keep_full(disk: &SmallDisk, stop: &AtomicBool) {
     while !stop.load(Relaxed) {
         disk.fill();
@@ -157,7 +157,7 @@ fn keep_full(disk: &SmallDisk, stop: &AtomicBool) {
     }
 }
 
-/// Ends [`keep_full`], also when the test fails.
+/// Stops [`keep_full`], even if the test fails.
 struct Stops<'a>(&'a AtomicBool);
 
 impl Drop for Stops<'_> {
@@ -166,9 +166,8 @@ impl Drop for Stops<'_> {
     }
 }
 
-/// Every process does its worst: two give back what they hold, under names of every length; others wait for some
-/// of it, ask for more than there is room for, and look on; one of them is killed, and one comes late; and another
-/// program takes every byte that is given back.
+/// The worst case: two processes release locks with names of all lengths; others wait for some of these, request more than
+/// fits, and inspect; one of them is killed, one starts late; and another program takes every byte that becomes free.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f41_no_release_is_refused_while_others_press() {
     let mounted = if is_root() { SmallDisk::mount(4_096) } else { None };
@@ -176,7 +175,7 @@ async fn f41_no_release_is_refused_while_others_press() {
     let (mut released, mut refused) = (0, 0);
     let rounds = full_or(2, 25);
     for round in 0..rounds {
-        // Those who held and asked in the last round left more rows than such a disk has room for twice.
+        // The holders and requesters of the last round left too many rows for such a disk.
         let dir = tempfile::tempdir_in(disk.path()).expect("a directory");
         let file = dir.path().join("locks.db");
         let mut holders = Vec::new();
@@ -244,13 +243,13 @@ async fn f41_no_release_is_refused_while_others_press() {
     );
 }
 
-/// What a started process does; nothing in an ordinary run of the tests.
+/// Runs the role of a started process; does nothing in an ordinary run of the tests.
 #[tokio::test]
 async fn child() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let file = PathBuf::from(std::env::var_os(FILE).expect("given"));
     let mut part = Part::open(&file);
-    // After the test runner's own words.
+    // After the output of the test runner.
     println!();
     part.say("ready", &json!(true));
     match role.split_once(' ') {
@@ -262,7 +261,7 @@ async fn child() {
     }
 }
 
-/// A process that plays a part, and what came of it.
+/// A process with a role, and its results.
 struct Part {
     store: SqliteStore,
     told: Receiver<String>,
@@ -298,14 +297,14 @@ impl Part {
 
     fn served(&self) {
         self.say("served", &json!({ "released": self.released, "full": self.full, "errors": self.errors }));
-        // Told more, or ended, by whoever started it.
+        // The parent has sent more input, or ended it.
         let _ = self.told.recv();
     }
 
     async fn release(&mut self, claim: &Claim) {
         match self.store.release(&claim.name, &claim.token).await {
             Ok(Release::Released) => self.released += 1,
-            // Granted to one that hung for as long as an unconfirmed grant lasts.
+            // Granted to a process that hung for longer than an unconfirmed grant lasts.
             Ok(Release::NotOwner) if claim.since_ms == 2 => {}
             other => self.errors.push(format!("release of {} bytes: {other:?}", claim.name.as_str().len())),
         }
@@ -326,7 +325,7 @@ impl Part {
         self.served();
     }
 
-    /// Waits under a long name of its own: the row gets longer when the lock is handed on.
+    /// Waits under a long owner name: the row becomes longer when the lock is handed off.
     async fn wait(&mut self, who: &str) {
         self.wait_until_told("wait");
         let mut pushes = self.store.pushes();
@@ -398,7 +397,7 @@ impl Part {
     }
 }
 
-/// Names of all lengths.
+/// Returns names of all lengths.
 fn held_name(who: &str, i: usize) -> String {
     let name = format!("held-{who}-{i}-");
     let more = i * 37 % (LockName::MAX_BYTES - name.len());

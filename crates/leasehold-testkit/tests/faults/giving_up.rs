@@ -1,5 +1,4 @@
-//! Attempts that are given up: during an outage, without permission to end a connection, and by a future that
-//! is dropped.
+//! Attempts that are given up: during an outage, without the permission to end a connection, and by dropping a future.
 
 use std::future::{IntoFuture, poll_fn};
 use std::pin::pin;
@@ -16,8 +15,8 @@ use tokio::time::timeout;
 
 use crate::common::*;
 
-/// The first waiter of a queue: its token and its inbox.
-async fn first_in_line(server: &RedisServer, name: &str) -> (String, String) {
+/// Returns the token and the inbox of the first waiter in a queue.
+async fn first_waiter(server: &RedisServer, name: &str) -> (String, String) {
     let queue = format!("lh1:queue:leasehold:lock:{name}");
     let entry: Vec<String> =
         redis::from_redis_value(server.command(&["ZRANGE", &queue, "0", "0"]).await).expect("an entry");
@@ -31,14 +30,14 @@ async fn connect_as(url: &str, change: impl FnOnce(&mut Options)) -> LockManager
     LockManager::connect_with(url, options).await.expect("a manager")
 }
 
-/// A user that may do everything but end its own connections.
+/// Creates a user with all permissions except to end its own connections.
 async fn user_without_kill(server: &RedisServer) -> String {
     let rules = ["ACL", "SETUSER", "meek", "reset", "on", ">pass", "~*", "&*", "+@all", "-client|kill"];
     server.command(&rules).await;
     "redis://meek:pass@".to_owned()
 }
 
-/// Waiters give up while the server is down; it comes back with its data, and they are still in the queue.
+/// Waiters give up while the server is down. It restarts with its data, where they are still in the queue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f48_waiters_that_gave_up_in_an_outage_cost_next_to_nothing() {
     let server = RedisServer::with(&["--appendonly", "yes", "--appendfsync", "always"]).await;
@@ -64,7 +63,7 @@ async fn f48_waiters_that_gave_up_in_an_outage_cost_next_to_nothing() {
             let outcome = timeout(LONG, task).await.expect("in time").expect("no panic");
             assert!(matches!(outcome, Err(Error::Store { .. })), "{outcome:?}");
         }
-        // Longer than the lease and the patience together.
+        // Longer than the lease and the outage timeout together.
         tokio::time::sleep(TTL + quick * 3).await;
         drop(guard);
         server.restart().await;
@@ -81,7 +80,7 @@ async fn f48_waiters_that_gave_up_in_an_outage_cost_next_to_nothing() {
     report("F48", format!("{waiters} waiters gave up in an outage: the next one was served after {}", spread(&costs)));
 }
 
-/// Nothing that a holder has is given away by a grant that arrives twice, whatever its token does meanwhile.
+/// A grant that arrives twice never releases a held lock, whatever its token does meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_duplicated_grant_gives_nothing_away() {
     let server = RedisServer::start().await;
@@ -90,14 +89,14 @@ async fn a_duplicated_grant_gives_nothing_away() {
         let guard = one.lock("twice").no_wait().await.expect("free");
         let waiting = tokio::spawn(two.lock("twice").into_future());
         wait_for_waiters(&one, "twice", 1).await;
-        let (token, inbox) = first_in_line(&server, "twice").await;
+        let (token, inbox) = first_waiter(&server, "twice").await;
         let again = async |fence: u64| {
             for _ in 0..3 {
                 server.command(&["SPUBLISH", &inbox, &format!("G {token} {fence:016} 2000")]).await;
             }
         };
         assert!(guard.release().await.expect("answered"));
-        // At once, so that some arrive while the grant is on its way from the room to the task.
+        // At once, so that some arrive while the grant is passed from the room to the task.
         let fence = match server.command(&["GET", "leasehold:lock:twice"]).await {
             Value::BulkString(value) => String::from_utf8_lossy(&value)[39..55].parse().expect("a fence"),
             other => panic!("{other:?}"),
@@ -124,8 +123,8 @@ async fn a_duplicated_grant_gives_nothing_away() {
     assert_no_keys_left(&server).await;
 }
 
-/// A question is lost with its connection, which cannot be ended, and reaches the server when its waiter has long been
-/// served and gone.
+/// A request is lost with its connection, which cannot be ended, and reaches the server long after its waiter got the lock and
+/// released it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_question_that_comes_late_keeps_no_lock() {
     let server = RedisServer::start().await;
@@ -133,7 +132,7 @@ async fn a_question_that_comes_late_keeps_no_lock() {
     let url = proxy.url().replace("redis://", &user_without_kill(&server).await);
     let waiter = connect_as(&url, |o| {
         o.request_timeout = ms(300);
-        // The first question behind a lease of 30 s is asked again soon.
+        // Behind a lease of 30 s the first request is soon sent again.
         o.recheck_interval = ms(200);
     })
     .await;
@@ -148,7 +147,7 @@ async fn a_question_that_comes_late_keeps_no_lock() {
     }
     let sent = Instant::now();
     proxy.delay_commands(Duration::ZERO);
-    // Until the waiter has asked again on another connection.
+    // Until the waiter has sent its request again on another connection.
     while proxy.connections_made() < 2 {
         tokio::time::sleep(ms(5)).await;
     }
@@ -158,7 +157,7 @@ async fn a_question_that_comes_late_keeps_no_lock() {
     assert!(guard.release().await.expect("answered"));
     assert!(sent.elapsed() < ms(2_000), "the question has not arrived yet: {:?}", sent.elapsed());
     tokio::time::sleep(ms(2_100).saturating_sub(sent.elapsed())).await;
-    // Its lease would last for a minute.
+    // Its lease would last a minute.
     let began = Instant::now();
     let guard = holder.lock("late").wait_up_to(LONG).await.expect("free again");
     let cost = began.elapsed();
@@ -167,9 +166,9 @@ async fn a_question_that_comes_late_keeps_no_lock() {
     drop(guard);
 }
 
-/// Ends an interrupted wait and a manager with attempts that were cut off, as a user that may not end connections.
+/// Ends an interrupted wait and a manager with interrupted attempts, as a user that may not end connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f49_without_permission_to_end_connections_nobody_waits_for_the_undoing() {
+async fn f49_without_permission_to_end_connections_no_call_waits_for_the_undo() {
     let server = RedisServer::start().await;
     let proxy = FaultProxy::in_front_of(&server);
     let user = user_without_kill(&server).await;
@@ -181,7 +180,7 @@ async fn f49_without_permission_to_end_connections_nobody_waits_for_the_undoing(
         let waiting = tokio::spawn(manager.lock("long").into_future());
         wait_for_waiters(&holder, "long", 1).await;
         if cut_off {
-            // A try whose answer was lost.
+            // A try whose reply was lost.
             let cut = proxy.cut_after_forwarding(leasehold_testkit::proxy::on("SET"), 1);
             let _ = manager.lock("cut").no_wait().await;
             assert_eq!(cut.hits(), 1);
@@ -197,9 +196,9 @@ async fn f49_without_permission_to_end_connections_nobody_waits_for_the_undoing(
     drop(guard);
 }
 
-/// The server dies under a waiter in line: it goes on for its patience, from then on.
+/// The server dies while a task waits: it keeps trying for the outage timeout, counted from then on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f50_patience_is_counted_from_the_outage() {
+async fn f50_the_outage_timeout_counts_from_the_outage() {
     let mut took = Vec::new();
     for stopped in [false, true] {
         let server = RedisServer::start().await;
@@ -218,7 +217,7 @@ async fn f50_patience_is_counted_from_the_outage() {
         let outcome = timeout(LONG, waiting).await.expect("in time").expect("no panic");
         let waited = began.elapsed();
         assert!(matches!(outcome, Err(Error::Store { .. })), "{outcome:?}");
-        // A server that hangs is noticed by an echo that does not come back, after a second at most.
+        // A server that hangs is noticed by a missing push probe, after at most a second.
         let noticed = if stopped { ms(1_000) } else { Duration::ZERO };
         assert!(waited >= patience && waited <= patience + noticed + ms(500), "stopped {stopped}: {waited:?}");
         took.push(waited);
@@ -230,9 +229,9 @@ async fn f50_patience_is_counted_from_the_outage() {
     report("F50", format!("patience of 3 s: killed server {:.1?}, stopped server {:.1?}", took[0], took[1]));
 }
 
-/// A waiter whose store is gone when its time is over does not know who holds the lock.
+/// A waiter whose store is unreachable at its deadline does not know the holder.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_whose_store_died_says_that_it_does_not_know() {
+async fn a_waiter_whose_store_died_reports_an_unknown_outcome() {
     for stopped in [false, true] {
         let server = RedisServer::start().await;
         let (manager, holder) = (connect(&server.url()).await, connect(&server.url()).await);
@@ -258,7 +257,7 @@ async fn a_waiter_whose_store_died_says_that_it_does_not_know() {
     }
 }
 
-/// A release whose future is dropped goes on, and nothing about it failed.
+/// A release whose future is dropped continues and does not count as failed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_that_is_dropped_has_not_failed() {
     let server = RedisServer::start().await;
@@ -285,7 +284,7 @@ async fn a_release_that_is_dropped_has_not_failed() {
     assert_eq!((seen.normal_release_failures, seen.ownership_violations), (0, 0), "{seen:?}");
 }
 
-/// What a renewal by token has entered in the index, the release takes out.
+/// A release removes the index entry that a renewal by token has made.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_renewed_token_leaves_the_index_with_its_release() {
     let server = RedisServer::start().await;
@@ -308,7 +307,7 @@ async fn a_renewed_token_leaves_the_index_with_its_release() {
     timeout(GONE_WITHIN, gone).await.expect("taken out of the index");
 }
 
-/// A waiter polls, and dies without leaving: the store takes it for alive for as long as it could still ask.
+/// A waiter polls and dies without leaving the queue: the store treats it as alive until its next poll is overdue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f51_a_dead_waiter_that_polled_costs_two_seconds_at_most() {
     let server = RedisServer::start().await;
@@ -340,7 +339,7 @@ async fn f51_a_dead_waiter_that_polled_costs_two_seconds_at_most() {
     report("F51", format!("a dead waiter that polled cost {}", spread(&costs)));
 }
 
-/// A grant that was read too late stays so: a second copy of it, read after fresher answers, makes no holder.
+/// A grant that was read too late stays invalid: a second copy of it, read after newer replies, makes no holder.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_copy_of_a_late_grant_makes_no_holder() {
     let server = RedisServer::start().await;
@@ -348,9 +347,9 @@ async fn a_second_copy_of_a_late_grant_makes_no_holder() {
     let guard = holder.lock("copied").no_wait().await.expect("free");
     let mut waiting = tokio::spawn(manager.lock("copied").into_future());
     wait_for_waiters(&holder, "copied", 1).await;
-    let (token, inbox) = first_in_line(&server, "copied").await;
+    let (token, inbox) = first_waiter(&server, "copied").await;
     let fence = guard.fence().get();
-    // One that is over when it is read, and what would be the same one if more of it were left.
+    // One that has expired when it is read, and the same one with more time left.
     for lasts in [1, 2_000] {
         server.command(&["SPUBLISH", &inbox, &format!("G {token} {fence:016} {lasts}")]).await;
     }
@@ -360,10 +359,10 @@ async fn a_second_copy_of_a_late_grant_makes_no_holder() {
     drop(timeout(LONG, waiting).await.expect("served").expect("no panic").expect("its turn"));
 }
 
-/// A request to a pool waits in the line of every member, and may be granted a second one in the moment it gets its first.
+/// A request to a pool waits in the queue of every member, and may be granted a second member when it gets its first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pool_that_everybody_has_left_is_free_at_once() {
-    // Below the 2 s that a grant lasts which nobody confirms.
+    // Less than the 2 s of an unconfirmed grant.
     const AT_ONCE: Duration = ms(1_000);
     let dir = tempfile::tempdir().expect("a directory");
     let server = RedisServer::start().await;
@@ -395,7 +394,7 @@ async fn a_pool_that_everybody_has_left_is_free_at_once() {
     }
 }
 
-/// A user that may not use the queue gets an error for every wait. Nothing of it goes on for ever.
+/// A user that may not use the queue gets an error for every wait, and its attempts end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_attempt_that_may_not_be_given_up_ends_with_its_lease() {
     let server = RedisServer::start().await;
@@ -412,7 +411,7 @@ async fn an_attempt_that_may_not_be_given_up_ends_with_its_lease() {
         assert!(matches!(refused, Error::Store { .. }), "{refused}");
     }
     let seen = || proxy.commands_seen("EVALSHA");
-    // Each request is repeated at least once a second, until its lease and its patience are over.
+    // Each request is repeated at least once a second, until its lease and the outage timeout are over.
     tokio::time::sleep(ttl + patience + ms(1_200)).await;
     let before = (seen(), proxy.connections_made());
     let began = Instant::now();
@@ -422,8 +421,8 @@ async fn an_attempt_that_may_not_be_given_up_ends_with_its_lease() {
     assert!(guard.release().await.expect("answered"));
 }
 
-/// A question of a token that was given up is carried out late, and puts it into the queue again. What is granted to it
-/// is passed on as soon as the message arrives, not with the next of the repeated requests.
+/// A request of a token that was given up is carried out late and puts the token into the queue again. A grant to it is passed
+/// on as soon as the push arrives, not with the next repeated request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_grant_to_a_token_that_was_given_up_is_passed_on_at_once() {
     let server = RedisServer::start().await;
@@ -440,7 +439,7 @@ async fn a_grant_to_a_token_that_was_given_up_is_passed_on_at_once() {
     };
     let given_up = entries().await.pop().expect("it waits");
     proxy.cut_after_forwarding(leasehold_testkit::proxy::on("EVALSHA"), 1).wait_for_hits(1).await;
-    // It waits on under another token, and then no more.
+    // It waits with another token, and then gives up.
     let only_another = async { while !matches!(&entries().await[..], [another] if *another != given_up) {} };
     timeout(LONG, only_another).await.expect("another token");
     waiting.abort();
@@ -450,7 +449,7 @@ async fn a_grant_to_a_token_that_was_given_up_is_passed_on_at_once() {
     let mut costs = Vec::new();
     for _ in 0..full_or(6, 30) {
         let guard = holder.lock("ghost").no_wait().await.expect("free");
-        // As the late question does: there is a queue, and the holder's record says so.
+        // What the late request does: it adds to the queue and marks the holder's record.
         server.command(&["ZADD", queue, "1", &given_up]).await;
         server.command(&["SETRANGE", key, "4", "1"]).await;
         assert!(guard.release().await.expect("answered"));

@@ -1,4 +1,4 @@
-//! Holders that die, stop or panic with the lock in hand.
+//! Holders that die, stop or panic while they hold the lock.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,8 +16,8 @@ enum Death {
     Abort,
 }
 
-/// Workers die inside, each with its own lock, and somebody waits for each of these. How long after
-/// the death each waiter entered.
+/// Kills workers that hold a lock each, while a waiter waits for each lock. Returns how long after the death each waiter got
+/// the lock.
 async fn deaths_in_the_section(arena: &Arena, death: Death, times: usize, at_once: usize) -> Vec<Duration> {
     let url = arena.url().expect("a store that processes can share");
     let chronicle = Arc::new(Chronicle::new());
@@ -53,7 +53,7 @@ async fn deaths_in_the_section(arena: &Arena, death: Death, times: usize, at_onc
     latencies
 }
 
-/// Waits for a lock, and says when it was inside.
+/// Waits for a lock and returns when it was granted.
 async fn enter(manager: LockManager, name: String, task: u64, chronicle: Arc<Chronicle>) -> Instant {
     let guard = manager.lock(name).ttl(TTL).wait_up_to(LONG).await.expect("its turn");
     let entered = Instant::now();
@@ -112,7 +112,7 @@ async fn f07_a_panic_in_the_section_releases_within_a_tenth_of_a_second() {
             let panicked = Instant::now();
             let section = tokio::spawn(async move {
                 let _inside = guard;
-                // As `panic!` does, without a word on the test's output.
+                // A panic without a message on the test's output.
                 std::panic::resume_unwind(Box::new("on purpose"));
             });
             assert!(section.await.expect_err("it panics").is_panic());
@@ -129,7 +129,7 @@ async fn f07_a_panic_in_the_section_releases_within_a_tenth_of_a_second() {
     }
 }
 
-/// Processes stopped for three ttls while others take their locks, and what they do when they wake.
+/// Processes are stopped for three ttls while others take their locks, and then resume.
 async fn stopped_holders(kind: Kind) {
     let arena = Arena::new(kind).await;
     let url = arena.url().expect("a store that processes can share");
@@ -150,7 +150,7 @@ async fn stopped_holders(kind: Kind) {
         let request = manager.lock(name).owner("successor").ttl(TTL).wait_up_to(TTL + ms(1_000));
         let guard = request.await.expect("the lease ends");
         chronicle.granted(u64::try_from(i).expect("few"), &guard);
-        // The resource saw this holder's fence, and takes nothing below it from now on.
+        // The resource has seen this holder's fence and rejects lower ones from now on.
         successors.push((guard.fence().get(), guard));
     }
     tokio::time::sleep((3 * TTL).saturating_sub(stopped.elapsed())).await;
@@ -188,11 +188,11 @@ async fn stopped_holders(kind: Kind) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f02_a_stopped_holder_is_told_at_its_first_call_on_redis() {
+async fn f02_a_stopped_holder_learns_of_its_loss_at_its_first_call_on_redis() {
     stopped_holders(Kind::Redis).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f02_a_stopped_holder_is_told_at_its_first_call_on_sqlite() {
+async fn f02_a_stopped_holder_learns_of_its_loss_at_its_first_call_on_sqlite() {
     stopped_holders(Kind::Sqlite).await;
 }

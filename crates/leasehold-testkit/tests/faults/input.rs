@@ -1,4 +1,4 @@
-//! Names, ttls and owners at every extreme, and values of other types where our keys should be.
+//! Extreme names, ttls and owners, and values of other types at leasehold's keys.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use redis::Value;
 
 use crate::common::*;
 
-/// SplitMix64, so that a failure can be had again.
+/// SplitMix64, so that a failure can be repeated.
 struct Dice(u64);
 
 impl Dice {
@@ -34,7 +34,7 @@ impl Dice {
         all[self.roll(all.len())].clone()
     }
 
-    /// A text made of what breaks things, of a length at the edges.
+    /// Returns a text of problematic characters with a length near a bound.
     fn text(&mut self, max: usize) -> String {
         const PIECES: [&str; 24] = [
             "a",
@@ -79,7 +79,7 @@ impl Dice {
     }
 }
 
-/// What a request was made of, and whether our rules allow it.
+/// Creates a request, and returns it with its description and whether it is valid.
 fn draw(dice: &mut Dice, manager: &LockManager) -> (LockRequest, String, bool) {
     let allowed = |text: &str, max: usize| !text.is_empty() && text.len() <= max && !text.chars().any(char::is_control);
     let name = dice.text(512);
@@ -95,7 +95,7 @@ fn draw(dice: &mut Dice, manager: &LockManager) -> (LockRequest, String, bool) {
         valid &= allowed(&owner, 256);
         request = request.owner(owner);
     }
-    // None of these can be wrong: the lock is free, and a wait ends at once.
+    // All of these are valid: the lock is free, and a wait ends at once.
     request = match dice.roll(5) {
         0 => request.wait_up_to(dice.duration()),
         1 => request.max_hold(dice.duration()),
@@ -123,7 +123,7 @@ async fn f36_extreme_input_is_refused_before_anything_is_written() {
                     assert!(valid, "{name:?} was taken");
                     assert_eq!(guard.name().as_str(), name);
                     let seen = manager.holder(name.as_str()).await.expect("answered");
-                    // The shortest leases may be over by now.
+                    // The shortest leases may have ended.
                     assert!(seen.is_none_or(|holder| holder.id == guard.holder_id()), "{name:?}");
                     guard.release().await.expect("answered");
                     granted += 1;
@@ -139,7 +139,7 @@ async fn f36_extreme_input_is_refused_before_anything_is_written() {
             if let Some(before) = before {
                 assert_eq!(writes(arena.server()).await, before, "something was written for {name:?}");
             }
-            // Everything else that takes a name or text takes it as calmly.
+            // All other calls with a name or text handle it too.
             if case % 8 == 0 {
                 let text = dice.text(512);
                 let _ = manager.info(text.as_str()).await;
@@ -163,7 +163,7 @@ async fn writes(server: &RedisServer) -> u64 {
     ["set", "evalsha", "eval", "incr"].iter().filter_map(|name| stats.get(*name)).sum()
 }
 
-/// Puts a value of some type at a key.
+/// Stores a value of some type at a key.
 async fn put(server: &RedisServer, key: &str, how: &[&str]) {
     let command: Vec<&str> = how.iter().map(|part| if *part == "KEY" { key } else { *part }).collect();
     let answer = server.command(&command).await;
@@ -183,7 +183,7 @@ const WRONG: [&[&str]; 9] = [
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f36_values_of_other_types_are_told_and_left_alone() {
+async fn f36_values_of_other_types_are_reported_and_not_changed() {
     let server = RedisServer::start().await;
     let listens = connect(&server.url()).await;
     let mut polling = options();
@@ -207,12 +207,12 @@ async fn f36_values_of_other_types_are_told_and_left_alone() {
                 }
                 let now = server.command(&["DUMP", &key]).await;
                 let right = match k {
-                    // Begins like one of ours: a waiter sets its flag, and nothing else.
+                    // It begins like a record of leasehold: a waiter sets its flag and changes nothing else.
                     0 if how[2].starts_with("lh1 ") => {
                         let flagged = how[2].replacen("lh1 0", "lh1 1", 1);
                         server.command(&["GET", &key]).await == Value::BulkString(flagged.into())
                     }
-                    // A queue is used, and so are marks; a counter counts.
+                    // Queues and marks are used; a counter counts.
                     1 => how[0] == "ZADD",
                     2 => how[0] == "HSET",
                     3 => how[2].parse::<u64>().is_ok(),
@@ -231,7 +231,7 @@ async fn f36_values_of_other_types_are_told_and_left_alone() {
     report("F36", format!("{cases} calls on values of other types: all typed or answered, values untouched, 0 panics"));
 }
 
-/// Every call answers, or fails with a kind that says what is wrong.
+/// Checks that every call succeeds or fails with the right kind of error.
 async fn calls_are_typed(manager: &LockManager, name: &str, what: &str) {
     let typed = |error: &Error| {
         let Error::Store { source, .. } = error else {
@@ -280,7 +280,7 @@ async fn calls_are_typed(manager: &LockManager, name: &str, what: &str) {
     check("evict", evicted.map(|outcome| assert!(!matches!(outcome, Evicted::Done(_)), "{what}: {outcome:?}")));
 }
 
-/// An empty value at a lock is a foreign holder, like any other value that is not ours.
+/// An empty value at a lock's key is a foreign holder, like any other value of another client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_empty_value_at_a_lock_is_a_foreign_holder() {
     let server = RedisServer::start().await;

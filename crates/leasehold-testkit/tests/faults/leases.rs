@@ -1,4 +1,4 @@
-//! Leases that cannot be renewed, or are taken out of the store by others.
+//! Leases that cannot be renewed, or that others remove from the store.
 
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,15 @@ use crate::common::*;
 /// How renewals fail.
 #[derive(Clone, Copy, Debug)]
 enum Outage {
-    /// The server answers with an error.
+    /// The server replies with errors.
     Refused,
-    /// Nothing passes, and all of it arrives later.
+    /// Nothing passes, and everything arrives later.
     Silent,
-    /// Connections break, and new ones too.
+    /// Connections break, new ones too.
     Cut,
 }
 
-/// Sets an outage of a fraction of the ttl going right after a renewal.
+/// Starts an outage right after a renewal.
 async fn outage(server: &RedisServer, proxy: &FaultProxy, how: Outage, lasts: Duration) {
     match how {
         Outage::Refused => {
@@ -49,16 +49,16 @@ async fn renewed(guard: &Guard) {
     }
 }
 
-/// One lease through one outage: how long until it was renewed again, or how far from its end its
-/// holder was told.
+/// Runs one lease through one outage. Returns how long it took until the next renewal, or how far from the lease's end its
+/// holder was notified.
 async fn one_outage(how: Outage, tenths: u32) -> Duration {
     let server = RedisServer::start().await;
     let proxy = FaultProxy::in_front_of(&server);
     let manager = connect(&proxy.url()).await;
     let guard = manager.lock("renewed").ttl(TTL).no_wait().await.expect("free");
     renewed(&guard).await;
-    // Just before the next one is due, which is the worst moment. A connection that was cut is back a
-    // little after the outage has ended, so that one begins earlier.
+    // Just before the next renewal is due, which is the worst moment. A cut connection is back a little after the outage has
+    // ended, so that kind begins earlier.
     tokio::time::sleep(if matches!(how, Outage::Cut) { TTL / 10 } else { TTL * 3 / 10 }).await;
     server.command(&["CONFIG", "RESETSTAT"]).await;
     let lasts = TTL * tenths / 10;
@@ -91,7 +91,7 @@ async fn one_outage(how: Outage, tenths: u32) -> Duration {
     .0;
     assert_eq!(why, LossReason::Expired);
     assert!(off <= ms(50), "{how:?}: told {off:?} off its end");
-    // The guard lives: nobody gives the lock back before the work has stopped.
+    // The guard still exists, so the lock is not released before the work has stopped.
     let stats = server.commandstats().await;
     assert_eq!(stats.get("del"), None, "released by itself: {stats:?}");
     assert_eq!(expired_keys(&server).await, expired + 1, "it ended by its ttl");
@@ -100,7 +100,7 @@ async fn one_outage(how: Outage, tenths: u32) -> Duration {
 }
 
 async fn expired_keys(server: &RedisServer) -> u64 {
-    // A look at a key that ran out makes the server count it.
+    // Reading an expired key makes the server count it.
     server.command(&["EXISTS", "leasehold:lock:renewed"]).await;
     let info: String = redis::from_redis_value(server.command(&["INFO", "stats"]).await).expect("a text");
     let line = info.lines().find_map(|line| line.strip_prefix("expired_keys:")).expect("a figure");
@@ -131,7 +131,7 @@ async fn f09_a_lease_survives_short_outages_and_ends_on_time_in_long_ones() {
     );
 }
 
-/// Takes the lease out of the store behind its holder's back.
+/// Removes the lease from the store without its holder.
 async fn take_away(server: &RedisServer, how: &[&str]) {
     let answer = server.command(how).await;
     assert!(!matches!(answer, Value::ServerError(_)), "{how:?}: {answer:?}");
@@ -161,13 +161,13 @@ async fn f13_a_lease_taken_out_of_the_store_is_lost_on_time() {
             after.push(taken.elapsed());
             assert_eq!(why, LossReason::Gone, "{how:?}");
             assert!(!guard.is_valid());
-            // Every late call of the old holder leaves the other's value alone.
+            // No late call of the old holder changes the new value.
             assert!(matches!(guard.extend(TTL).await, Err(leasehold::Error::Lost { .. })), "{how:?}");
             assert!(!guard.release().await.expect("answered"), "{how:?}: not its own any more");
             assert_untouched(&server, &manager, key, foreign).await;
             server.command(&["DEL", key]).await;
         }
-        // Not even a string.
+        // Not a string.
         let guard = manager.lock("taken").ttl(TTL).no_wait().await.expect("free");
         server.command(&["DEL", key]).await;
         server.command(&["RPUSH", key, "a", "b"]).await;
@@ -192,7 +192,7 @@ async fn assert_untouched(server: &RedisServer, manager: &LockManager, key: &str
         return;
     };
     assert_eq!(now, Value::BulkString(foreign.into()));
-    // It excludes us like any other holder.
+    // It holds the lock like any other holder.
     assert!(manager.try_lock("taken").await.expect("answered").is_none());
     assert_eq!(server.command(&["GET", key]).await, Value::BulkString(foreign.into()));
 }

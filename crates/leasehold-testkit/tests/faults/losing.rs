@@ -1,4 +1,4 @@
-//! Leases that are not renewed, and are gone from the store all the same.
+//! Leases that are not renewed and are lost in the store.
 
 use std::time::{Duration, Instant};
 
@@ -9,14 +9,14 @@ use redis::Value;
 
 use crate::common::*;
 
-/// How a lease is taken out of the store.
+/// How a lease is removed from the store.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Flushed,
     Deleted,
     /// Without persistence.
     Restarted,
-    /// While the server refuses whatever needs memory.
+    /// While the server rejects commands that need memory.
     DeletedInFullMemory,
     Revoked,
 }
@@ -40,14 +40,14 @@ async fn take_away(server: &RedisServer, manager: &LockManager, guard: &Guard, h
     }
 }
 
-/// One lease that nobody renews: how long until its holder was told.
+/// Loses one lease that is not renewed. Returns how long it took until its holder was notified.
 async fn one_loss(how: Way, ttl: Duration) -> Duration {
     let server = RedisServer::start().await;
     let proxy = FaultProxy::in_front_of(&server);
     let (manager, other) = (connect(&proxy.url()).await, connect(&server.url()).await);
     let guard = manager.lock("kept").ttl(ttl).renew(false).no_wait().await.expect("free");
     let until = guard.valid_until();
-    // Messages do not arrive: a revocation has to be found as well.
+    // Without pushes: a revocation has to be found too.
     proxy.mute_pushes(true);
     take_away(&server, &other, &guard, how).await;
     let taken = Instant::now();
@@ -60,7 +60,7 @@ async fn one_loss(how: Way, ttl: Duration) -> Duration {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f47_a_lease_that_is_not_renewed_is_told_of_its_loss() {
+async fn f47_the_loss_of_a_lease_that_is_not_renewed_is_noticed() {
     let ttl = full_or(ms(6_000), Duration::from_secs(3_600));
     let bound = (ttl / 3).min(ms(10_000)) + ms(2_000);
     let mut told = Vec::new();
@@ -77,7 +77,7 @@ async fn f47_a_lease_that_is_not_renewed_is_told_of_its_loss() {
     );
 }
 
-/// A short section costs what it cost before, and a check neither prolongs a lease nor ends it early.
+/// Checks cost a short section nothing, and they neither extend a lease nor end it early.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f47_a_check_costs_little_and_prolongs_nothing() {
     let server = RedisServer::start().await;
@@ -88,13 +88,13 @@ async fn f47_a_check_costs_little_and_prolongs_nothing() {
         other => panic!("{other:?}"),
     };
     let scripts = || proxy.commands_seen("EVALSHA") + proxy.commands_seen("EVAL");
-    // Gone before its first check: no command but its release.
+    // Released before its first check: no command but the release.
     let before = scripts();
     let guard = manager.lock("kept").ttl(ms(3_000)).renew(false).no_wait().await.expect("free");
     tokio::time::sleep(ms(700)).await;
     assert_eq!(scripts(), before, "a section that is shorter than the interval is not checked");
     assert!(guard.release().await.expect("answered"));
-    // Checked twice, and as long as before.
+    // Checked twice; the expiry is unchanged.
     let guard = manager.lock("kept").ttl(ms(3_000)).renew(false).no_wait().await.expect("free");
     let (before, began, until) = (scripts(), Instant::now(), guard.valid_until());
     tokio::time::sleep(ms(2_300)).await;
@@ -104,7 +104,7 @@ async fn f47_a_check_costs_little_and_prolongs_nothing() {
     assert!(guard.is_valid());
     assert_eq!(tokio::time::timeout(LONG, guard.lost()).await.expect("told"), LossReason::Expired);
     drop(guard);
-    // A store that does not answer ends nothing early.
+    // A store that does not answer ends no lease early.
     let guard = manager.lock("kept").ttl(ms(3_000)).renew(false).wait_up_to(LONG).await.expect("free");
     let until = until_ns(&guard);
     proxy.blackhole(true);

@@ -1,5 +1,5 @@
-//! The rows of the fault board, and what is undone after a fault. Rows that count what the whole process has
-//! open are in `ends.rs`, a program of its own.
+//! The rows of the fault board. Rows that count descriptors and threads of the whole process are in `ends.rs`, a program of its
+//! own.
 
 mod cancel;
 mod common;

@@ -1,4 +1,4 @@
-//! Networks and servers that fall silent, and messages that do not arrive.
+//! Networks and servers that stop replying, and pushes that do not arrive.
 
 use std::future::IntoFuture;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -13,21 +13,21 @@ use leasehold_testkit::{FaultProxy, RedisServer, WorkerProcess, full_or, report}
 
 use crate::common::*;
 
-/// A call that nobody answers: by how much it overran its deadline.
+/// Runs a call that gets no reply. Returns by how much it exceeded its deadline.
 async fn by<T>(deadline: Duration, call: impl Future<Output = Result<T, Error>>) -> Duration {
     let began = Instant::now();
     assert!(call.await.is_err(), "nobody was there to answer");
     began.elapsed().saturating_sub(deadline)
 }
 
-/// One process through a silence: what it does meanwhile and how it comes out. The figures, in words.
+/// Runs one process through a silence of its server. Returns the results as text.
 async fn through_silence(url: &str, silence: impl AsyncFn(bool), lasts: Duration) -> String {
     let manager = connect(url).await;
     let answer_within = options().request_timeout;
     let short = manager.lock("short").ttl(TTL).no_wait().await.expect("free");
     let long = manager.lock("long").ttl(ms(30_000)).no_wait().await.expect("free");
     let given_back = manager.lock("given-back").ttl(ms(30_000)).no_wait().await.expect("free");
-    // So that nothing else happens at the moment the short lease ends.
+    // So that nothing else happens when the short lease ends.
     tokio::time::sleep(ms(300)).await;
     let metronome = Metronome::start();
     silence(true).await;
@@ -70,7 +70,7 @@ async fn through_silence(url: &str, silence: impl AsyncFn(bool), lasts: Duration
     long.extend(ms(30_000)).await.expect("renewed again");
     assert!(long.release().await.expect("answered"));
     assert!(!short.release().await.expect("answered"), "it ended in the silence");
-    // What was asked for in the silence is undone, what was given back is gone.
+    // Requests during the silence are undone, and releases have taken effect.
     let mut gone = Duration::ZERO;
     for name in ["tried", "waited", "waited-longer", "given-back"] {
         while manager.is_locked(name).await.expect("answered") {
@@ -84,7 +84,7 @@ async fn through_silence(url: &str, silence: impl AsyncFn(bool), lasts: Duration
     )
 }
 
-/// Nanoseconds that a process has run so far, on all its threads.
+/// Returns the CPU time of all threads of a process, in nanoseconds.
 fn cpu_ns(pid: u32) -> u64 {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
     let of = |thread: std::fs::DirEntry| {
@@ -95,10 +95,10 @@ fn cpu_ns(pid: u32) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f27_a_stopped_server_delays_nobody_beyond_their_deadline() {
+async fn f27_a_stopped_server_delays_no_call_beyond_its_deadline() {
     let server = RedisServer::start().await;
     let lasts = full_or(ms(5_000), ms(10_000));
-    // A holder that does not look, to see that being lost costs nothing.
+    // A holder that ignores its loss, to check that a loss costs nothing.
     let chronicle = Chronicle::new();
     let mut job = chronicle.job(&server.url(), "stubborn");
     job.stubborn = true;
@@ -117,7 +117,7 @@ async fn f27_a_stopped_server_delays_nobody_beyond_their_deadline() {
     report("F27", format!("SIGSTOP for {lasts:?}: {figures}; cpu of a lost holder {busy:.0?}/s"));
 }
 
-/// A server behind a virtual cable that can be pulled: no reset, no word, packets just go nowhere.
+/// A server behind a virtual cable that can be pulled: packets are dropped without a reset.
 struct Cable {
     namespace: String,
     device: String,
@@ -128,7 +128,7 @@ struct Cable {
 }
 
 impl Cable {
-    /// `None` where this process may not do that.
+    /// Returns `None` if this process lacks the permission.
     async fn lay() -> Option<Self> {
         if !is_root() {
             return None;
@@ -192,7 +192,7 @@ impl Cable {
         format!("redis://{}", self.address)
     }
 
-    /// The far end, so that this side's route stays and nobody is told.
+    /// At the far end, so that this side keeps its route and notices nothing.
     fn pull(&self, out: bool) {
         let state = if out { "down" } else { "up" };
         assert!(ip(&["-n", &self.namespace, "link", "set", &self.peer, state]));
@@ -215,7 +215,7 @@ fn ip(args: &[&str]) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f27_a_silent_network_delays_nobody_beyond_their_deadline() {
+async fn f27_a_silent_network_delays_no_call_beyond_its_deadline() {
     let lasts = full_or(ms(5_000), ms(10_000));
     let (how, figures) = match Cable::lay().await {
         Some(cable) => {
@@ -232,8 +232,7 @@ async fn f27_a_silent_network_delays_nobody_beyond_their_deadline() {
     report("F27", format!("{how} for {lasts:?}: {figures}"));
 }
 
-/// Somebody without trouble hands one lock to somebody with it, and gets it back; how long each
-/// hand-off took.
+/// Hands a lock back and forth between a manager without faults and one with faults. Returns how long each hand-off took.
 async fn to_and_fro(
     direct: LockManager,
     troubled: LockManager,
@@ -250,7 +249,7 @@ async fn to_and_fro(
             async move { (request.await.expect("its turn"), Instant::now()) }
         });
         wait_for_waiters(&direct, &name, 1).await;
-        // Somewhat longer or shorter, so that the trouble comes at every moment of it.
+        // Of different lengths, so that the faults come at every moment of it.
         tokio::time::sleep(ms(20 + u64::try_from(turn).expect("few") * 37 % 110)).await;
         chronicle.ends(0, &guard, Happened::ReleaseCalled);
         let released = Instant::now();
@@ -259,7 +258,7 @@ async fn to_and_fro(
         took.push(entered.saturating_duration_since(released));
         chronicle.granted(0, &next);
         chronicle.ends(0, &next, Happened::ReleaseCalled);
-        // Cut off in the middle, it goes on in the background.
+        // If it is interrupted, the release continues in the background.
         let _ = next.release().await;
     }
     took
@@ -304,7 +303,7 @@ async fn f29_without_messages_every_hand_off_takes_about_a_second_at_most() {
     let proxy = FaultProxy::in_front_of(&server);
     let mute = proxy.clone();
     let trouble = async move {
-        // In the midst of it: the first to miss its message does not know yet that none arrive.
+        // In the middle: the first waiter without a push does not know yet that none arrive.
         tokio::time::sleep(ms(50)).await;
         mute.mute_pushes(true);
     };
@@ -313,7 +312,7 @@ async fn f29_without_messages_every_hand_off_takes_about_a_second_at_most() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f29_with_connections_cut_every_fifth_of_a_second_nobody_is_stuck() {
+async fn f29_with_connections_cut_every_fifth_of_a_second_no_waiter_is_stuck() {
     let server = RedisServer::start().await;
     let proxy = FaultProxy::in_front_of(&server);
     let cuts = Arc::new(AtomicBool::new(false));

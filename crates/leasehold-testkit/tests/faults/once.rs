@@ -1,4 +1,4 @@
-//! Work that is done once, with a fault at every step of its runner.
+//! Work that is done once, with a fault at every step of a run.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -13,11 +13,11 @@ use tokio::sync::Notify;
 
 use crate::common::{LONG, OVERRUN, connect, ms, options};
 
-/// The lease of the runner that meets the fault.
+/// The lease of the run with the fault.
 const LEASE: Duration = ms(400);
-/// Longer than that lease, shorter than a store is waited for.
+/// Longer than that lease, shorter than the outage timeout.
 const LATE: Duration = ms(1_000);
-/// A run sends fewer commands than this that name its id.
+/// More than the commands of a run that contain its id.
 const STEPS: usize = 8;
 const THE_LATE_ONE: u32 = 1;
 const THE_SUCCESSOR: u32 = 2;
@@ -38,15 +38,15 @@ const FAULTS: [Fault; 5] = [Fault::CommandLate, Fault::ReplyLate, Fault::ReplyLo
 struct Round {
     step: usize,
     fault: Fault,
-    /// A runner died and left its record.
+    /// An earlier runner died and left its record.
     leftover: bool,
-    /// The late one's work comes to nothing, so it takes back its record.
+    /// The work of the delayed runner fails, so it removes its record.
     fails: bool,
-    /// The successor is at work until the late one has ended.
+    /// The next runner works until the delayed one has ended.
     successor_ends_last: bool,
 }
 
-/// Matches the command of this number among those that name the id.
+/// Matches the command with this number among those that contain the id.
 fn at(step: usize, id: &str) -> impl Fn(&Command) -> bool + Send + Sync + 'static {
     let (id, seen) = (id.as_bytes().to_vec(), AtomicUsize::new(0));
     move |command| {
@@ -67,14 +67,14 @@ impl Round {
         }
     }
 
-    /// `None`: its work came to nothing.
+    /// `None` if the work failed.
     async fn late_run(self, locks: LockManager, id: String) -> Result<Option<Outcome<u32>>, Error> {
         let once = locks.once(id).ttl(LEASE).wait_up_to(LATE * 2);
         let work = async |_: &Guard| if self.fails { Err("in vain") } else { Ok(THE_LATE_ONE) };
         Ok(once.run_until_ok(work).await?.ok())
     }
 
-    /// One result, which everybody got, and which stays.
+    /// Checks that there is one result, which all callers got and which stays.
     async fn play(self, server: &RedisServer, direct: &LockManager) -> bool {
         let id = format!("{}-{:?}-{}{}{}", self.step, self.fault, self.leftover, self.fails, self.successor_ends_last);
         if self.leftover {
@@ -114,16 +114,16 @@ impl Round {
         if let Ok(Some(late)) = &late {
             assert!(!late.stored || late.value == next.value, "{self:?}: two results, {next:?} and {late:?}");
         }
-        // What is undone in the background has been undone by now.
+        // Undo in the background has ended by now.
         tokio::time::sleep(ms(300)).await;
         assert_eq!(direct.once(&id).result::<u32>().await.expect("answered"), stored, "{self:?}: it stays");
         hit.hits() > 0
     }
 }
 
-/// A runner is delayed beyond its lease, or gets no answer, at every step; somebody else follows it.
+/// At every step a runner is delayed beyond its lease or gets no reply, and another runner follows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f46_a_late_runner_leaves_its_successors_record_alone() {
+async fn f46_a_late_runner_does_not_change_the_next_runners_record() {
     let server = RedisServer::start().await;
     let direct = connect(&server.url()).await;
     let mut rounds = Vec::new();
@@ -146,8 +146,8 @@ async fn f46_a_late_runner_leaves_its_successors_record_alone() {
     );
 }
 
-/// The record was gone when its result was to be stored, the answer to writing it anew is lost, and the
-/// connection is lost once more after that.
+/// The record was gone when the result was to be stored, the reply to writing it again is lost, and then the connection is lost
+/// again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f46_a_result_whose_answer_was_lost_stays() {
     let server = RedisServer::start().await;
@@ -158,16 +158,16 @@ async fn f46_a_result_whose_answer_was_lost_stays() {
         let Ok(Started::Run(running)) = locks.once(&id).start().await else { panic!("{id}: new") };
         server.command(&["DEL", &format!("lh1:once:leasehold:{id}")]).await;
         proxy.cut_after_forwarding(at(step, &id), 1);
-        // The next command: this rule does not see the one that the first rule takes.
+        // The next command: this rule does not see the command of the first rule.
         proxy.cut_before_forwarding(at(step, &id), 1);
         assert!(running.finish(b"7").await.expect("the lease is valid"), "{id}");
-        // The store took it, whatever became of the answer; nothing undoes it later.
+        // The store has the result although the reply was lost; nothing undoes it later.
         tokio::time::sleep(ms(500)).await;
         assert_eq!(direct.once(&id).result::<u32>().await.expect("answered"), Some(7), "{id}");
     }
 }
 
-/// Every call ends by its deadline, whichever question the store does not answer.
+/// Every call ends by its deadline, whichever request the store does not answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f46_a_run_ends_by_its_deadline() {
     let server = RedisServer::start().await;

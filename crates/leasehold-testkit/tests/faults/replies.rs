@@ -1,4 +1,4 @@
-//! Replies that come too late, or never.
+//! Replies that are late or lost.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ async fn exists(server: &RedisServer, name: &str) -> bool {
     server.command(&["EXISTS", &format!("leasehold:lock:{name}")]).await == Value::Int(1)
 }
 
-/// How long a key stays from now on.
+/// Returns how long a key still exists.
 async fn gone_after(server: &RedisServer, name: &str) -> Duration {
     let began = Instant::now();
     while exists(server, name).await && began.elapsed() < LONG {
@@ -24,8 +24,7 @@ async fn gone_after(server: &RedisServer, name: &str) -> Duration {
     began.elapsed()
 }
 
-/// Replies to tries are held for longer than the ttl: no guard comes of them, and none stays in the
-/// store.
+/// Replies to tries are held for longer than the ttl: no guard is returned, and no lock stays in the store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f03_a_reply_later_than_the_ttl_makes_no_guard() {
     let server = RedisServer::start().await;
@@ -51,19 +50,19 @@ async fn f03_a_reply_later_than_the_ttl_makes_no_guard() {
             asked += 1;
             assert!(took <= answer_within + OVERRUN, "K4: {took:?}");
             match outcome {
-                // A valid one would be welcome, but every reply was late.
+                // A valid guard would be fine, but every reply was late.
                 Ok(guard) => expired += usize::from(!guard.is_valid()),
                 Err(Error::Store { source, .. }) => assert!(source.may_have_happened(), "{source}"),
                 Err(other) => panic!("{other}"),
             }
             if i == 0 {
-                // The try was sent again half a second before, so by itself the key stays for more than a second.
+                // The try was sent again half a second before, so without an undo the key would stay for more than a second.
                 undone.push(gone_after(&server, "late-0").await);
             }
         }
         rule.remove();
         assert!(rule.hits() >= at_once, "the replies were held");
-        // Whatever is still on its way comes out, so that the next round starts with idle connections.
+        // Frames in flight arrive, so that the next round starts with idle connections.
         for manager in &managers {
             while manager.is_locked("late-0").await.is_err() {}
         }
@@ -74,9 +73,9 @@ async fn f03_a_reply_later_than_the_ttl_makes_no_guard() {
     report("F03", format!("tries: 0 of {asked} expired guards returned; grant undone after {}", spread(&undone)));
 }
 
-/// The answer that a waiter's turn has come is held for longer than the lease it tells of.
+/// The reply that grants a lock to a waiter is held for longer than the lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f03_a_grant_told_later_than_its_lease_makes_no_guard() {
+async fn f03_a_grant_later_than_its_lease_makes_no_guard() {
     let server = RedisServer::start().await;
     let proxy = FaultProxy::in_front_of(&server);
     let direct = connect(&server.url()).await;
@@ -130,8 +129,8 @@ async fn f03_a_grant_told_later_than_its_lease_makes_no_guard() {
     report("F03", format!("waits: 0 of {asked} expired guards returned ({valid} valid ones), nothing left"));
 }
 
-/// The server granted it, the reply was swallowed and the connection reset: the caller is told that
-/// the outcome is unknown, and the key does not stay for its ttl.
+/// The server granted the lock, but the reply was dropped and the connection reset: the caller gets "outcome unknown", and the
+/// key does not stay for its ttl.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f04_an_unanswered_grant_is_unknown_and_undone() {
     let server = RedisServer::start().await;
@@ -178,7 +177,7 @@ async fn f04_an_unanswered_grant_is_unknown_and_undone() {
     report("F04", format!("{0} of {0} unknown grants gone after {1} (ttl 30 s)", after.len(), spread(&after)));
 }
 
-/// The connection breaks when the command was carried out: it is sent again, and finds itself.
+/// The connection breaks after the command was carried out: it is sent again and finds its own grant.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f05_a_command_sent_twice_does_not_block_itself() {
     let server = RedisServer::start().await;
@@ -200,7 +199,7 @@ async fn f05_a_command_sent_twice_does_not_block_itself() {
         assert!(holder.ttl_left.expect("ends") > ms(29_000), "renewed before it was believed");
         chronicle.granted(0, &guard);
 
-        // A waiter that stands in line already.
+        // A waiter that is already in the queue.
         let cut = proxy.cut_after_forwarding(on("EVALSHA"), 1);
         let waiter = tokio::spawn({
             let request = manager.lock("again").ttl(TTL).wait_up_to(LONG);
@@ -213,7 +212,7 @@ async fn f05_a_command_sent_twice_does_not_block_itself() {
         });
         cut.wait_for_hits(1).await;
         wait_for_waiters(&direct, "again", 1).await;
-        // The waiter asked again with the same entry: it does not stand in line twice.
+        // The waiter sent the same request again: it is not in the queue twice.
         let queue = direct.info("again").await.expect("answered").waiters;
         assert_eq!(queue.len(), 1, "{queue:?}");
 
@@ -239,11 +238,11 @@ async fn f05_a_command_sent_twice_does_not_block_itself() {
     report("F05", format!("0 of {times} self-blocks (try, wait and release each); granted after {}", spread(&took)));
 }
 
-/// A try is several commands in one write. When the network parts them, and the lock is taken away by force and granted
-/// to another in between, the first one draws the higher fence. It learns of its loss by its first renewal, and
-/// never touches its successor's lease.
+/// A try is several commands in one write. If the network splits them, and the lock is taken by force and granted to another
+/// holder in between, the first holder draws the higher fence. Its first renewal reports the loss, and it never changes the
+/// next holder's lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_try_that_was_parted_learns_of_its_loss_and_leaves_its_successor_alone() {
+async fn a_split_try_learns_of_its_loss_and_does_not_affect_the_next_holder() {
     let server = RedisServer::start().await;
     let proxy = FaultProxy::in_front_of(&server);
     let (parted, other) = (connect(&proxy.url()).await, connect(&server.url()).await);

@@ -1,4 +1,4 @@
-//! Servers that forget everything, forget their scripts, or run out of memory.
+//! Servers that lose their data or their scripts, or run out of memory.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use redis::Value;
 use crate::common::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f11_a_restart_without_data_is_told_to_the_holder() {
+async fn f11_a_holder_learns_of_a_restart_without_data() {
     let server = RedisServer::start().await;
     let (manager, other) = (connect(&server.url()).await, connect(&server.url()).await);
     let chronicle = Chronicle::new();
@@ -28,7 +28,7 @@ async fn f11_a_restart_without_data_is_told_to_the_holder() {
         after.push(up.elapsed());
         chronicle.ends(0, &guard, Happened::Lost);
         assert!(matches!(why, LossReason::Gone | LossReason::Expired), "{why}");
-        // Another takes it meanwhile, with a higher fence; the old holder's release does nothing to it.
+        // Another holder acquires it meanwhile, with a higher fence; the old holder's release does not affect it.
         let next = other.lock("forgotten").ttl(TTL).wait_up_to(LONG).await.expect("free");
         chronicle.granted(1, &next);
         assert!(!guard.release().await.expect("answered"));
@@ -53,7 +53,7 @@ async fn f14_forgotten_scripts_are_never_noticed() {
         tasks.push(tokio::spawn(async move {
             let mut calls = 0;
             while !over.load(SeqCst) {
-                // Half of them meet in one lock and hand it on, the others have one each.
+                // Half of them share one lock and hand it off; the others have one each.
                 let shared = task % 2 == 0;
                 let name = if shared { "shared".into() } else { format!("own-{task}") };
                 let guard = manager.lock(name).ttl(TTL).wait_up_to(LONG).await.expect("no visible error");
@@ -118,7 +118,7 @@ async fn f15_out_of_memory_refuses_new_locks_and_keeps_old_ones() {
     let mut took = Vec::new();
     for i in 0..tries {
         let began = Instant::now();
-        // With and without waiting: more memory is nothing to wait for in silence.
+        // With and without waiting: a wait does not hide the error.
         let request = other.lock(format!("new-{i}")).ttl(TTL);
         let request = if i % 2 == 0 { request.no_wait() } else { request.wait_up_to(ms(1_000)) };
         let error = request.await.expect_err("no room");

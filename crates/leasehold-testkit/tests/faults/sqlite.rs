@@ -1,4 +1,4 @@
-//! SQLite under kills and forks.
+//! SQLite with killed and forked processes.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ async fn f37_kills_leave_a_sound_file_and_never_two_holders() {
     let (processes, kills) = full_or((8, 24), (32, 200));
     let chronicle = Chronicle::new();
     let start = |i: usize| {
-        // Few names, so that they meet, wait and write at the same moment.
+        // Few names, so that the workers contend, wait and write at the same time.
         let mut job = chronicle.job(&url, &format!("busy-{}", i % 3));
         (job.tasks, job.cycles, job.inside_us) = (2, usize::MAX, 200);
         WorkerProcess::spawn(WORKER, &job)
@@ -46,7 +46,7 @@ async fn f37_kills_leave_a_sound_file_and_never_two_holders() {
     let errors = errors_of(workers).await;
     assert!(errors.is_empty(), "{errors:?}");
     assert_eq!(integrity(&path).await, "ok");
-    // Everybody is dead, so everything is free at once.
+    // All workers are dead, so all locks are free at once.
     let manager = connect(&url).await;
     for i in 0..3 {
         let began = Instant::now();
@@ -62,7 +62,7 @@ async fn f37_kills_leave_a_sound_file_and_never_two_holders() {
     );
 }
 
-/// What the workers could not do.
+/// Returns the errors of the workers.
 async fn errors_of(workers: Vec<WorkerProcess>) -> Vec<String> {
     let mut errors = Vec::new();
     for mut worker in workers {
@@ -85,7 +85,7 @@ fn claim(name: &str) -> Claim {
     }
 }
 
-/// Every verb of a store that believes to be in a forked child says so at once, and does nothing.
+/// Checks that every call of a store in a forked child fails at once and changes nothing.
 async fn says_that_it_is_forked(store: &dyn Store, held: &Claim) -> Duration {
     let began = Instant::now();
     let other = claim("in-the-child");
@@ -102,7 +102,7 @@ async fn says_that_it_is_forked(store: &dyn Store, held: &Claim) -> Duration {
     began.elapsed()
 }
 
-/// The parent goes on as if nothing had been.
+/// Checks that the store still works in the parent.
 async fn goes_on(store: &dyn Store, held: &Claim) {
     let holder = store.holder(&held.name).await.expect("answered").expect("held");
     assert_eq!(holder.id, held.token.holder_id());
@@ -111,9 +111,9 @@ async fn goes_on(store: &dyn Store, held: &Claim) {
     assert_eq!(store.release(&held.name, &held.token).await.expect("answered"), leasehold::store::Release::Released);
 }
 
-/// A process without `unsafe` cannot fork, so the store is made to believe that it was.
+/// A process cannot fork without `unsafe`, so the fork is simulated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f40_a_store_in_a_forked_child_says_so() {
+async fn f40_a_store_in_a_forked_child_fails() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("locks.db");
     let sqlite = SqliteStore::open(&path).expect("a database");
@@ -141,7 +141,7 @@ async fn f40_a_store_in_a_forked_child_says_so() {
             store.evict(&name, holder, leasehold::inspect::EvictMode::Force).await.expect("answered");
         }
     }
-    // Dropped in the child, it ends nothing of the parent's.
+    // Dropping the store in the child does not affect the parent.
     let child = SqliteStore::open(&path).expect("a database");
     child.pretend_forked(true);
     drop(child);

@@ -1,5 +1,5 @@
-//! One SQLite database by two paths, in containers, removed under its holder, and its file modes. Needs mounts and
-//! namespaces for some of it, and says what it skips.
+//! One SQLite database with two paths, in containers, removed while it is in use, and its file modes. Some tests need mounts
+//! and namespaces; they print what they skip.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -19,7 +19,7 @@ fn url(path: &Path) -> String {
     format!("sqlite:{}", path.display())
 }
 
-/// Runs a command that must succeed; `false`, with the reason printed, where it is not permitted here.
+/// Runs a command that must succeed. Returns `false` and prints the reason if it is not permitted.
 fn permitted(program: &str, args: &[&str]) -> bool {
     let done = Command::new(program).args(args).output();
     let done_well = done.as_ref().is_ok_and(|out| out.status.success());
@@ -29,7 +29,7 @@ fn permitted(program: &str, args: &[&str]) -> bool {
     done_well
 }
 
-/// Unmounted when dropped.
+/// A mount that is unmounted on drop.
 struct Mounted(PathBuf);
 
 impl Drop for Mounted {
@@ -43,7 +43,7 @@ fn bind_mount(from: &Path, to: &Path) -> Option<Mounted> {
     permitted("mount", &["--bind", &paths[0], &paths[1]]).then(|| Mounted(to.to_owned()))
 }
 
-/// A worker in namespaces of its own that holds the lock and stays inside.
+/// Starts a worker in namespaces of its own that holds the lock.
 async fn holding_in(unshare: &[&str], before: &str, job: &Job) -> WorkerProcess {
     let spec = serde_json::to_string(&Job { hold: true, ..job.clone() }).expect("a job");
     let mut command = Command::new("unshare");
@@ -100,7 +100,7 @@ async fn f42_one_database_by_two_paths_has_one_holder() {
         if let Some(_mounted) = bind_mount(&at("a"), &at("whole")) {
             assert!(is_held(&at("whole/locks.db")).await, "a mount of the whole directory is the same place");
         }
-        // A killed holder of a lease of one hour is freed at once, and its FIFO is the proof.
+        // The lock of a killed holder with a lease of one hour is free at once, because its FIFO proves its death.
         chronicle.kill(&mut holder);
         assert!(!is_held(&at("a/locks.db")).await, "a dead holder's lock is free at once");
     }
@@ -108,14 +108,14 @@ async fn f42_one_database_by_two_paths_has_one_holder() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f42_a_directory_that_is_gone_or_another_proves_no_death() {
+async fn f42_a_missing_or_other_directory_does_not_prove_a_death() {
     let chronicle = Chronicle::new();
     let home = tempfile::tempdir().expect("a directory");
     let (db, copy) = (home.path().join("locks.db"), home.path().join("copy.db"));
     let mut job = chronicle.job(&url(&db), "k");
     job.ttl_ms = 3_000;
     let mut holder = holding_worker(&job).await;
-    // A copy has the rows, and no directory of its own.
+    // A copy has the rows but not the directory.
     assert!(
         permitted("sqlite3", &[db.to_str().expect("text"), &format!(".backup {}", copy.display())]) || {
             fs::copy(&db, &copy).expect("copied");
@@ -133,7 +133,7 @@ async fn f42_a_directory_that_is_gone_or_another_proves_no_death() {
         assert!(is_held(&db).await, "a FIFO that is missing proves nothing");
         tokio::time::sleep(ms(200)).await;
     }
-    // Now only its lease ends it.
+    // Now only the end of its lease frees it.
     chronicle.kill(&mut holder);
     let killed = Instant::now();
     while is_held(&db).await {
@@ -172,7 +172,7 @@ async fn f43_containers_and_time_namespaces_share_one_clock() {
             let db = home.path().join(format!("{}.db", what.replace(' ', "-")));
             let mut job = chronicle.job(&url(&db), "k");
             job.ttl_ms = 3_600_000;
-            // There the holder is; here we are, and the other way round.
+            // The holder is in the other namespace, in both directions.
             let mut there = holding_in(unshare, before, &job).await;
             assert!(is_held(&db).await, "{what}: its holder is alive");
             there.send_line("release");
@@ -208,7 +208,7 @@ fn displace(db: &Path, round: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f44_a_holder_whose_database_is_removed_or_replaced_is_told() {
+async fn f44_a_holder_learns_that_its_database_was_removed_or_replaced() {
     let mut told = Vec::new();
     for round in 0..full_or(3, 51) {
         let home = tempfile::tempdir().expect("a directory");
@@ -242,9 +242,9 @@ async fn f44_a_holder_whose_database_is_removed_or_replaced_is_told() {
     );
 }
 
-/// As a deployment does that swaps a link to its newest directory.
+/// Like a deployment that replaces a symlink to its current directory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f44_a_holder_whose_path_leads_to_another_database_is_told() {
+async fn f44_a_holder_learns_that_its_path_leads_to_another_database() {
     let home = tempfile::tempdir().expect("a directory");
     let at = |name: &str| home.path().join(name);
     fs::create_dir(at("first")).expect("made");
@@ -263,9 +263,9 @@ async fn f44_a_holder_whose_path_leads_to_another_database_is_told() {
     manager.shutdown().await;
 }
 
-/// Alone in its manager, so that no renewal of another lease notices it first.
+/// The only lease of its manager, so that no renewal of another lease notices first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f44_a_lease_that_is_not_renewed_is_told_as_well() {
+async fn f44_a_lease_that_is_not_renewed_is_lost_too() {
     let ttl = full_or(ms(3_000), Duration::from_secs(3_600));
     let bound = (ttl / 3).min(ms(10_000)) + ms(1_000);
     let mut told = Vec::new();
@@ -316,7 +316,7 @@ async fn s29_files_are_for_their_user_and_group_alone() {
             places += 1;
         }
     }
-    // What an earlier version left open to all is closed.
+    // Files of an earlier version with open permissions are restricted.
     let home = tempfile::tempdir().expect("a directory");
     let db = home.path().join("locks.db");
     drop(SqliteStore::open(&db).expect("opens"));
@@ -326,7 +326,7 @@ async fn s29_files_are_for_their_user_and_group_alone() {
     report("S29", format!("{places} directories and umasks, {files} files: nothing for others"));
 }
 
-/// In a directory without the setgid bit a new file gets its creator's own group, which the others are not in.
+/// In a directory without the setgid bit a new file gets its creator's own group, which other users are not in.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn s29_users_of_one_group_share_a_database() {
     const GROUP: u32 = 64_000;

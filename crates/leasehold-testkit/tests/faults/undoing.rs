@@ -1,4 +1,4 @@
-//! What was begun and not wanted, or not finished, leaves nothing behind.
+//! Unfinished and unwanted acquires leave nothing behind.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use crate::common::{GONE_WITHIN, assert_no_keys_left, assert_no_locks_left, ms};
 
-/// Longer than anything here may take.
+/// A limit that is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(20);
 
 on_every_store!(a_shutdown_that_races_acquires_leaves_nothing_behind);
@@ -23,7 +23,7 @@ struct Ends {
     refused: usize,
 }
 
-/// Asks for locks until the manager is shut down; most are free, some are fought for.
+/// Acquires locks until the manager is shut down; most are free, some are contended.
 async fn ask(manager: LockManager, task: usize) -> Ends {
     let mut ends = Ends::default();
     for i in 0.. {
@@ -35,7 +35,7 @@ async fn ask(manager: LockManager, task: usize) -> Ends {
                 assert_eq!(guard.lost().await, LossReason::Shutdown, "nothing else happens to {name}");
                 ends.told += 1;
             }
-            // Whether it was told or not: it is given back, by a call or by the way.
+            // Released by a call or by the drop.
             Ok(guard) if i % 2 == 0 => {
                 let _ = guard.release().await;
                 ends.released += 1;
@@ -69,7 +69,7 @@ async fn a_shutdown_that_races_acquires_leaves_nothing_behind(arena: Arena) {
             all.released += ends.released;
             all.refused += ends.refused;
         }
-        // At once, and long before any lease ends: the shutdown has waited for everything.
+        // At once, long before any lease ends: the shutdown has waited for all releases.
         let left = looker.list("", None, 10).await.expect("answered").locks;
         assert!(left.is_empty(), "round {round}: {left:?}");
         assert_eq!(manager.statistics().journalled_releases, 0);
@@ -81,7 +81,7 @@ async fn a_shutdown_that_races_acquires_leaves_nothing_behind(arena: Arena) {
     }
 }
 
-/// Tries are on their way when the shutdown begins: it lets them be answered, and gives back what they got.
+/// Tries are in flight when the shutdown begins: it waits for their replies and releases what they got.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shutdown_waits_for_what_is_on_its_way() {
     let server = RedisServer::start().await;
@@ -111,7 +111,7 @@ fn options() -> Options {
     options
 }
 
-/// Every step of a try but the first is refused, and so are the scripts that would give it back.
+/// Every step of a try but the first is rejected, and so are the scripts that would release the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_try_that_is_refused_half_way_leaves_no_key() {
     let server = RedisServer::start().await;
@@ -119,7 +119,7 @@ async fn a_try_that_is_refused_half_way_leaves_no_key() {
         server.command(&["ACL", "SETUSER", "half", "reset", "on", ">pass", "~*", "&*", "+@all"]).await;
         let url = server.url().replace("redis://", "redis://half:pass@");
         let mut options = options();
-        // An unfenced lock is had all the same, and has to be given back by other means.
+        // An unfenced lock is granted nevertheless, and must be released by a fallback.
         options.emergency_release_delay = ms(10);
         let manager = LockManager::connect_with(&url, options).await.expect("a manager");
         server.command(&[&["ACL", "SETUSER", "half"], forbidden].concat()).await;
@@ -130,14 +130,14 @@ async fn a_try_that_is_refused_half_way_leaves_no_key() {
                 Ok(guard) => drop(guard),
                 Err(other) => panic!("{forbidden:?}: {other}"),
             }
-            // The lease of 30 s would last far longer.
+            // The lease of 30 s is far longer.
             assert_no_keys_left(&server).await;
         }
         manager.shutdown().await;
     }
 }
 
-/// The first request got through, its answer did not; the second was refused for want of memory.
+/// The reply to the first request is lost, and the second request is rejected because the server is out of memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refusal_after_a_lost_answer_is_undone() {
     let server = RedisServer::start().await;
@@ -155,7 +155,7 @@ async fn a_refusal_after_a_lost_answer_is_undone() {
         let (outcome, ()) = tokio::join!(manager.lock(name.as_str()).no_wait().into_future(), full);
         match outcome {
             Err(Error::Store { source, .. }) => println!("{:?}", source.kind()),
-            // Sent again before the memory was gone: it found its own.
+            // Sent again before the memory was used up: it found its own grant.
             Ok(guard) => drop(guard),
             Err(other) => panic!("{other}"),
         }
@@ -168,7 +168,7 @@ async fn a_refusal_after_a_lost_answer_is_undone() {
     assert_no_locks_left(&manager).await;
 }
 
-/// The server has room for the lock, and none for what comes after it.
+/// The server has memory for the lock, but not for the steps after it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_try_that_runs_out_of_memory_half_way_leaves_no_key() {
     let server = RedisServer::start().await;

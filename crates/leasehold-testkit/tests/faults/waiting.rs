@@ -1,4 +1,4 @@
-//! A thousand waiters on one lock: what they cost, and what the dead and the stopped among them cost.
+//! A thousand waiters for one lock: their cost, and that of dead and stopped waiters.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
@@ -14,17 +14,17 @@ use redis::Value;
 use crate::common::*;
 
 const QUEUE: &str = "lh1:queue:leasehold:lock:crowd";
-/// Everybody is served within this, or something is stuck.
+/// The limit within which every waiter is served.
 const ALL_SERVED: Duration = Duration::from_secs(240);
 
-/// Processes that wait for one lock, the lock's holder, and the order they stand in.
+/// Processes that wait for one lock, its holder, and the order of the queue.
 struct Crowd<'a> {
     server: &'a RedisServer,
     looker: LockManager,
     chronicle: Chronicle,
     workers: Vec<WorkerProcess>,
     first: Option<Guard>,
-    /// Who stands in line, as process and task.
+    /// The queue, as pairs of process and task.
     line: Vec<(u32, u64)>,
 }
 
@@ -55,7 +55,7 @@ impl<'a> Crowd<'a> {
         Self { server, looker, chronicle, workers, first: Some(first), line }
     }
 
-    /// The first holder goes; everybody who lives is served. The holds, in order.
+    /// Releases the first hold and waits until every living waiter was served. Returns the holds in order.
     async fn serve(&mut self) -> Vec<Hold> {
         let first = self.first.take().expect("held until now");
         self.chronicle.ends(0, &first, Happened::ReleaseCalled);
@@ -69,7 +69,7 @@ impl<'a> Crowd<'a> {
         all.remove(0).1
     }
 
-    /// They were served in the order of the line, without those who died.
+    /// Checks that waiters were served in the order of the queue, without the dead ones.
     fn assert_in_order(&self, holds: &[Hold], dead: &[u32]) {
         let served: Vec<_> = holds.iter().skip(1).map(|hold| (hold.pid, hold.task)).collect();
         let expected: Vec<_> = self.line.iter().copied().filter(|(pid, _)| !dead.contains(pid)).collect();
@@ -88,7 +88,7 @@ impl<'a> Crowd<'a> {
     }
 }
 
-/// Counts what clients send, as the server sees it: requests, and echoes apart.
+/// Counts the commands of clients at the server: requests and push probes.
 struct Monitor {
     requests: Arc<AtomicU64>,
     echoes: Arc<AtomicU64>,
@@ -119,7 +119,7 @@ impl Monitor {
 }
 
 impl Monitor {
-    /// Requests and echoes.
+    /// Returns the numbers of requests and push probes.
     fn sent(&self) -> u64 {
         self.requests.load(Relaxed) + self.echoes.load(Relaxed)
     }
@@ -131,18 +131,18 @@ impl Drop for Monitor {
     }
 }
 
-/// Commands of all kinds, inside scripts too, without those of the test itself.
+/// Returns the number of commands, including those of scripts and without those of the test.
 async fn commands(server: &RedisServer) -> u64 {
     let ours = ["info", "zcard", "monitor", "slowlog|get", "slowlog|reset", "config|resetstat", "keys"];
     server.commandstats().await.iter().filter(|(name, _)| !ours.contains(&name.as_str())).map(|(_, calls)| calls).sum()
 }
 
-/// What waiting and handing over cost.
+/// The cost of waiting and hand-offs.
 struct Cost {
-    /// Per hand-off: requests of clients without echoes, and commands inside scripts too.
+    /// Per hand-off: requests of clients without push probes, and commands including those of scripts.
     requests: f64,
     commands: f64,
-    /// Per second while nobody moves: what clients send, echoes and all, and what that runs.
+    /// Per second without hand-offs: requests of clients including push probes, and commands.
     idle_requests: f64,
     idle_commands: f64,
 }
@@ -150,7 +150,7 @@ struct Cost {
 async fn cost(server: &RedisServer, processes: usize, managers: usize) -> Cost {
     let mut crowd = Crowd::gather(server, processes, managers).await;
     let monitor = Monitor::start(server);
-    // In full, as long as it takes for everybody to have asked again twice.
+    // In a full run, long enough for every waiter to send its request twice.
     let idle = full_or(5.0, 60.0);
     let before = (monitor.sent(), commands(server).await);
     tokio::time::sleep(Duration::from_secs_f64(idle)).await;
@@ -183,7 +183,7 @@ async fn f34_a_hand_off_costs_the_same_however_many_wait() {
     );
     assert!(few.requests <= 3.0 && many.requests <= 3.0, "{figures}");
     assert!(few.commands <= 20.0 && many.commands <= 20.0, "{figures}");
-    // 500 for a thousand that wait; the eight nearest to the head cost the same however many stand behind.
+    // 500 for a thousand waiters; the eight nearest to the head cost the same for any length of the queue.
     let idle = 100.0 + 0.4 * waiters as f64;
     assert!(many.idle_requests <= idle && many.idle_commands <= idle, "{figures}; {idle} allowed");
     report("F34", figures);
@@ -195,7 +195,7 @@ async fn f34_the_dead_cost_less_than_a_second_in_all() {
     let (processes, managers) = full_or((4, 50), (8, 125));
     let mut crowd = Crowd::gather(&server, processes, managers).await;
     server.command(&["SLOWLOG", "RESET"]).await;
-    // Every other one, so that the living stand behind the dead again and again.
+    // Every other one, so that living waiters are behind dead ones.
     let mut dead = Vec::new();
     for worker in crowd.workers.iter_mut().step_by(2) {
         crowd.chronicle.kill(worker);
@@ -204,7 +204,7 @@ async fn f34_the_dead_cost_less_than_a_second_in_all() {
     crowd.workers.retain(|worker| !dead.contains(&worker.pid()));
     let holds = crowd.serve().await;
     crowd.assert_in_order(&holds, &dead);
-    // The gaps in which a whole process's waiters were passed over.
+    // The gaps in which all waiters of a process were skipped.
     let gaps = holds.windows(2).filter(|pair| pair[0].pid != pair[1].pid);
     let cost: u64 = gaps.map(|pair| pair[1].granted_ns - pair[0].until_ns).sum();
     let cost = Duration::from_nanos(cost);

@@ -4,7 +4,7 @@ use leasehold_testkit::{full_or, report};
 
 const ROLE: &str = "KIT_BOARD_ROLE";
 
-/// Environment variables belong to a process, so each case is a process: this test binary again.
+/// Runs this test binary again, because environment variables belong to a process.
 fn run_again(vars: &[(&str, &str)]) -> String {
     let output = Command::new(std::env::current_exe().expect("this test binary"))
         .args(["--exact", "kit::board::reports_a_row", "--nocapture"])

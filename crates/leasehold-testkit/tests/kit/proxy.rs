@@ -9,12 +9,12 @@ use redis::{AsyncConnectionConfig, PushInfo, PushKind, RedisResult, Value};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::time::timeout;
 
-/// Long enough that nothing of ours takes it by chance, short enough to wait for.
+/// Longer than anything takes by chance.
 const SHORT: Duration = Duration::from_millis(150);
-/// Only ever waited for when a test fails.
+/// A limit that is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(5);
 
-/// A server, the proxy before it, and a RESP3 client through the proxy.
+/// A server, its proxy, and a RESP3 client of the proxy.
 struct Scene {
     client: MultiplexedConnection,
     pushes: UnboundedReceiver<PushInfo>,
@@ -40,7 +40,7 @@ impl Scene {
         started.elapsed()
     }
 
-    /// The next published message, as text.
+    /// Waits for the next published message and returns it as text.
     async fn message(&mut self, within: Duration) -> Option<String> {
         let next = async {
             loop {
@@ -108,8 +108,8 @@ async fn without_faults_everything_passes() {
 #[tokio::test]
 async fn replies_match_commands_around_subscriptions() {
     let mut scene = Scene::set().await;
-    // Each of these is answered by pushes only; a reply held behind them must be the right one.
-    // The client follows several confirmations to one command only through these methods.
+    // These are answered only by pushes. The reply that is held behind them must be the right one.
+    // Only these methods of the client handle several confirmations of one command.
     let client = &mut scene.client;
     client.subscribe(&["a", "b"]).await.expect("two confirmations");
     client.psubscribe("p*").await.expect("one confirmation");
@@ -141,7 +141,7 @@ async fn resp2_subscribers_are_followed_too() {
     subscriber.subscribe("news").expect("a confirmation");
     scene.proxy.mute_pushes(true);
     scene.server.command(&["PUBLISH", "news", "unheard"]).await;
-    // A round trip behind the message: by then it has passed the proxy, or rather has not.
+    // One round trip after the message: it would have passed the proxy by now.
     subscriber.subscribe("more").expect("a confirmation");
     scene.proxy.mute_pushes(false);
     scene.server.command(&["PUBLISH", "news", "heard"]).await;
@@ -155,7 +155,7 @@ async fn every_confirmation_is_counted() {
     let rule = scene.proxy.swallow_reply_to(on("ECHO"), 1);
     let mut stream = TcpStream::connect(("127.0.0.1", scene.proxy.port())).expect("a bare connection");
     stream.set_read_timeout(Some(LONG)).expect("a read timeout");
-    // In RESP2 a confirmation looks like any reply: miscounted, one of them would be swallowed instead.
+    // In RESP2 a confirmation looks like any reply. With a wrong count, a confirmation would be dropped instead.
     stream.write_all(b"SUBSCRIBE a b\r\nUNSUBSCRIBE\r\nECHO x\r\n").expect("sent");
     timeout(LONG, rule.wait_for_hits(1)).await.expect("the fault happens");
     stream.shutdown(Shutdown::Write).expect("half closed");
@@ -167,7 +167,7 @@ async fn every_confirmation_is_counted() {
 }
 
 #[tokio::test]
-async fn replies_and_commands_are_delayed_only_when_asked() {
+async fn replies_and_commands_can_be_delayed() {
     let mut scene = Scene::set().await;
     assert!(scene.timed(&["PING"]).await < SHORT);
     scene.proxy.delay_replies(SHORT);
@@ -226,7 +226,7 @@ async fn random_latency_keeps_the_order() {
 }
 
 #[tokio::test]
-async fn a_swallowed_reply_leaves_the_connection_deaf_until_reset() {
+async fn after_a_dropped_reply_a_connection_gets_nothing_until_its_reset() {
     let mut scene = Scene::set().await;
     let rule = scene.proxy.swallow_reply_to(on("SET"), 1);
     assert_eq!(scene.send(&["GET", "k"]).await, Ok(Value::Nil), "other commands are answered");
@@ -331,7 +331,7 @@ async fn the_death_of_the_server_does_not_pass_a_blackhole() {
 }
 
 #[tokio::test]
-async fn refused_newcomers_leave_the_others_alone() {
+async fn refusing_new_connections_does_not_affect_open_ones() {
     let mut scene = Scene::set().await;
     scene.proxy.refuse(true);
     assert!(connect(&scene.proxy).await.is_err());
@@ -343,7 +343,7 @@ async fn refused_newcomers_leave_the_others_alone() {
 }
 
 #[tokio::test]
-async fn only_pushing_connections_are_reset_when_asked() {
+async fn connections_with_subscriptions_can_be_reset_alone() {
     let mut scene = Scene::set().await;
     let (mut plain, _pushes) = connect(&scene.proxy).await.expect("a second connection");
     assert_eq!(scene.proxy.reset_pushing_connections(), 0);

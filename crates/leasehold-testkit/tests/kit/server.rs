@@ -6,7 +6,7 @@ use redis::Value;
 use tokio::time::timeout;
 
 #[tokio::test]
-async fn answers_and_leaves_nothing_behind() {
+async fn a_server_answers_and_leaves_nothing_behind() {
     let server = RedisServer::start().await;
     assert_eq!(server.command(&["SET", "k", "v"]).await, Value::Okay);
     assert_eq!(server.command(&["GET", "k"]).await, Value::BulkString(b"v".to_vec()));
@@ -63,7 +63,7 @@ async fn counts_commands_also_inside_scripts() {
 }
 
 #[tokio::test]
-async fn the_slowest_script_is_told_and_no_other_command() {
+async fn only_scripts_count_as_slowest_script() {
     let server = RedisServer::start().await;
     server.command(&["SLOWLOG", "RESET"]).await;
     server.command(&["DEBUG", "SLEEP", "0.05"]).await;

@@ -16,7 +16,7 @@ async fn worker() -> WorkerProcess {
 }
 
 #[tokio::test]
-async fn speaks_json_lines_both_ways_and_ends() {
+async fn a_worker_exchanges_lines_of_json_and_ends() {
     let mut worker = worker().await;
     worker.send_line("plain words");
     worker.send_line(r#"{"n": 1}"#);
@@ -32,7 +32,7 @@ async fn speaks_json_lines_both_ways_and_ends() {
 }
 
 #[tokio::test]
-async fn is_silent_while_paused() {
+async fn a_paused_worker_prints_nothing() {
     let mut worker = worker().await;
     worker.pause();
     worker.send_line("1");
@@ -42,7 +42,7 @@ async fn is_silent_while_paused() {
 }
 
 #[tokio::test]
-async fn is_gone_after_a_kill_or_a_drop() {
+async fn a_worker_ends_after_a_kill_or_a_drop() {
     let mut killed = worker().await;
     killed.pause();
     killed.kill9();

@@ -1,10 +1,9 @@
-//! One state machine, three stores: whatever is asked of them, they answer the same, step by step.
+//! The three stores give the same replies to the same requests.
 //!
-//! Random sequences are carried out on the memory store, on SQLite and on Redis at once. After every
-//! step the answers, the messages each client got, the holder and the queue of every lock must agree.
+//! Random sequences run on the memory store, on SQLite and on Redis at once. After every step the replies, the pushes to each
+//! client, and the holder and queue of every lock must agree.
 //!
-//! A failure prints the shortest sequence that shows it, in words, and a seed;
-//! `LEASEHOLD_AGREEMENT_SEED=<seed>` runs that one alone.
+//! A failure prints the shortest failing sequence and a seed. `LEASEHOLD_AGREEMENT_SEED=<seed>` runs that sequence alone.
 
 use std::cell::{Cell, RefCell};
 use std::hash::{BuildHasher, RandomState};
@@ -36,7 +35,7 @@ fn memory_and_redis_agree_about_other_kinds_of_clients() {
     agree(&[Kind::Memory, Kind::Redis], true, full_or(24, 500));
 }
 
-/// Runs so many sequences on stores of these kinds.
+/// Runs a number of sequences on stores of these kinds.
 fn agree(kinds: &[Kind], foreign: bool, many: u64) {
     let given = std::env::var(SEED_VAR).ok().map(|seed| seed.parse::<u64>().expect("a number"));
     let first = given.unwrap_or_else(|| RandomState::new().hash_one(0));
@@ -50,11 +49,11 @@ fn agree(kinds: &[Kind], foreign: bool, many: u64) {
         }
     }
     println!("{many} sequences on {kinds:?}, {} not judged, in {:.1?}", pool.slow.get(), began.elapsed());
-    // Sequences that were cut short show less; that many would show nothing.
+    // Sequences that were stopped early check less; too many of them would check nothing.
     assert!(pool.slow.get() * 4 <= many, "{} of {many} took too long to be judged", pool.slow.get());
 }
 
-/// One case, the same for the same seed.
+/// Runs one case. The same seed gives the same case.
 fn runner(seed: u64) -> TestRunner {
     let config = Config {
         cases: 1,
@@ -68,7 +67,7 @@ fn runner(seed: u64) -> TestRunner {
     TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
 }
 
-/// The stores, kept from one case to the next: every case has names of its own.
+/// The stores, which are reused: every case has names of its own.
 struct Pool {
     runtime: Runtime,
     kinds: Vec<Kind>,
@@ -84,7 +83,7 @@ impl Pool {
 
     fn run(&self, case: &Case) -> Result<(), TestCaseError> {
         self.runtime.block_on(async {
-            // Taken out: after a failure the next case begins with new ones.
+            // Removed, so that after a failure the next case begins with new stores.
             let mut worlds = match self.worlds.take() {
                 Some(worlds) => worlds,
                 None => self.open().await,

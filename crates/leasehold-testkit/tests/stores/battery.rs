@@ -1,6 +1,6 @@
-//! One battery of tests for every store: what a verb answers does not depend on where the locks live.
+//! The same tests for every store.
 //!
-//! To mount another store, write its [`World`](support::World) and add a `mount!` line.
+//! To add a store, implement its [`World`](support::World) and add a `mount!` line.
 
 use crate::support::{MemoryHere, RedisHere, SqliteHere, holding, looking, queueing, taking};
 
@@ -19,27 +19,27 @@ macro_rules! mount {
             holding::a_renewal_with_another_fence_is_lost
             holding::a_renewal_can_rewrite_ttl_and_owner
             holding::a_renewal_never_shortens
-            holding::a_check_says_whose_it_is_and_changes_nothing
+            holding::a_check_reports_the_holder_and_changes_nothing
             holding::a_lease_can_be_handed_to_another_token
             holding::many_renewals_are_answered_in_order
             queueing::waiters_are_served_in_order
-            queueing::the_next_in_line_is_told_to_look_again
+            queueing::the_next_waiter_is_asked_to_look_again
             queueing::a_dead_waiter_is_passed_over
             queueing::hundreds_of_dead_waiters_are_passed_over
-            queueing::a_waiter_leaves_the_line
+            queueing::a_waiter_leaves_the_queue
             queueing::a_waiter_leaves_what_it_was_granted
-            queueing::a_lost_message_is_found_by_asking_again
-            queueing::a_try_yields_to_whoever_waits
+            queueing::a_lost_push_is_found_by_the_next_request
+            queueing::a_try_yields_to_waiters
             queueing::whoever_comes_by_serves_the_first
             queueing::a_polling_waiter_is_served_if_it_polled_lately
             queueing::a_polling_waiter_that_stopped_is_passed_over
             taking::a_revoked_holder_cannot_renew_and_hands_on
-            taking::a_revoked_waiting_room_is_told_at_its_next_question
+            taking::a_revoked_waiting_room_learns_it_with_its_next_request
             taking::force_hands_on_at_once
             taking::an_old_holder_is_not_evicted_again
             taking::a_free_lock_is_not_evicted
             taking::a_holder_is_asked_to_finish
-            taking::a_holder_that_does_not_listen_is_deaf
+            taking::a_request_to_a_holder_that_does_not_listen_is_undeliverable
             looking::a_list_has_every_lock_once
             looking::a_list_keeps_to_its_prefix
             looking::a_queue_is_shown_in_order

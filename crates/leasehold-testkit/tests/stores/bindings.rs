@@ -1,4 +1,4 @@
-//! Request bindings: the first creates, the others read, on every store alike.
+//! Bindings on every store.
 
 use std::time::Duration;
 
@@ -18,11 +18,11 @@ on_every_store!(
     only_its_own_claim_changes_or_removes_it,
     changes_at_once_are_all_made,
     a_job_is_marked_as_dispatched,
-    a_slot_comes_and_goes_with_its_binding,
+    a_slot_lasts_as_long_as_its_binding,
     a_slot_ends_with_its_lease,
     slots_at_once_are_never_more_than_there_are,
     namespaces_keep_bindings_apart,
-    a_creation_that_nobody_waits_for_leaves_nothing,
+    a_dropped_creation_leaves_nothing,
     bad_input_is_refused_before_anything_is_sent,
     what_is_there_may_be_of_another_type,
     a_value_may_be_as_large_as_allowed,
@@ -51,7 +51,7 @@ async fn the_first_creates_and_the_others_read_what_exists(arena: Arena) {
     let found = b.get("r").await.expect("answered").expect("there");
     let left = found.left.expect("asked for");
     assert!(found.value == 7 && left <= LEASE && left > LEASE / 2, "{left:?}");
-    // The same id means something else to `once`, and is no lock.
+    // `once` and locks have names of their own.
     assert!(!arena.manager().await.is_locked("r").await.expect("answered"));
 }
 
@@ -72,7 +72,7 @@ async fn an_update_changes_only_what_is_there(arena: Arena) {
     assert!(!bindings.update("r", &1, LEASE).await.expect("answered"));
     assert!(bindings.get("r").await.expect("answered").is_none(), "an update creates nothing");
     let claim = created(&bindings, "r", &1, LEASE).await;
-    // The end stays where it is, or counts anew.
+    // The end of the lease does not change, or starts again from now.
     assert!(bindings.update("r", &2, None).await.expect("answered"));
     let kept = bindings.get("r").await.expect("answered").expect("there");
     assert!((kept.value, kept.revision, kept.lease) == (2, 1, LEASE) && kept.left <= Some(LEASE));
@@ -87,7 +87,7 @@ async fn only_its_own_claim_changes_or_removes_it(arena: Arena) {
     let old = created(&bindings, "r", &1, SHORT).await;
     tokio::time::sleep(SHORT + Duration::from_millis(50)).await;
     let new = created(&bindings, "r", &2, LEASE).await;
-    // Late: it is another's by now.
+    // Too late: it belongs to another claim.
     assert!(!bindings.update_claim("r", &old, &9, LEASE).await.expect("answered"));
     assert!(!bindings.remove("r", &old).await.expect("answered"));
     assert_eq!(bindings.get("r").await.expect("answered").expect("untouched").value, 2);
@@ -142,13 +142,13 @@ async fn eventually_reserved(jobs: &Bindings<JobBinding>, id: &str) -> ClaimId {
     panic!("the slot was never given back");
 }
 
-async fn a_slot_comes_and_goes_with_its_binding(arena: Arena) {
+async fn a_slot_lasts_as_long_as_its_binding(arena: Arena) {
     let jobs = arena.manager().await.bindings::<JobBinding>();
     let other = arena.manager().await.bindings::<JobBinding>();
     let Reserved::Created(first) = reserve(&jobs, "a", 2, LEASE).await else { panic!("free") };
     let first = first.keep();
     let Reserved::Created(second) = reserve(&jobs, "b", 2, LEASE).await else { panic!("a slot is left") };
-    // The same request again takes no slot; another one finds none, and is not bound either.
+    // The same request takes no second slot; another request finds no free slot and is not bound.
     assert!(matches!(reserve(&other, "a", 2, LEASE).await, Reserved::Exists(_)));
     assert!(matches!(reserve(&other, "c", 2, LEASE).await, Reserved::NodeFull));
     assert!(other.get("c").await.expect("answered").is_none());
@@ -159,7 +159,7 @@ async fn a_slot_comes_and_goes_with_its_binding(arena: Arena) {
     let third = eventually_reserved(&other, "c").await;
     assert!(other.get("b").await.expect("answered").is_none(), "binding and slot go together");
     assert!(matches!(reserve(&jobs, "b", 2, LEASE).await, Reserved::NodeFull));
-    // Removed; or over, while the binding goes on telling which job it was.
+    // Removed; or finished, while the binding still has the job.
     assert!(jobs.remove("a", &first).await.expect("answered"));
     let fourth = eventually_reserved(&jobs, "b").await;
     jobs.mark_dispatched("b").await.expect("answered").expect("there");
@@ -231,12 +231,12 @@ async fn namespaces_keep_bindings_apart(arena: Arena) {
     }
 }
 
-async fn a_creation_that_nobody_waits_for_leaves_nothing(arena: Arena) {
+async fn a_dropped_creation_leaves_nothing(arena: Arena) {
     let locks = arena.manager().await;
     let bindings = locks.bindings::<u32>();
     for n in 0..30 {
         let creating = bindings.try_create(format!("r{n}"), &n, LEASE);
-        // Asked once, and dropped before the answer (memory answers at once).
+        // Sent and dropped before the reply (the memory store replies at once).
         if let Ok(answer) = tokio::time::timeout(Duration::ZERO, creating).await
             && let Claimed::Created(claim) = answer.expect("an answer")
         {
@@ -251,7 +251,7 @@ async fn a_creation_that_nobody_waits_for_leaves_nothing(arena: Arena) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
-    // And none comes up later.
+    // None appears later.
     locks.shutdown().await;
     let later = arena.manager().await.bindings::<u32>();
     for n in 0..30 {

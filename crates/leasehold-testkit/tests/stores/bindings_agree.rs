@@ -1,4 +1,4 @@
-//! Whatever is asked of bindings, the three stores answer the same, step by step.
+//! The three stores give the same replies to the same requests for bindings.
 //!
 //! A failure prints a seed; `LEASEHOLD_AGREEMENT_SEED=<seed>` runs that sequence alone.
 
@@ -11,10 +11,10 @@ use leasehold::store::{BindingId, BindingKind, Change, Expected, NewBinding, Nod
 use leasehold_testkit::{Arena, Kind, full_or};
 
 const STEPS: usize = 80;
-/// About as large as fences are.
+/// As large as real fences.
 const FIRST_FENCE: u64 = 1_790_000_000_000_000;
 
-/// The same numbers for the same seed (xorshift).
+/// Random numbers by seed (xorshift).
 struct Dice(u64);
 
 impl Dice {
@@ -31,7 +31,7 @@ impl Dice {
     }
 }
 
-/// Records of work that is done once, of this build and of one that knew no fences, and what is none.
+/// Records of `once`, of this build and of one without fences, and values that are not records.
 fn record(dice: &mut Dice, over: bool, fence: u64) -> Vec<u8> {
     let state = if !over { "running" } else { *dice.among(&["done", "unstored"]) };
     let text = match dice.below(8) {
@@ -74,7 +74,7 @@ async fn agree(stores: &[SharedStore], seed: u64) {
         .map(|(kind, n)| BindingId { kind, id: name(format!("{seed} id:{n}")) })
         .into();
     let nodes = [name(format!("{seed} node")), name(format!("{seed} other"))];
-    // A claim is one binding's alone: no two ids ever share one.
+    // A claim id belongs to one binding.
     let claims = [(); 3].map(|()| [(); 5].map(|()| ClaimId::random()));
     let keep = Retention::new(Duration::from_secs(600)).expect("a time");
     for step in 0..STEPS {
@@ -132,7 +132,7 @@ async fn agree(stores: &[SharedStore], seed: u64) {
             }
             _ => String::from("look"),
         };
-        // And what stands there afterwards, values included.
+        // The stored values agree too.
         for id in &ids {
             for (n, store) in stores.iter().enumerate() {
                 let found = store.read(id).await.expect("an answer").map(|(bound, _)| (bound.clone(), bound.value));

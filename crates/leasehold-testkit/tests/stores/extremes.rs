@@ -1,4 +1,4 @@
-//! Durations at their extremes mean what one expects, and nothing panics.
+//! Extreme durations work and cause no panics.
 
 use std::time::Duration;
 
@@ -11,19 +11,19 @@ use tokio::time::timeout;
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
-/// Longer than anything here may take.
+/// A limit that is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(20);
 const EXTREMES: [Duration; 5] =
     [Duration::ZERO, Duration::from_nanos(1), ms(1), Duration::from_secs(u64::MAX), Duration::MAX];
 
 on_every_store!(
     any_wait_and_any_pause_hand_the_lock_on,
-    any_wait_for_nobody_in_particular_ends_as_asked,
-    any_longest_hold_ends_when_it_says,
+    extreme_waits_end_on_time,
+    extreme_max_holds_end_on_time,
     any_options_are_lived_with,
 );
 
-/// A waiter with these pauses gets the lock when it is free, or says that it did not wait.
+/// Checks that a waiter with these pauses gets the lock when it is free, or reports that it did not wait.
 async fn any_wait_and_any_pause_hand_the_lock_on(arena: Arena) {
     let mut polls = arena.options();
     polls.notifications = false;
@@ -47,7 +47,7 @@ async fn any_wait_and_any_pause_hand_the_lock_on(arena: Arena) {
                     next.release().await.expect("answered");
                 } else {
                     let outcome = timeout(LONG, waiting).await.expect("in time").expect("no panic");
-                    // A call returns by its deadline, whether a busy machine has let the store answer or not.
+                    // A call returns by its deadline even if a busy machine delays the store's reply.
                     let unanswered = |error: &StoreError| error.kind() == StoreErrorKind::NoAnswer;
                     let ended = match &outcome {
                         Err(Error::NotAcquired { .. }) => true,
@@ -62,7 +62,7 @@ async fn any_wait_and_any_pause_hand_the_lock_on(arena: Arena) {
     }
 }
 
-async fn any_wait_for_nobody_in_particular_ends_as_asked(arena: Arena) {
+async fn extreme_waits_end_on_time(arena: Arena) {
     let a = arena.manager().await;
     for pause in EXTREMES {
         for (poll, max_poll) in
@@ -85,7 +85,7 @@ async fn any_wait_for_nobody_in_particular_ends_as_asked(arena: Arena) {
     }
 }
 
-async fn any_longest_hold_ends_when_it_says(arena: Arena) {
+async fn extreme_max_holds_end_on_time(arena: Arena) {
     let manager = arena.manager().await;
     for hold in EXTREMES {
         let guard = manager.lock("hold").wait_up_to(LONG).max_hold(hold).await.expect("free");
@@ -121,7 +121,7 @@ async fn any_options_are_lived_with(arena: Arena) {
         })
         .await
         .expect("it stands in line");
-        // Longer than the lease: it is renewed.
+        // Longer than the lease, which is renewed.
         tokio::time::sleep(ms(700)).await;
         assert!(guard.is_valid());
         drop(guard);

@@ -1,6 +1,6 @@
-//! The stores: what each verb answers, and that all three answer the same.
+//! The tests of the stores.
 //!
-//! One program for all of them: a program of its own for each file costs more to build than to run.
+//! They are one program, because a program per file costs more to build than to run.
 
 mod agreement;
 mod battery;

@@ -1,4 +1,4 @@
-//! Managers with different namespaces on one store: they share its raw names, and nothing else.
+//! Managers with different namespaces on one store share only its raw names.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use leasehold::store::{KeySpace, Namespace, RawPattern};
 use leasehold_testkit::{Arena, Kind, on_every_store};
 use tokio::time::timeout;
 
-/// Longer than anything here may take.
+/// A limit that is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(20);
 
 on_every_store!(
@@ -86,7 +86,7 @@ async fn raw_names_are_shared_by_all_namespaces(arena: Arena) {
     }
 }
 
-/// The key of one name is never the key of another, whatever the names look like.
+/// Two names never have the same key.
 async fn no_namespace_can_reach_into_another(arena: Arena) {
     let only = |ns: &str| KeySpace::new(Namespace::new(ns).expect("a namespace"), vec![]).expect("keys");
     let managers = [
@@ -102,7 +102,7 @@ async fn no_namespace_can_reach_into_another(arena: Arena) {
         let guard = managers[manager].try_lock(name).await.expect("answered");
         guards.push(guard.unwrap_or_else(|| panic!("{name} of manager {manager} shares a key")));
     }
-    // These are the same key, written in two ways.
+    // The same key in two spellings.
     assert!(managers[3].try_lock("b:lock:x").await.expect("answered").is_none());
     assert!(managers[3].try_lock("leasehold:lock:x").await.expect("answered").is_none());
     assert!(managers[1].try_lock("x").await.expect("answered").is_none());
@@ -125,7 +125,7 @@ async fn lists_show_the_names_of_their_namespace(arena: Arena) {
     assert_eq!(names(&list(&a, "gp").await), ["gp", "gpu_lock:0"]);
     assert_eq!(names(&list(&b, "gpu_lock:").await), ["gpu_lock:0"]);
     assert_eq!(names(&list(&b, "leasehold").await), [""; 0]);
-    // Page by page, everything once.
+    // Page by page, every lock once.
     let (mut seen, mut after) = (Vec::new(), None);
     loop {
         let page = a.list("", after, 2).await.expect("answered");
@@ -141,7 +141,7 @@ async fn lists_show_the_names_of_their_namespace(arena: Arena) {
         loop {
             let long: Vec<_> = b.long_held().await.expect("answered").into_iter().map(|(name, _)| name).collect();
             assert!(long.iter().all(|name| !["gp", "job:1"].contains(&name.as_str())), "{long:?}");
-            // Also the raw names that another namespace's clients hold.
+            // Also raw names that clients of another namespace hold.
             if ["job:3", "gpu_lock:0"].iter().all(|wanted| long.iter().any(|name| name.as_str() == *wanted)) {
                 break;
             }
@@ -155,7 +155,7 @@ async fn lists_show_the_names_of_their_namespace(arena: Arena) {
 async fn followers_and_counters_are_of_their_namespace(arena: Arena) {
     let (a, b, looker) = (arena.manager().await, manager(&arena, keys("b")).await, manager(&arena, keys("b")).await);
     let mut events = looker.events().await.expect("following");
-    // A raw name tells every release; whose namespace it is told in is its holder's.
+    // Every release of a raw name is published, in the namespace of its holder.
     a.lock("gpu_lock:0").await.expect("free").release().await.expect("answered");
     for _ in 0..2 {
         b.lock("task_lock:1").await.expect("free").release().await.expect("answered");

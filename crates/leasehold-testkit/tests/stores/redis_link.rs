@@ -1,4 +1,4 @@
-//! The connection: how it is made, refused, lost and found again.
+//! The connection to Redis: connecting, rejection, loss and reconnecting.
 
 use std::time::Duration;
 
@@ -20,13 +20,13 @@ async fn connect(url: &str) -> Result<RedisStore, StoreError> {
     RedisStore::connect(url, KeySpace::default(), quick()).await
 }
 
-/// Waits for one message, passing over the others.
+/// Waits for one message and skips others.
 async fn hears(pushes: &mut mpsc::UnboundedReceiver<Push>, wanted: &Push) {
     let wait = async { while pushes.recv().await.expect("the store is there") != *wanted {} };
     timeout(Duration::from_secs(10), wait).await.unwrap_or_else(|_| panic!("never said: {wanted:?}"));
 }
 
-/// A password in a URL shows nowhere.
+/// The password of a URL is never shown.
 fn keeps_the_secret(error: &StoreError) {
     assert!(!format!("{error} {error:?}").contains(SECRET), "{error:?}");
 }
@@ -56,14 +56,14 @@ async fn passwords_are_asked_for_and_kept() {
 }
 
 #[tokio::test]
-async fn what_is_not_permitted_is_said() {
+async fn missing_permissions_are_reported() {
     let server = RedisServer::start().await;
     server.command(&["ACL", "SETUSER", "meek", "on", &format!(">{SECRET}"), "~*", "&*", "+@all", "-eval"]).await;
     let url = server.url().replace("redis://", &format!("redis://meek:{SECRET}@"));
     let error = connect(&url).await.expect_err("not permitted");
     assert_eq!(error.kind(), StoreErrorKind::NotPermitted, "{error}");
     keeps_the_secret(&error);
-    // Niceties may be forbidden.
+    // Optional commands may be forbidden.
     server
         .command(&["ACL", "SETUSER", "meek", "+eval", "-client|kill", "-client|info", "-client|setname", "-script"])
         .await;
@@ -71,7 +71,7 @@ async fn what_is_not_permitted_is_said() {
     acquires(&store, &claim("a")).await;
 }
 
-/// Before a lock is handed to a waiter its subscribers are counted.
+/// The subscribers of a waiter's inbox are counted before a lock is handed to it.
 #[tokio::test]
 async fn without_permission_to_count_subscribers_connecting_is_refused() {
     let server = RedisServer::start().await;
@@ -90,7 +90,7 @@ async fn without_permission_to_count_subscribers_connecting_is_refused() {
 async fn a_replica_is_refused_before_anything_is_subscribed() {
     let primary = RedisServer::start().await;
     let replica = RedisServer::replica_of(&primary).await;
-    // Also one that takes writes: they would be lost, and no error would ever say so.
+    // Also a replica that accepts writes: they would be lost without an error.
     for read_only in ["yes", "no"] {
         replica.command(&["CONFIG", "SET", "replica-read-only", read_only]).await;
         let error = connect(&replica.url()).await.expect_err("a replica");
@@ -109,7 +109,7 @@ async fn a_node_of_a_cluster_is_refused_in_words() {
     assert!(error.to_string().contains("Cluster"), "{error}");
 }
 
-/// A process that only waits sends no writes, so nothing answers READONLY.
+/// A process that only waits sends no writes, so it gets no READONLY.
 #[tokio::test]
 async fn a_waiter_notices_by_itself_that_its_server_became_a_replica() {
     let primary = RedisServer::start().await;
@@ -120,7 +120,7 @@ async fn a_waiter_notices_by_itself_that_its_server_became_a_replica() {
     let waiter = claim("a");
     queues(&store, &waiter).await;
     store.waiting(1, 0, Some(waiter.ttl));
-    // Writes are taken, so only the role tells.
+    // Writes are accepted, so only the role shows it.
     primary.command(&["CONFIG", "SET", "replica-read-only", "no"]).await;
     replica.take_over_from(&primary).await;
     let noticed = async {
@@ -136,7 +136,7 @@ async fn a_waiter_notices_by_itself_that_its_server_became_a_replica() {
     takes(&store, &claim("b")).await;
 }
 
-/// Whoever may not subscribe hears no messages, and says so: its waiters poll.
+/// A user that may not subscribe gets no pushes; its waiters poll and it logs that.
 #[tokio::test]
 async fn without_permission_to_subscribe_waiters_poll() {
     let server = RedisServer::start().await;
@@ -161,7 +161,7 @@ async fn without_permission_to_subscribe_waiters_poll() {
 }
 
 #[tokio::test]
-async fn a_full_house_is_said() {
+async fn a_full_pool_is_an_error() {
     let server = RedisServer::with(&["--maxclients", "1"]).await;
     let _first = connect(&server.url()).await.expect("let in");
     let error = connect(&server.url()).await.expect_err("no room");
@@ -179,7 +179,7 @@ async fn a_killed_connection_comes_back() {
         queues(&store, &waiter).await;
         world.0.command(&["CLIENT", "KILL", "TYPE", "pubsub"]).await;
         hears(&mut pushes, &Push::Resync).await;
-        // Nothing was lost, and messages arrive again.
+        // Nothing was lost, and pushes arrive again.
         assert_eq!(other.renew(&[renewal(&holder, fence)]).await, [Renewed::Renewed]);
         queues(&store, &waiter).await;
         assert_eq!(other.release(&holder.name, &holder.token).await, Ok(Release::Released));
@@ -206,7 +206,7 @@ async fn a_restarted_server_is_found_again() {
 }
 
 #[tokio::test]
-async fn a_password_changed_in_mid_run_is_said_and_does_not_hurry_the_server() {
+async fn a_changed_password_is_reported_and_does_not_cause_fast_retries() {
     let server = RedisServer::start().await;
     let proxy = FaultProxy::in_front_of(&server);
     let store = connect(&proxy.url()).await.expect("up");
@@ -235,7 +235,7 @@ async fn a_request_cut_on_its_way_is_unknown_and_can_be_sent_again() {
     proxy.cut_after_forwarding(|command| command.name() == "SET", 1);
     let error = store.try_acquire(&mine).await.expect_err("cut");
     assert!(error.may_have_happened(), "{error}");
-    // Our own attempt does not block itself.
+    // An attempt does not block itself.
     let grant = takes(&store, &mine).await;
     assert_eq!(store.renew(&[renewal(&mine, grant.fence)]).await, [Renewed::Renewed]);
     proxy.swallow_reply_to(|command| command.name() == "EVALSHA", 1);
@@ -256,7 +256,7 @@ async fn the_previous_connection_is_ended_first() {
         hears(&mut pushes, &Push::Resync).await;
     }
     let killed = server.commandstats().await.get("client|kill").copied();
-    // The first connection asks whether it may, and means nobody.
+    // The first connection checks the permission, without ending a connection.
     assert_eq!(killed, Some(1 + 3));
     takes(&store, &claim("a")).await;
 }
@@ -279,7 +279,7 @@ async fn messages_that_do_not_arrive_are_noticed() {
 }
 
 #[tokio::test]
-async fn nobody_is_bothered_while_nobody_waits() {
+async fn a_release_without_waiters_sends_no_pushes() {
     let server = RedisServer::start().await;
     let store = connect(&server.url()).await.expect("up");
     eventually("the first echo", async || server.commandstats().await.contains_key("spublish")).await;
@@ -311,7 +311,7 @@ async fn a_pushed_grant_is_fresh_while_echoes_come() {
 }
 
 #[tokio::test]
-async fn a_closed_store_says_so_and_is_gone() {
+async fn a_closed_store_fails_and_frees_its_resources() {
     let world = RedisHere::start().await;
     let store = world.store().await;
     assert_eq!(world.listeners().await, 1);
@@ -324,9 +324,9 @@ async fn a_closed_store_says_so_and_is_gone() {
     store.close().await;
 }
 
-/// Whoever goes on as if nothing had been missed would show a lock as held that was released meanwhile.
+/// A subscriber must learn that it missed events, or it would show a released lock as held.
 #[tokio::test]
-async fn a_follower_is_told_of_a_cut_and_follows_again() {
+async fn a_subscriber_learns_of_a_cut_and_subscribes_again() {
     let server = RedisServer::start().await;
     let proxy = FaultProxy::in_front_of(&server);
     let store = connect(&proxy.url()).await.expect("up");
@@ -342,7 +342,7 @@ async fn a_follower_is_told_of_a_cut_and_follows_again() {
     assert_eq!(timeout(Duration::from_secs(10), events.recv()).await.expect("an event"), Some(event));
 }
 
-/// The server must not take a process that cannot hear any more for a waiter that can.
+/// The server must not treat a process that gets no pushes as a waiter that does.
 #[tokio::test]
 async fn a_connection_that_is_given_up_listens_no_longer() {
     let server = RedisServer::start().await;

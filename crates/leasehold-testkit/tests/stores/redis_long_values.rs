@@ -1,4 +1,4 @@
-//! Values at our keys that are longer than anything we write.
+//! Values at leasehold's keys that are longer than anything leasehold writes.
 
 use std::time::Duration;
 
@@ -18,19 +18,19 @@ use crate::support::{claim, takes};
 
 const LONG_VALUE: u64 = 100_000_000;
 
-/// The server makes it itself: zeros.
+/// Makes the server create a long value of zeros.
 async fn plant(server: &RedisServer, key: &str) {
     server.command(&["SETRANGE", key, &(LONG_VALUE - 1).to_string(), "x"]).await;
 }
 
-/// The ids of the connections that have a subscription.
+/// Returns the ids of the connections with a subscription.
 async fn subscribed(server: &RedisServer) -> Vec<String> {
     let clients = format!("{:?}", server.command(&["CLIENT", "LIST", "TYPE", "pubsub"]).await);
     let ids = clients.split("id=").skip(1).map(|rest| rest.chars().take_while(char::is_ascii_digit).collect());
     ids.collect()
 }
 
-/// Resident memory of this process at its highest, in bytes.
+/// Returns the peak resident memory of this process, in bytes.
 fn peak() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("the field");
@@ -55,7 +55,7 @@ async fn s27_a_long_value_at_our_keys_is_a_foreign_holder_and_costs_no_connectio
     let holder = id_of(store.try_acquire(&claim("long")).await.expect("answered"));
     assert!(holder.foreign && holder.owner.to_string().contains("more than 65536 bytes"), "{holder:?}");
     assert_eq!(store.holder(&claim("long").name).await.expect("answered").map(|found| found.id), Some(holder.id));
-    // The head of a queue asks ten times a second: a GET of 100 MB in a script takes the server tenths of a second.
+    // The head of a queue sends ten requests a second, and a GET of 100 MB in a script takes tenths of a second.
     server.command(&["CONFIG", "RESETSTAT"]).await;
     let waiter = claim("long");
     match store.acquire(&waiter, None).await.expect("answered") {
@@ -66,23 +66,23 @@ async fn s27_a_long_value_at_our_keys_is_a_foreign_holder_and_costs_no_connectio
     let seen = server.commandstats().await;
     assert!(!seen.contains_key("get"), "the server never reads it as a whole: {seen:?}");
     assert_eq!(store.list("", None, 10).await.expect("answered").locks.len(), 2);
-    // No queue of ours stands there: the lock is taken and given back all the same.
+    // The value is not a queue of leasehold; the lock is acquired and released nevertheless.
     assert!(store.queue(&claim("waited").name).await.is_err());
     let waited = claim("waited");
     takes(&store, &waited).await;
     assert_eq!(store.release(&waited.name, &waited.token).await, Ok(Release::Released));
-    // By its id it can be taken away.
+    // It can be evicted by its id.
     assert!(matches!(store.evict(&claim("long").name, holder.id, EvictMode::Force).await, Ok(Evicted::Done(_))));
     takes(&store, &claim("long")).await;
     let grew = peak().saturating_sub(before);
     assert!(grew < LONG_VALUE / 2, "{grew} bytes for values that are not kept");
 
-    // All of it on the connection that was there first.
+    // All on the first connection.
     let clients = server.command(&["CLIENT", "LIST", "TYPE", "pubsub"]).await;
     assert!(format!("{clients:?}").matches("id=").count() == 1, "{clients:?}");
     assert_eq!(store.renew(&[crate::support::renewal(&ours, fence)]).await, [leasehold::store::Renewed::Renewed]);
 
-    // A manager with many locks on its one connection does not lose it either.
+    // A manager with many locks on its only connection does not lose it either.
     let manager = LockManager::connect(&counted.url()).await.expect("up");
     plant(&server, "leasehold:lock:long again").await;
     let made = counted.connections_made();
@@ -132,7 +132,7 @@ async fn s27_a_long_value_at_a_bindings_key_is_refused_and_costs_no_connection()
     report("S27", format!("bindings of {LONG_VALUE} bytes: refused by every verb, no connection lost"));
 }
 
-/// Asks for a binding named `long` in every way there is.
+/// Uses a binding named `long` in every way.
 async fn every_verb_refuses(store: &RedisStore, kind: BindingKind) {
     let name = |text: &str| LockName::new(text).expect("a name");
     let (id, run) = (BindingId { kind, id: name("long") }, ClaimId::random());
@@ -163,7 +163,7 @@ fn refused_for_its_type(answer: Result<(), Error>) {
     }
 }
 
-/// Anyone who may publish can publish megabytes to an inbox.
+/// Any client that may publish can publish megabytes to an inbox.
 #[tokio::test]
 async fn s27_a_long_message_to_an_inbox_costs_no_connection() {
     let server = RedisServer::start().await;

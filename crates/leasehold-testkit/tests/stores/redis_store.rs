@@ -1,5 +1,4 @@
-//! What only Redis can do to a lock: other clients' values, wrong types, lost scripts and counters,
-//! full memory.
+//! Cases that only Redis has: values of other clients, wrong types, lost scripts and counters, full memory.
 
 use std::time::Duration;
 
@@ -41,7 +40,7 @@ async fn a_value_reads_as_documented() {
     // The first renewal writes the fence.
     assert_eq!(store.renew(&[renewal(&mine, Some(fence))]).await, [Renewed::Renewed]);
     assert_eq!(raw(&world, &["GETRANGE", KEY, "39", "54"]).await, format!("{:016}", fence.get()));
-    // A waiter sets the flag, and stands in a queue that ends.
+    // A waiter sets the flag and is in a queue that expires.
     let waiter = Claim { listens: false, ..claim("a") };
     let ticket = queues(&store, &waiter).await.ticket;
     assert_eq!(raw(&world, &["GETRANGE", KEY, "4", "4"]).await, "1");
@@ -102,14 +101,14 @@ async fn a_foreign_value_excludes_and_is_never_touched() {
     let other = store.evict(&mine.name, mine.token.holder_id(), EvictMode::Force).await;
     assert!(matches!(other, Ok(Evicted::ChangedHands(found)) if found.id == seen.id));
     assert_eq!(raw(&world, &["GET", KEY]).await, "locked_by_tts");
-    // Only an operator's compared force ends it, and the first in line has it then.
+    // Only a compared force ends it, and then the first waiter has the lock.
     let forced = store.evict(&mine.name, seen.id, EvictMode::Force).await;
     assert!(matches!(forced, Ok(Evicted::Done(found)) if found.foreign));
     is_granted(&mut pushes, &mine).await;
 }
 
 #[tokio::test]
-async fn a_foreign_value_is_given_back_by_whoever_names_it() {
+async fn a_foreign_value_is_released_by_its_exact_value() {
     let world = RedisHere::start().await;
     let store = world.store().await;
     let mut pushes = store.pushes();
@@ -119,12 +118,12 @@ async fn a_foreign_value_is_given_back_by_whoever_names_it() {
     assert_eq!(raw(&world, &["GET", KEY]).await, "locked_by_tts");
     assert_eq!(store.release_value(&mine.name, "locked_by_tts").await, Ok(Release::Released));
     assert_eq!(store.release_value(&mine.name, "locked_by_tts").await, Ok(Release::NotOwner), "it is free");
-    // Where somebody waits it is handed over in the same step.
+    // If there is a waiter, the lock is handed off in the same step.
     world.0.command(&["SET", KEY, "locked_by_tts", "PX", "60000"]).await;
     queues(&store, &mine).await;
     assert_eq!(store.release_value(&mine.name, "locked_by_tts").await, Ok(Release::Released));
     is_granted(&mut pushes, &mine).await;
-    // What one of ours wrote is not given back like that, and neither is what is no string.
+    // Values of leasehold are not released this way, nor are values that are not strings.
     let record = raw(&world, &["GET", KEY]).await;
     assert_eq!(store.release_value(&mine.name, &record).await, Ok(Release::NotOwner));
     assert_eq!(raw(&world, &["GET", KEY]).await, record);
@@ -182,7 +181,7 @@ async fn an_unusable_counter_grants_nothing_and_keeps_nothing() {
         let asked = store.acquire(&mine, None).await.expect_err("no fence");
         assert_eq!(asked.kind(), StoreErrorKind::FenceUnusable, "{counter}: {asked}");
         assert_eq!(store.holder(&mine.name).await, Ok(None), "{counter}");
-        // A new process still comes in: what is held must be renewed and released.
+        // A new process can still connect, because held locks must be renewed and released.
         world.store().await;
     }
     assert_eq!(store.release(&holder.name, &holder.token).await, Ok(Release::Released));
@@ -211,7 +210,7 @@ async fn full_memory_refuses_grants_and_nothing_else() {
     let id = waiter.token.holder_id();
     assert!(matches!(store.evict(&waiter.name, id, EvictMode::Revoke).await, Ok(Evicted::Done(_))));
     assert_eq!(store.release(&waiter.name, &waiter.token).await, Ok(Release::Released));
-    // Connecting again is not refused either.
+    // Reconnecting is not rejected either.
     world.store().await;
 }
 
@@ -228,7 +227,7 @@ async fn an_emergency_release_needs_no_script() {
     assert!(!stats.contains_key("evalsha") && !stats.contains_key("eval"), "{stats:?}");
     assert_eq!(store.holder(&mine.name).await, Ok(None));
     assert_eq!(store.release_emergency(&mine.name, &mine.token).await, Ok(Release::NotOwner));
-    // Nothing was handed on; whoever waits finds it by asking.
+    // There was no hand-off; a waiter finds the free lock with its next request.
     acquires(&store, &waiter).await;
 }
 
@@ -247,7 +246,7 @@ async fn a_removed_expiry_comes_back() {
 }
 
 #[tokio::test]
-async fn a_grant_that_came_too_late_says_so() {
+async fn a_late_grant_is_reported() {
     let world = RedisHere::start().await;
     let store = world.store().await;
     let short = Claim { ttl: ttl(Duration::from_millis(100)), ..claim("a") };
@@ -274,7 +273,7 @@ async fn a_pushed_grant_counts_from_before_it_was_given() {
         tokio::time::sleep(Duration::from_millis(5)).await;
         here.release(&holder.name, &holder.token).await.expect("an answer");
         let grant = is_granted(&mut pushes, &waiter).await;
-        // Nothing was asked over there since: the stamp is the question's own.
+        // There were no requests since, so the timestamp is that of the request.
         assert!(grant.asked_at <= before, "{:?} after {before:?}", grant.asked_at);
         assert!(before.until(Moment::now()) < LONG && grant.asked_at.until(before) < Duration::from_secs(1));
         there.release(&waiter.name, &waiter.token).await.expect("an answer");
@@ -294,7 +293,7 @@ async fn cursors_and_names_that_make_no_sense_are_refused() {
     let refused = bare.try_acquire(&claim("lh1:fence")).await.expect_err("reserved");
     assert_eq!(refused.kind(), StoreErrorKind::Refused);
     assert!(matches!(&bare.renew(&[renewal(&claim("lh1:fence"), None)]).await[..], [Renewed::Unknown(_)]));
-    // The fence counter is a string as locks are, and not listed.
+    // The fence counter is a string like a lock, but it is not listed.
     takes(&bare, &claim("order:1")).await;
     let page = bare.list("", None, 10).await.expect("a page");
     assert_eq!(page.locks.iter().map(|(n, _)| n.clone()).collect::<Vec<_>>(), [name("order:1")]);
@@ -309,7 +308,7 @@ async fn a_try_is_three_plain_commands_and_a_release_one_script() {
     takes(&store, &mine).await;
     store.release(&mine.name, &mine.token).await.expect("an answer");
     let mut stats = world.0.commandstats().await;
-    // The echo after connecting may fall into the count; the kit's own commands do.
+    // The push probe after connecting may be in the count; the commands of the test kit are.
     for other in ["spublish", "hello", "config|resetstat", "info"] {
         stats.remove(other);
     }

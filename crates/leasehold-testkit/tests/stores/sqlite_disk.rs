@@ -1,4 +1,4 @@
-//! The SQLite store on a disk that is full, on one that may not be written, and after that.
+//! The SQLite store on a full disk, on a read-only one, and afterwards.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,11 +11,11 @@ use leasehold::store::sqlite::SqliteStore;
 use leasehold::store::*;
 use leasehold::{LockName, Owner};
 
-/// A small filesystem of its own, unmounted when dropped.
+/// A small filesystem that is unmounted on drop.
 struct Disk(PathBuf, #[expect(dead_code, reason = "removed after the unmount")] tempfile::TempDir);
 
 impl Disk {
-    /// `None`, with the reason printed, where this user may not mount.
+    /// Returns `None` and prints the reason if this user may not mount.
     fn mount(size: &str) -> Option<Self> {
         let dir = tempfile::tempdir().expect("a directory");
         let mut mount = Command::new("mount");
@@ -33,7 +33,7 @@ impl Disk {
         assert!(done.expect("mount runs").success());
     }
 
-    /// Takes every byte there is.
+    /// Fills the disk.
     fn fill(&self) {
         let mut file = File::create(self.0.join("filler")).expect("creates");
         let mut size = 1 << 16;
@@ -71,7 +71,7 @@ fn open(path: &Path) -> SqliteStore {
     SqliteStore::open(&path.join("locks.db")).expect("opens")
 }
 
-/// Takes locks until the store refuses; gives those taken, and the refusal.
+/// Acquires locks until the store returns an error. Returns the locks and the error.
 async fn take_until_refused(store: &SqliteStore, prefix: &str) -> (Vec<Claim>, Option<StoreError>) {
     let mut taken = Vec::new();
     for i in 0..20_000 {
@@ -95,7 +95,7 @@ async fn every_release_works_on_a_full_disk_and_all_works_after_it() {
         assert!(matches!(one.try_acquire(&claim).await, Ok(Try::Granted(_))));
         held.push(claim);
     }
-    // Some have a waiter: their release writes more than a row.
+    // Some have a waiter, so their release writes more than one row.
     let mut pushes = two.pushes();
     for claim_held in &held[..20] {
         let waiter = Claim { name: claim_held.name.clone(), ..claim("x") };
@@ -121,7 +121,7 @@ async fn every_release_works_on_a_full_disk_and_all_works_after_it() {
         let push = tokio::time::timeout(Duration::from_secs(5), pushes.recv()).await.expect("in time");
         handed += usize::from(matches!(push, Some(Push::Granted { .. })));
     }
-    // What was given back can be taken again, and long after the log would have been used up.
+    // Released locks can be acquired again, more often than the log alone would allow.
     for _ in 0..3_000 {
         let claim = Claim { name: held[50].name.clone(), ..claim("x") };
         assert!(matches!(one.try_acquire(&claim).await, Ok(Try::Granted(_))));
@@ -159,7 +159,7 @@ async fn releases_work_when_the_locks_themselves_filled_the_disk() {
 }
 
 #[test]
-fn a_full_or_read_only_disk_is_told_apart_when_opening() {
+fn opening_distinguishes_a_full_from_a_read_only_disk() {
     let Some(disk) = Disk::mount("1m") else { return };
     disk.fill();
     let refusal = SqliteStore::open(&disk.0.join("locks.db")).err().expect("refused");

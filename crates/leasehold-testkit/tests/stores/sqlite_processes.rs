@@ -1,4 +1,4 @@
-//! The SQLite store between real processes, some of which are killed.
+//! The SQLite store in several processes, some of which are killed.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ fn claim(text: &str) -> Claim {
     }
 }
 
-/// A process of its own that runs [`child`], killed when dropped.
+/// A process that runs [`child`]. Killed on drop.
 struct Process {
     child: Child,
     says: BufReader<ChildStdout>,
@@ -41,7 +41,7 @@ impl Process {
             .args(["sqlite_processes::child", "--exact", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .env(FILE, file)
-            // Killed, it would leave half a record of its coverage, which no reader takes.
+            // A killed process would leave an incomplete coverage file, which no tool can read.
             .env("LLVM_PROFILE_FILE", "/dev/null")
             .stdout(Stdio::piped())
             .spawn()
@@ -50,7 +50,7 @@ impl Process {
         Self { child, says }
     }
 
-    /// Reads until the process says this word, and gives what follows it.
+    /// Reads until the process prints this word, and returns the text after it.
     fn hears(&mut self, word: &str) -> String {
         let mut all = String::new();
         loop {
@@ -83,7 +83,7 @@ impl Drop for Process {
     }
 }
 
-/// What a started process does; nothing in an ordinary run of the tests.
+/// Runs the role of a started process; does nothing in an ordinary run of the tests.
 #[tokio::test]
 async fn child() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -139,7 +139,7 @@ async fn child() {
     }
 }
 
-/// Writes of a process whose syncs are counted.
+/// The writes of a process whose syncs are counted.
 const WRITES: usize = 40;
 
 fn binding(n: usize) -> NewBinding {
@@ -152,7 +152,7 @@ fn binding(n: usize) -> NewBinding {
     }
 }
 
-/// How often a process waits for the disk; `None`, with the reason printed, where that cannot be counted.
+/// Counts how often a process waits for the disk. Returns `None` and prints the reason if that cannot be counted.
 fn syncs_of(role: &str) -> Option<usize> {
     let dir = tempfile::tempdir().expect("a directory");
     let (file, log) = (dir.path().join("locks.db"), dir.path().join("strace"));
@@ -192,7 +192,7 @@ async fn wait_for(store: &SqliteStore, claim: &Claim) -> Grant {
     }
 }
 
-/// Takes and gives back one of three locks for ever, and leaves a witness while inside.
+/// Acquires and releases one of three locks in an endless loop, and leaves a witness while it holds one.
 async fn storm(store: &SqliteStore, file: &Path) {
     let mut pushes = store.pushes();
     for round in 0_u64.. {
@@ -217,7 +217,7 @@ async fn storm(store: &SqliteStore, file: &Path) {
             hand_to: None,
         };
         if store.renew(&[renewal]).await != [Renewed::Renewed] {
-            // Hung for longer than the provisional lease: given up before it began.
+            // The process hung for longer than the provisional lease, so the hold ended before it began.
             continue;
         }
         let witness = file.with_file_name(claim.name.as_str().replace(':', "-"));
@@ -231,11 +231,11 @@ async fn storm(store: &SqliteStore, file: &Path) {
     }
 }
 
-/// Only one process may be inside; a dead one's witness is taken over.
+/// Checks that one process holds the lock. The witness of a dead process is replaced.
 fn enter(witness: &Path, fence: u64) {
     let fence_file = witness.with_extension("fence");
     let last: u64 = std::fs::read_to_string(&fence_file).ok().and_then(|t| t.parse().ok()).unwrap_or(0);
-    // A link appears whole, with the pid in it: a process killed half-way leaves no empty witness.
+    // A symlink is created in one step, with the pid in it, so a killed process leaves no empty witness.
     let mine = witness.with_extension(format!("pid{}", std::process::id()));
     std::fs::write(&mine, std::process::id().to_string()).expect("writes");
     if std::fs::hard_link(&mine, witness).is_err() {
@@ -245,7 +245,7 @@ fn enter(witness: &Path, fence: u64) {
             let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             state.is_empty() || state.rsplit(')').next().is_some_and(|rest| rest.trim().starts_with(['Z', 'X']))
         };
-        // A killed process gives its FIFO up a little before it shows as dead.
+        // A killed process closes its FIFO a little before it appears as dead.
         let until = Instant::now() + Duration::from_millis(200);
         while !dead() {
             assert!(Instant::now() < until, "two holders at once: {pid} is inside");
@@ -326,7 +326,7 @@ async fn kills_in_a_storm_make_no_second_holder_and_harm_no_file() {
         storm[victim].kill();
         storm[victim] = Process::start("storm", &file);
         let watched = (kill + 1) % storm.len();
-        // A process that panicked over a second holder says nothing any more, and fails here.
+        // A process that found a second holder has panicked and prints nothing, so this fails.
         storm[watched].hears("round");
     }
     storm.iter_mut().for_each(|p| drop(p.hears("round")));
@@ -352,7 +352,7 @@ async fn the_log_stays_short_under_four_writers() {
     let log = std::fs::metadata(file.with_file_name("locks.db-wal")).expect("there").len();
     let db = std::fs::metadata(&file).expect("there").len();
     println!("{pairs} pairs by 4 processes in 3 s; log {log} bytes, file {db} bytes");
-    // Without our checkpoints each pair adds two frames.
+    // Without checkpoints each pair adds two frames.
     assert!(pairs * 2 > 8_000, "too few writes to say anything");
     assert!(log < 9 << 20, "the log has grown to {log} bytes");
     assert!(db < 2 << 20, "the file has grown to {db} bytes");

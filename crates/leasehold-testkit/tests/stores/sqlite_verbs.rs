@@ -1,4 +1,4 @@
-//! The SQLite store inside one process: every verb, two stores on one file, and what is refused.
+//! The SQLite store in one process: every operation, two stores on one file, and errors.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ async fn push(pushes: &mut tokio::sync::mpsc::UnboundedReceiver<Push>) -> Push {
     tokio::time::timeout(Duration::from_secs(5), pushes.recv()).await.expect("a push in time").expect("store is open")
 }
 
-/// Every process leaves its FIFO behind: those of the dead are removed, unless a lease proves by one that its holder died.
+/// Every process leaves its FIFO behind. FIFOs of dead processes are removed unless a lease needs one as proof of the death.
 #[tokio::test]
 async fn many_short_runs_leave_few_files_and_no_lease_behind() {
     const RUNS: usize = 300;
@@ -86,7 +86,7 @@ async fn many_short_runs_leave_few_files_and_no_lease_behind() {
     granted(&open(&dir), &claim("left behind")).await;
 }
 
-/// No other process can wake it up, so it looks for messages by itself, before an unconfirmed grant ends.
+/// No other process can wake it up, so it reads its inbox by itself before an unconfirmed grant ends.
 #[tokio::test]
 async fn a_waiter_whose_fifo_was_removed_still_receives_its_grant() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -95,7 +95,7 @@ async fn a_waiter_whose_fifo_was_removed_still_receives_its_grant() {
     let (first, second) = (claim("k"), claim("k"));
     granted(&holder, &first).await;
     queued(&waiter, &second).await;
-    // It wakes itself up when it begins to wait, which would find the message by chance.
+    // It wakes up when it begins to wait, which could find the message by chance.
     tokio::time::sleep(Duration::from_millis(200)).await;
     std::fs::remove_dir_all(dir.path().join("locks.db.alive")).expect("removed");
     assert_eq!(holder.release(&first.name, &first.token).await, Ok(Release::Released));
@@ -153,7 +153,7 @@ async fn checks_that_arrive_together_prolong_nothing() {
 }
 
 #[tokio::test]
-async fn a_lock_is_taken_once_and_given_back_once() {
+async fn a_lock_is_acquired_once_and_released_once() {
     let dir = tempfile::tempdir().expect("a directory");
     let store = open(&dir);
     let (a, b) = (claim("k"), claim("k"));
@@ -197,7 +197,7 @@ async fn a_release_hands_over_in_order_within_and_across_stores() {
 }
 
 #[tokio::test]
-async fn taking_away_and_asking_to_finish_reach_the_holder() {
+async fn evictions_and_requests_to_finish_reach_the_holder() {
     let dir = tempfile::tempdir().expect("a directory");
     let (one, two) = (open(&dir), open(&dir));
     let mut pushes = one.pushes();
@@ -232,7 +232,7 @@ async fn an_ended_lease_is_free_and_its_fence_is_not_reused() {
 }
 
 #[tokio::test]
-async fn a_lease_of_a_closed_store_is_free_at_once_and_one_of_nobody_is_not() {
+async fn only_leases_of_a_closed_store_are_free_at_once() {
     let dir = tempfile::tempdir().expect("a directory");
     let (one, two) = (open(&dir), open(&dir));
     let (a, mut nobody) = (claim("a"), claim("b"));
@@ -341,7 +341,7 @@ async fn eight_tasks_on_two_stores_are_never_inside_together() {
 }
 
 #[tokio::test]
-async fn a_forked_store_says_so_and_hangs_nowhere() {
+async fn a_forked_store_fails_and_does_not_hang() {
     let dir = tempfile::tempdir().expect("a directory");
     let store = open(&dir);
     let a = claim("k");
@@ -362,7 +362,7 @@ fn refusal(path: &Path) -> StoreErrorKind {
 }
 
 #[test]
-fn what_is_no_database_of_ours_is_left_alone() {
+fn foreign_databases_are_not_changed() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("text.db");
     std::fs::write(&file, "not a database, but long enough to look like one".repeat(100)).expect("writes");

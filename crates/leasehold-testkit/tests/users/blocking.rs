@@ -1,4 +1,4 @@
-//! Locks for threads: the same verbs on every store, inside a runtime, after a fork, at a program's end.
+//! The blocking API on every store, inside a runtime, after a fork, and at the end of a program.
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -15,10 +15,10 @@ use tokio::runtime::{Builder, Runtime};
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
-/// Longer than anything here may take.
+/// A limit that is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(20);
 
-/// A store, and the runtime that its server (if it has one) needs.
+/// A store, and the runtime of its server, if it has one.
 struct Place {
     arena: Arena,
     runtime: Runtime,
@@ -57,13 +57,13 @@ macro_rules! on_every_store {
 
 on_every_store!(
     every_verb_answers,
-    a_dropped_guard_is_given_back_when_the_drop_returns,
+    a_dropped_guard_is_released_when_the_drop_returns,
     threads_never_meet_inside,
     work_is_released_whatever_happens,
-    a_lease_that_is_lost_is_told,
+    a_lost_lease_is_reported,
     a_runtime_is_not_blocked,
     a_forked_child_touches_nothing,
-    a_shutdown_tells_holders,
+    a_shutdown_notifies_holders,
 );
 
 fn every_verb_answers(place: &Place) {
@@ -92,7 +92,7 @@ fn every_verb_answers(place: &Place) {
     assert!(matches!(guard.extend(LONG), Err(Error::Lost { .. })));
     guard.release().expect("answered");
     assert!(!locks.is_locked("one").expect("answered"));
-    // Whatever else a manager can do.
+    // The other features of a manager.
     let claimed = |value: u32| {
         locks
             .block_on(async |locks| locks.bindings::<u32>().try_create("request", &value, LONG).await)
@@ -110,7 +110,7 @@ fn every_verb_answers(place: &Place) {
     assert!(matches!(LockManager::connect("nonsense:"), Err(Error::Connect { .. })));
 }
 
-fn a_dropped_guard_is_given_back_when_the_drop_returns(place: &Place) {
+fn a_dropped_guard_is_released_when_the_drop_returns(place: &Place) {
     let locks = place.connect();
     let mut last = Fence::NONE;
     for _ in 0..50 {
@@ -151,13 +151,13 @@ fn work_is_released_whatever_happens(place: &Place) {
     drop(locks.lock("work").no_wait().acquire().expect("free after a panic"));
 }
 
-fn a_lease_that_is_lost_is_told(place: &Place) {
+fn a_lost_lease_is_reported(place: &Place) {
     let locks = place.connect();
     let outlived = locks.lock("short").ttl(ms(200)).renew(false).run(|guard| {
         assert_eq!(guard.lost_within(LONG).expect("waited"), Some(LossReason::Expired));
     });
     assert!(matches!(outlived, Err(Error::Lost { why: LossReason::Expired, .. })), "{outlived:?}");
-    // A renewed one goes on.
+    // A renewed lease continues.
     locks
         .lock("short")
         .ttl(ms(200))
@@ -186,20 +186,20 @@ fn a_runtime_is_not_blocked(place: &Place) {
         let (in_task, in_blocking, task_url) = (locks.clone(), locks.clone(), url.clone());
         runtime.block_on(async {
             refused(&locks, &url);
-            // As often as it is asked, and with a budget that is spent.
+            // Repeatedly, and with an exhausted budget.
             for _ in 0..300 {
                 refused(&locks, &url);
                 tokio::task::consume_budget().await;
             }
             tokio::spawn(async move { refused(&in_task, &task_url) }).await.expect("no panic");
-            // There one may wait.
+            // Waiting is allowed there.
             let blocking = tokio::task::spawn_blocking(move || {
                 assert!(in_blocking.try_lock("held").expect("answered").is_none());
                 assert!(in_blocking.with_lock("free", Guard::is_valid).expect("free"));
             });
             blocking.await.expect("no panic");
         });
-        // A runtime that is merely at hand stops nothing.
+        // An entered runtime without a task allows waiting.
         let _entered = runtime.enter();
         assert!(locks.with_lock("free", Guard::is_valid).expect("free"));
     }
@@ -209,13 +209,13 @@ fn a_runtime_is_not_blocked(place: &Place) {
         runtime.spawn(async move { tokio::task::block_in_place(|| worker.with_lock("free", Guard::is_valid)) }),
     );
     assert!(worked.expect("no panic").expect("free"));
-    // A guard may be dropped there; it is given back by the manager's own thread.
+    // A guard may be dropped there; the manager's thread releases it.
     runtime.block_on(async move { drop(held) });
     drop(locks.lock("held").wait_up_to(LONG).acquire().expect("given back"));
     let held = locks.lock("held").acquire().expect("free");
     assert!(matches!(runtime.block_on(async move { held.release() }), Err(Error::InsideRuntime)));
     drop(locks.lock("held").wait_up_to(LONG).acquire().expect("given back"));
-    // The last one can go there as well.
+    // The last handle can be dropped there too.
     runtime.block_on(async move { drop(locks) });
 }
 
@@ -230,7 +230,7 @@ fn a_forked_child_touches_nothing(place: &Place) {
     assert!(forked(locks.shutdown().err()));
     assert!(forked(guard.extend(LONG).err()));
     assert!(!guard.is_valid() && guard.remaining().is_zero() && guard.loss().is_none());
-    // What the child drops, or thinks it releases, is the parent's.
+    // Drops and releases in the child do not affect the parent.
     assert!(forked(childs.release().err()));
     locks.pretend_forked(false);
     assert!(guard.is_valid());
@@ -238,7 +238,7 @@ fn a_forked_child_touches_nothing(place: &Place) {
     assert!(guard.release().expect("answered"));
 }
 
-fn a_shutdown_tells_holders(place: &Place) {
+fn a_shutdown_notifies_holders(place: &Place) {
     let locks = place.connect();
     let guard = locks.lock("held").acquire().expect("free");
     std::thread::scope(|scope| {
@@ -262,13 +262,13 @@ fn program(place: &Place, what: &str) -> Command {
 fn programs(kind: Kind) {
     let place = Place::new(kind);
     let locks = place.connect();
-    // A program that just ends has given back what it held, however it ends.
+    // A program that ends has released its locks, however it ends.
     for (what, ends_well) in [("return", true), ("panic", false), ("threads", true)] {
         let ended = program(&place, what).status().expect("a program");
         assert_eq!(ended.success(), ends_well, "{what}");
         drop(locks.lock("mains").no_wait().acquire().unwrap_or_else(|error| panic!("after `{what}`: {error}")));
     }
-    // A killed one has not: the store notices.
+    // A killed one has not; the store notices its death.
     let mut child = program(&place, "wait").spawn().expect("a program");
     let granted = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().expect("piped"))).next();
     assert!(granted.expect("a line").expect("text").contains("granted"));

@@ -1,4 +1,4 @@
-//! Many processes claim one request id at once, or do one thing once.
+//! Many processes claim one request id, or do one piece of work, at the same time.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! One leader at a time, on every store and in processes that are killed and stopped.
+//! Elections on every store, and with processes that are killed and stopped.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use tokio::time::timeout;
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
-/// Longer than anything here may take.
+/// A limit that is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(20);
 
 on_every_store!(
@@ -25,9 +25,9 @@ on_every_store!(
     work_that_fails_leaves_the_lead_to_others,
     work_that_fails_at_once_does_not_spin,
     a_shutdown_ends_the_campaign,
-    a_campaign_that_is_dropped_gives_the_lead_up,
-    a_panic_gives_the_lead_up,
-    bad_input_is_told_at_once,
+    a_dropped_campaign_ends_the_term,
+    a_panic_ends_the_term,
+    bad_input_is_an_error_at_once,
 );
 
 async fn one_leads_at_a_time_and_the_others_know_who(arena: Arena) {
@@ -97,7 +97,7 @@ async fn work_that_fails_leaves_the_lead_to_others(arena: Arena) {
     let campaign = tokio::spawn(async move {
         let term = async |_: leasehold::elect::Term| {
             let _ = told.send("failing");
-            // The other one is in line by then.
+            // The other candidate waits by then.
             while looker.info("scheduler").await?.waiters.is_empty() {
                 tokio::time::sleep(ms(1)).await;
             }
@@ -147,7 +147,7 @@ async fn a_shutdown_ends_the_campaign(arena: Arena) {
     assert!(!arena.manager().await.is_locked("scheduler").await.expect("answered"));
 }
 
-async fn a_campaign_that_is_dropped_gives_the_lead_up(arena: Arena) {
+async fn a_dropped_campaign_ends_the_term(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
     let (told, mut terms) = unbounded_channel();
     let campaign = a.elect("scheduler").run(async |_| {
@@ -162,7 +162,7 @@ async fn a_campaign_that_is_dropped_gives_the_lead_up(arena: Arena) {
     timeout(LONG, led).await.expect("in time").expect("led");
 }
 
-async fn a_panic_gives_the_lead_up(arena: Arena) {
+async fn a_panic_ends_the_term(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
     let panicking =
         tokio::spawn(
@@ -173,7 +173,7 @@ async fn a_panic_gives_the_lead_up(arena: Arena) {
     timeout(LONG, led).await.expect("in time").expect("led");
 }
 
-async fn bad_input_is_told_at_once(arena: Arena) {
+async fn bad_input_is_an_error_at_once(arena: Arena) {
     let manager = arena.manager().await;
     let never = async |_: leasehold::elect::Term| -> Result<(), Error> { panic!("nobody was elected") };
     assert!(matches!(manager.elect("").run(never).await, Err(Error::Invalid(_))));
@@ -182,9 +182,9 @@ async fn bad_input_is_told_at_once(arena: Arena) {
     assert!(matches!(manager.elect("a").owner("\n").run(never).await, Err(Error::Invalid(_))));
 }
 
-/// A server that is gone is waited for, and nobody leads meanwhile, whatever the manager's own rule is.
+/// Without a server candidates wait and there is no leader, whatever the manager's options are.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_leads_while_the_store_is_gone() {
+async fn there_is_no_leader_while_the_store_is_unreachable() {
     let server = leasehold_testkit::RedisServer::start().await;
     let mut options = leasehold::Options::default();
     (options.on_unavailable, options.outage_timeout, options.journal) = (OnUnavailable::FailOpen, ms(300), None);
@@ -230,7 +230,7 @@ async fn killed_and_stopped_leaders(kind: Kind) {
     let mut third = candidate(&url, dir.path());
     in_line(2).await;
 
-    // Killed: the next in line leads. Nobody relies on the lead of the dead.
+    // Killed: the next candidate leads.
     let mut death = Event::now(0, "scheduler", EventKind::ReleaseCalled).fence(a);
     death.pid = first.pid();
     HistoryWriter::open(dir.path()).expect("a history").record(&death);
@@ -239,8 +239,7 @@ async fn killed_and_stopped_leaders(kind: Kind) {
     let leader = looker.elect("scheduler").leader().await.expect("answered").expect("somebody leads");
     assert_eq!(leader.owner.pid(), second.pid());
 
-    // Stopped for longer than its lease: another leads; awake again, its work is cancelled and it
-    // stands again.
+    // Stopped for longer than its lease: another candidate leads. When it resumes, its work is cancelled and it runs again.
     second.pause();
     let c = leads(&mut third).await;
     second.resume();
@@ -248,7 +247,7 @@ async fn killed_and_stopped_leaders(kind: Kind) {
     assert!(ended["ended"] == b && ended["lost"].is_string(), "{ended}");
     in_line(1).await;
 
-    // Resigned: the one that was deposed leads again.
+    // Resigned: the former leader leads again.
     third.send_line("resign");
     let d = leads(&mut second).await;
     third.wait_for_line(|line| line["resigned"] == true, LONG).await.expect("ended");

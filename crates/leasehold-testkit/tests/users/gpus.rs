@@ -1,4 +1,4 @@
-//! GPUs: one by its number, any of them, and what is done before one is given back.
+//! GPUs: one by its number, any of them, and clean-up before the release.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use tokio::time::timeout;
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
-/// Longer than anything here may take.
+/// A limit that is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(20);
 
 on_every_store!(
     one_at_a_time_as_the_configuration_says,
-    a_call_says_otherwise,
-    cleaned_up_before_it_is_given_back_whatever_happens,
-    a_clean_up_that_goes_wrong_stops_nothing,
+    a_call_can_override_the_manager,
+    the_clean_up_always_runs_before_the_release,
+    a_failing_clean_up_does_not_prevent_the_release,
     a_command_cleans_up,
     any_of_a_pool_and_those_by_number,
     a_pool_cleans_up_when_it_is_dropped,
@@ -34,7 +34,7 @@ async fn manager(arena: &Arena) -> LockManager {
     arena.manager_with(options).await
 }
 
-/// Until nobody holds a lock: what goes on in the background is done.
+/// Waits until no lock is held, so that background work is done.
 async fn until_free(locks: &LockManager, name: &str) {
     let free = async {
         while locks.is_locked(name).await.expect("answered") {
@@ -74,7 +74,7 @@ async fn at_once(locks: &LockManager, gpu: u32) -> Result<Option<Duration>, Erro
     Ok(locks.holder(format!("gpu_lock:{gpu}")).await?.expect("held").ttl)
 }
 
-async fn a_call_says_otherwise(arena: Arena) {
+async fn a_call_can_override_the_manager(arena: Arena) {
     let locks = manager(&arena).await;
     assert_eq!(at_once(&locks, 3).await.expect("free"), Some(Duration::from_secs(60)));
     let _guard = locks.lock("gpu_lock:3").await.expect("free");
@@ -82,7 +82,7 @@ async fn a_call_says_otherwise(arena: Arena) {
     assert!(matches!(&refused, Err(Error::NotAcquired { name, .. }) if name.as_str() == "gpu_lock:3"), "{refused:?}");
 }
 
-/// How the work ends.
+/// The ends of the work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
     Returns,
@@ -108,7 +108,7 @@ async fn ends(
     }
 }
 
-/// Tells whether the lock was still ours while it ran, and whether it was told of a loss.
+/// A clean-up that reports whether the lock was still held, and whether it was notified of a loss.
 fn cleaning(
     locks: LockManager,
     cleaned: UnboundedSender<(bool, bool)>,
@@ -121,7 +121,7 @@ fn cleaning(
     }
 }
 
-async fn cleaned_up_before_it_is_given_back_whatever_happens(arena: Arena) {
+async fn the_clean_up_always_runs_before_the_release(arena: Arena) {
     let locks = manager(&arena).await;
     for end in [End::Returns, End::Fails, End::Panics, End::IsDropped, End::LosesItsLease] {
         let (cleaned, mut was_cleaned) = unbounded_channel();
@@ -183,7 +183,7 @@ async fn with_an_endless_command(locks: &LockManager) -> Result<u32, Error> {
     Ok(5)
 }
 
-async fn a_clean_up_that_goes_wrong_stops_nothing(arena: Arena) {
+async fn a_failing_clean_up_does_not_prevent_the_release(arena: Arena) {
     let locks = manager(&arena).await;
     let results = [
         with_a_failing_clean_up(&locks).await,
@@ -250,7 +250,7 @@ async fn any_of_a_pool_and_those_by_number(arena: Arena) {
     let name = own.guards()[0].name().to_string();
     let host = leasehold::Owner::default().host().to_owned();
     assert_eq!(name, format!("gpu_lock:{host}:0"));
-    // Another lock, which is to be had as well: at the latest when those who waited for any have left its line.
+    // Another lock, which is free too, at the latest when the waiters for any GPU have left its queue.
     locks.lock("gpu_lock:0").wait_up_to(LONG).await.expect("free").release().await.expect("answered");
     assert!(own.guards()[0].is_valid());
 }
@@ -268,7 +268,7 @@ async fn a_pool_cleans_up_when_it_is_dropped(arena: Arena) {
     until_free(&locks, "gpu_lock:1").await;
 }
 
-/// Those who want two by number and those who want any two would each hold one and wait for the other's.
+/// Requests for two GPUs by number and for any two must not deadlock with one GPU each.
 async fn several_are_collected_without_a_deadlock(arena: Arena) {
     let inside = std::sync::Arc::new(Mutex::new([false; 2]));
     let mut tasks = Vec::new();

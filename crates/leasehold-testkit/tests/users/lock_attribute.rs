@@ -1,4 +1,4 @@
-//! What a function under `#[lock]` can rely on, on every store.
+//! `#[lock]` on every store.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -13,11 +13,11 @@ use tokio::time::timeout;
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
-/// Longer than anything here may take.
+/// A limit that is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(20);
 
 on_every_store!(
-    one_at_a_time_and_the_other_is_told_at_once,
+    one_at_a_time_and_the_other_fails_at_once,
     whoever_waits_enters_next,
     released_on_every_way_out,
     a_dropped_call_stops_the_body_and_frees_the_lock,
@@ -25,11 +25,11 @@ on_every_store!(
     a_lost_lease_can_be_ignored,
     a_bounded_call_ends_with_its_lease,
     a_renewed_call_outlives_its_lease_up_to_its_cap,
-    a_bad_name_is_told_before_the_body_runs,
+    a_bad_name_is_an_error_before_the_body_runs,
     the_fence_is_at_hand_and_rises,
 );
 
-/// What a body leaves behind.
+/// A record of what a body did.
 #[derive(Clone, Default)]
 struct Traces {
     inside: Arc<AtomicUsize>,
@@ -38,7 +38,7 @@ struct Traces {
     entered: Arc<Notify>,
 }
 
-/// Counts out when a body ends, however it does.
+/// Counts the end of a body, however it ends.
 struct Inside(Traces);
 
 impl Traces {
@@ -60,7 +60,7 @@ impl Drop for Inside {
     }
 }
 
-/// The lock is free now, or within a tenth of a second.
+/// Checks that the lock is free within a tenth of a second.
 async fn free_at_once(locks: &LockManager, name: &str, after: &str) {
     let guard = locks.lock(name).wait_up_to(ms(100)).await.unwrap_or_else(|error| panic!("after {after}: {error}"));
     guard.release().await.expect("answered");
@@ -86,7 +86,7 @@ async fn hold(locks: &LockManager, id: u32, traces: &Traces, until: oneshot::Rec
     Ok(id)
 }
 
-async fn one_at_a_time_and_the_other_is_told_at_once(arena: Arena) {
+async fn one_at_a_time_and_the_other_fails_at_once(arena: Arena) {
     let (locks, traces) = (arena.manager().await, Traces::default());
     let (done, until) = oneshot::channel();
     let first = tokio::spawn({
@@ -250,7 +250,7 @@ async fn named(locks: &LockManager, name: &str, ran: &AtomicBool) -> Result<(), 
     Ok(())
 }
 
-async fn a_bad_name_is_told_before_the_body_runs(arena: Arena) {
+async fn a_bad_name_is_an_error_before_the_body_runs(arena: Arena) {
     let (locks, ran) = (arena.manager().await, AtomicBool::new(false));
     for bad in ["", "two\nlines", &"x".repeat(513)] {
         let outcome = named(&locks, bad, &ran).await;
@@ -276,7 +276,7 @@ async fn the_fence_is_at_hand_and_rises(arena: Arena) {
     assert!(current_fence().is_none());
 }
 
-/// Options with which a dead store is noticed soon.
+/// Options with short timeouts.
 fn impatient(arena: &Arena) -> Options {
     let mut options = arena.options();
     (options.request_timeout, options.outage_timeout) = (ms(300), ms(300));
@@ -295,7 +295,7 @@ async fn open(locks: &LockManager) -> Result<bool, Error> {
 }
 
 #[tokio::test]
-async fn each_call_says_what_happens_without_a_store() {
+async fn each_call_chooses_what_happens_without_a_store() {
     let arena = Arena::new(Kind::Redis).await;
     let locks = arena.manager_with(impatient(&arena)).await;
     assert!(closed(&locks).await.expect("reachable") && open(&locks).await.expect("reachable"));

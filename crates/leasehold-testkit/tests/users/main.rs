@@ -1,4 +1,4 @@
-//! What users of the library can rely on: managers, guards, pools, elections, work done once.
+//! The public API: managers, guards, pools, elections, `once`.
 
 mod blocking;
 mod claiming;

@@ -1,4 +1,4 @@
-//! What a user of `LockManager` and `Guard` can rely on, on every store.
+//! `LockManager` and `Guard` on every store.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -17,24 +17,24 @@ use tokio::time::timeout;
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
-/// Longer than anything here may take.
+/// A limit that is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(20);
 
 on_every_store!(
-    a_lock_is_held_by_one_and_says_by_whom,
+    a_lock_has_one_holder_that_can_be_read,
     waiters_enter_in_order_without_overlap,
-    a_dropped_guard_gives_the_lock_up,
+    a_dropped_guard_releases_the_lock,
     a_dropped_request_keeps_no_lock,
     a_waiter_that_gives_up_leaves_no_trace,
     waiting_ends_at_its_deadline,
     a_lease_is_renewed_while_the_guard_lives,
-    a_lease_without_renewal_ends_and_says_so,
+    a_lease_without_renewal_ends_and_is_reported,
     max_hold_ends_a_lease_that_is_renewed,
     a_late_release_does_not_touch_the_successor,
     a_late_renewal_does_not_touch_the_successor,
     an_eviction_that_names_an_old_holder_does_nothing,
     a_revoked_holder_and_its_successor_never_overlap,
-    force_frees_at_once_and_the_holder_is_told,
+    force_frees_at_once_and_notifies_the_holder,
     a_holder_can_be_asked_to_finish,
     extend_prolongs_and_is_recorded,
     a_lock_held_for_a_while_shows_its_fence,
@@ -43,19 +43,19 @@ on_every_store!(
     work_may_borrow_and_be_spawned,
     a_panic_in_the_section_releases,
     polling_works_without_events,
-    tasks_of_one_process_stand_in_line_once,
+    tasks_of_one_process_share_one_place_in_the_queue,
     unfenced_locks_exclude_too,
-    shutdown_tells_holders_and_gives_everything_back,
+    shutdown_notifies_holders_and_releases_everything,
     bad_input_is_refused_before_anything_is_written,
     owner_and_stranger_release_at_once,
-    releases_and_evictions_are_told_to_followers,
+    releases_and_evictions_are_published,
     counters_reach_the_fleet,
     long_held_locks_can_be_listed,
     ten_tasks_never_meet_inside,
 );
 
-/// Until so many stand in line.
-pub(crate) async fn stand_in_line(manager: &LockManager, name: &str, waiters: usize) {
+/// Waits until the queue has `wanted` waiters.
+pub(crate) async fn wait_for_waiters(manager: &LockManager, name: &str, waiters: usize) {
     let waiting = async {
         while manager.info(name).await.expect("answered").waiters.len() != waiters {
             tokio::time::sleep(ms(1)).await;
@@ -64,7 +64,7 @@ pub(crate) async fn stand_in_line(manager: &LockManager, name: &str, waiters: us
     timeout(LONG, waiting).await.unwrap_or_else(|_| panic!("never {waiters} in line for {name}"));
 }
 
-async fn a_lock_is_held_by_one_and_says_by_whom(arena: Arena) {
+async fn a_lock_has_one_holder_that_can_be_read(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
     let guard = a.lock("one").owner("alice").await.expect("free");
     assert!(guard.is_valid() && guard.is_protected() && guard.try_fence().is_some());
@@ -99,8 +99,8 @@ async fn waiters_enter_in_order_without_overlap(arena: Arena) {
             inside.fetch_sub(1, SeqCst);
             guard.release().await.expect("answered");
         }));
-        // It stands in line before the next one comes.
-        stand_in_line(&looker, "line", i + 1).await;
+        // It is in the queue before the next one starts.
+        wait_for_waiters(&looker, "line", i + 1).await;
     }
     assert!(first.release().await.expect("answered"));
     for task in tasks {
@@ -111,7 +111,7 @@ async fn waiters_enter_in_order_without_overlap(arena: Arena) {
     assert!(order.is_sorted_by(|a, b| a.1 < b.1), "fences rise: {order:?}");
 }
 
-async fn a_dropped_guard_gives_the_lock_up(arena: Arena) {
+async fn a_dropped_guard_releases_the_lock(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
     drop(a.lock("dropped").await.expect("free"));
     b.lock("dropped").wait_up_to(LONG).await.expect("given up").release().await.expect("answered");
@@ -119,7 +119,7 @@ async fn a_dropped_guard_gives_the_lock_up(arena: Arena) {
 
 async fn a_dropped_request_keeps_no_lock(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
-    // Dropped at every point at which it can be: polled once more each time until it is done.
+    // Dropped at every possible point: polled once more each time, until it is done.
     for polls in 0.. {
         let mut request = Box::pin(a.lock("cancelled").into_future());
         let mut done = None;
@@ -145,7 +145,7 @@ async fn a_waiter_that_gives_up_leaves_no_trace(arena: Arena) {
     let guard = a.lock("given-up").await.expect("free");
     let Err(Error::NotAcquired { waited, .. }) = b.lock("given-up").wait_up_to(ms(100)).await else { panic!("held") };
     assert!(waited >= ms(100), "{waited:?}");
-    stand_in_line(&a, "given-up", 0).await;
+    wait_for_waiters(&a, "given-up", 0).await;
     guard.release().await.expect("answered");
     assert!(a.try_lock("given-up").await.expect("answered").is_some());
 }
@@ -168,7 +168,7 @@ async fn a_lease_is_renewed_while_the_guard_lives(arena: Arena) {
     assert!(guard.release().await.expect("answered"), "ours to the end");
 }
 
-async fn a_lease_without_renewal_ends_and_says_so(arena: Arena) {
+async fn a_lease_without_renewal_ends_and_is_reported(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
     let guard = a.lock("ends").ttl(ms(200)).renew(false).await.expect("free");
     let until = guard.valid_until();
@@ -245,13 +245,13 @@ async fn a_revoked_holder_and_its_successor_never_overlap(arena: Arena) {
             guard
         }
     });
-    stand_in_line(&c, "revoked", 1).await;
+    wait_for_waiters(&c, "revoked", 1).await;
     let evicted = c.evict("revoked", holder.holder_id(), EvictMode::Revoke, "test").await.expect("answered");
     assert!(matches!(evicted, Evicted::Done(old) if old.id == holder.holder_id()));
     assert_eq!(timeout(LONG, holder.lost()).await.expect("told"), LossReason::Revoked);
     assert!(!holder.is_valid());
     assert!(c.holder("revoked").await.expect("answered").is_some_and(|h| h.revoked));
-    // The work needs a moment to stop; the lock stays its until then.
+    // The work needs a moment to stop and holds the lock until then.
     tokio::time::sleep(ms(50)).await;
     inside.fetch_sub(1, SeqCst);
     assert!(matches!(holder.extend(ms(1_000)).await, Err(Error::Lost { why: LossReason::Revoked, .. })));
@@ -260,7 +260,7 @@ async fn a_revoked_holder_and_its_successor_never_overlap(arena: Arena) {
     assert!(next.release().await.expect("answered"));
 }
 
-async fn force_frees_at_once_and_the_holder_is_told(arena: Arena) {
+async fn force_frees_at_once_and_notifies_the_holder(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
     let holder = a.lock("forced").await.expect("free");
     let evicted = b.evict("forced", holder.holder_id(), EvictMode::Force, "it hangs").await.expect("answered");
@@ -322,8 +322,8 @@ async fn with_lock_releases_whatever_happens(arena: Arena) {
     assert!(told.expect("answered") > 0);
 }
 
-/// Whatever runs work under a lock can be part of a task (or of a handler, which has to be `Send` too),
-/// also where the work borrows from the task and from its guard.
+/// Futures that run work under a lock are `Send`, even if the work borrows from the task and its guard, so that they can be
+/// part of tasks and handlers.
 async fn work_may_borrow_and_be_spawned(arena: Arena) {
     async fn write(log: &Mutex<Vec<String>>, what: &str, guard: &Guard) -> usize {
         tokio::task::yield_now().await;
@@ -400,34 +400,34 @@ async fn polling_works_without_events(arena: Arena) {
         let b = b.clone();
         async move { b.lock("polled").wait_up_to(LONG).retry_every(ms(20)).await }
     });
-    stand_in_line(&b, "polled", 1).await;
+    wait_for_waiters(&b, "polled", 1).await;
     assert!(!b.info("polled").await.expect("answered").waiters[0].listens);
     guard.release().await.expect("answered");
     let guard = timeout(LONG, waiter).await.expect("in time").expect("no panic").expect("its turn");
     assert!(guard.release().await.expect("answered"));
 }
 
-async fn tasks_of_one_process_stand_in_line_once(arena: Arena) {
+async fn tasks_of_one_process_share_one_place_in_the_queue(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
     let first = a.lock("room").await.expect("free");
     let order = std::sync::Mutex::new(Vec::new());
     let one = async |i| {
         let guard = b.lock("room").owner(format!("task-{i}")).wait_up_to(LONG).await.expect("its turn");
         order.lock().expect("no panic before").push(i);
-        // The record says who it is at the latest when the confirm has arrived.
+        // The record has the owner at the latest when the confirmation has arrived.
         guard.extend(ms(30_000)).await.expect("ours");
         let confirmed = b.holder("room").await.expect("answered").expect("held");
         assert_eq!(confirmed.owner.task(), format!("task-{i}"));
         guard.release().await.expect("answered");
     };
-    // Once there is a line they are polled in order by one task, and so they ask in order.
+    // Once there is a queue, one task polls them in order, so their requests are in order.
     let others = async {
-        stand_in_line(&a, "room", 1).await;
+        wait_for_waiters(&a, "room", 1).await;
         futures_util::future::join_all((1..6).map(&one)).await
     };
     let release = async {
-        stand_in_line(&a, "room", 1).await;
-        // The other tasks ask too, and add nothing to the line.
+        wait_for_waiters(&a, "room", 1).await;
+        // The other tasks ask too, but add nothing to the queue.
         tokio::time::sleep(ms(100)).await;
         assert_eq!(a.info("room").await.expect("answered").waiters.len(), 1, "one entry per process and name");
         first.release().await.expect("answered");
@@ -444,21 +444,21 @@ async fn unfenced_locks_exclude_too(arena: Arena) {
     assert!(b.try_lock("plain").await.expect("answered").is_none());
     assert!(b.lock("plain").unfenced().no_wait().optional().await.expect("answered").is_none());
     let waiter = tokio::spawn(async move { b.lock("plain").unfenced().wait_up_to(LONG).await });
-    stand_in_line(&a, "plain", 1).await;
+    wait_for_waiters(&a, "plain", 1).await;
     guard.release().await.expect("answered");
     let guard = timeout(LONG, waiter).await.expect("in time").expect("no panic").expect("its turn");
     assert_eq!(guard.try_fence(), None, "asked for none");
     assert!(guard.release().await.expect("answered"));
 }
 
-async fn shutdown_tells_holders_and_gives_everything_back(arena: Arena) {
+async fn shutdown_notifies_holders_and_releases_everything(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
     let guard = a.lock("down").await.expect("free");
     let waiting = tokio::spawn({
         let a = a.clone();
         async move { a.lock("down").await }
     });
-    stand_in_line(&b, "down", 1).await;
+    wait_for_waiters(&b, "down", 1).await;
     let worker = tokio::spawn(async move {
         let why = guard.lost().await;
         drop(guard);
@@ -500,7 +500,7 @@ async fn owner_and_stranger_release_at_once(arena: Arena) {
     assert_eq!(a.statistics().ownership_violations, 0);
 }
 
-async fn releases_and_evictions_are_told_to_followers(arena: Arena) {
+async fn releases_and_evictions_are_published(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
     let mut events = b.events().await.expect("following");
     let mut next = async |kind: EventKind| {
@@ -508,7 +508,7 @@ async fn releases_and_evictions_are_told_to_followers(arena: Arena) {
         assert_eq!(event.kind, kind, "{event:?}");
         event
     };
-    // A raw name tells every release, however short.
+    // Every release of a raw name is published, even after a short hold.
     let guard = a.lock("gpu_lock:3").owner("tts").await.expect("free");
     let id = guard.holder_id();
     guard.release().await.expect("answered");
@@ -516,7 +516,7 @@ async fn releases_and_evictions_are_told_to_followers(arena: Arena) {
     assert_eq!((event.name.as_str(), event.reason.as_str()), ("gpu_lock:3", "normal"));
     assert_eq!(event.holder_id, id.to_string());
     assert!(event.owner.starts_with("tts@"));
-    // Others tell once they have lasted half a second.
+    // Others are published once they have lasted half a second.
     let guard = a.lock("long").await.expect("free");
     assert_eq!(next(EventKind::Granted).await.name, "long");
     b.evict("long", guard.holder_id(), EvictMode::Force, "forced_by_monitor").await.expect("answered");

@@ -1,5 +1,5 @@
-//! What can come between two steps: a pause between hand-over and use, a message before the guard it is
-//! for, a store that hangs while a lease comes to its end.
+//! Events between two steps: a pause between a grant and its use, a message that arrives before its guard, a store that hangs
+//! while a lease ends.
 
 use std::future::{IntoFuture, poll_fn};
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use tokio::time::timeout;
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
-/// Longer than anything here may take.
+/// A limit that is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(20);
 
 on_every_store!(a_lease_that_ended_before_its_task_looked_is_no_guard, a_wait_that_is_over_brings_no_ended_lease);
 
-/// A request that stands in line and is then looked at no more, as if its process had been stopped; and
-/// the moment at which the lease it was handed has ended.
+/// Creates a waiting request that is not polled any more, like that of a stopped process, and returns when the lease of its
+/// grant has ended.
 async fn handed_over_and_ended(
     arena: &Arena,
     wait: Duration,
@@ -40,7 +40,7 @@ async fn handed_over_and_ended(
     timeout(LONG, look).await.expect("it stands in line");
     let old = first.holder_id();
     assert!(first.release().await.expect("answered"));
-    // Handed over to a task that does not look, until the lease is over.
+    // Granted to a task that is not polled, until the lease has ended.
     timeout(LONG, async {
         while a.holder("stopped").await.expect("answered").is_some_and(|h| h.id != old)
             || b.statistics().lost_leases == 0
@@ -69,8 +69,8 @@ async fn a_wait_that_is_over_brings_no_ended_lease(arena: Arena) {
     }
 }
 
-/// A lock in memory that a plain store holds and a task of the manager waits for. The runtime has one
-/// thread and the store never awaits: what is done to it here is done before any task runs.
+/// A lock in memory that a plain store holds, while a task of the manager waits for it. The runtime has one thread and the
+/// store never awaits, so changes here take effect before any task runs.
 struct Line {
     store: Arc<dyn Store>,
     held: Claim,
@@ -103,7 +103,7 @@ async fn line() -> Line {
 }
 
 #[tokio::test(flavor = "current_thread")]
-async fn a_request_to_finish_that_comes_before_the_guard_is_told() {
+async fn a_request_to_finish_that_arrives_before_the_guard_is_reported() {
     let Line { store, held, waiting } = line().await;
     store.release(&held.name, &held.token).await.expect("answered");
     let next = store.holder(&held.name).await.expect("answered").expect("handed on");
@@ -128,7 +128,7 @@ async fn a_revocation_that_comes_before_the_guard_is_not_lost() {
     }
 }
 
-/// How late a guard was told after a moment; negative is too early, and fails.
+/// Returns how long after a moment a guard was notified. Fails if it was before.
 async fn told_after(guard: &leasehold::Guard, end: Moment) -> (LossReason, Duration) {
     let why = timeout(LONG, guard.lost()).await.expect("told");
     let now = Moment::now();
@@ -139,13 +139,13 @@ async fn told_after(guard: &leasehold::Guard, end: Moment) -> (LossReason, Durat
 const LATE: Duration = Duration::from_millis(50);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn max_hold_is_told_on_time_though_the_store_hangs() {
+async fn the_end_of_max_hold_is_noticed_on_time_while_the_store_hangs() {
     let server = RedisServer::start().await;
     let manager = LockManager::connect_with(&server.url(), options()).await.expect("a manager");
     let asked = Moment::now();
     let guard = manager.lock("max").ttl(ms(3_000)).max_hold(ms(1_400)).await.expect("free");
     let granted = Moment::now();
-    // The renewal after a second goes unanswered.
+    // The renewal after a second gets no reply.
     server.pause();
     let (why, late) = told_after(&guard, asked + ms(1_400)).await;
     assert_eq!(why, LossReason::MaxHold);
@@ -154,10 +154,10 @@ async fn max_hold_is_told_on_time_though_the_store_hangs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_end_of_a_lease_is_told_on_time_though_a_renewal_is_never_answered() {
+async fn the_end_of_a_lease_is_noticed_on_time_while_a_renewal_gets_no_reply() {
     let server = RedisServer::start().await;
     let mut options = options();
-    // Far beyond the lease: nothing but its end can tell.
+    // Far beyond the lease, so only its end can show the loss.
     options.request_timeout = Duration::from_secs(60);
     let manager = LockManager::connect_with(&server.url(), options).await.expect("a manager");
     let guard = manager.lock("ends").ttl(ms(1_500)).await.expect("free");

@@ -1,4 +1,4 @@
-//! Work that is done once, on every store.
+//! `once` on every store.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,8 +25,8 @@ on_every_store!(
     a_runner_that_gave_up_is_followed,
     a_paused_runner_never_stores_over_its_successor,
     a_lost_lease_cancels_the_work_and_stores_nothing,
-    whoever_does_not_wait_is_told,
-    a_result_is_kept_for_as_long_as_asked,
+    a_request_without_waiting_gets_an_error,
+    a_result_is_kept_for_its_retention,
     work_may_take_longer_than_its_result_is_kept,
     a_result_can_be_looked_at_and_forgotten,
     bad_input_is_refused,
@@ -72,7 +72,7 @@ async fn one_runs_and_the_others_get_its_result(arena: Arena) {
     let fresh: Vec<_> = outcomes.iter().filter(|outcome| outcome.fresh).collect();
     assert_eq!(fresh.len(), 1);
     assert!(outcomes.iter().all(|outcome| outcome.value == fresh[0].value && outcome.stored));
-    // Nothing is held, and a latecomer gets it without a lock.
+    // No lock is held, and a later caller gets the result without a lock.
     assert!(!managers[0].is_locked("once:job").await.expect("answered"));
     let late = managers[1].once("job").payload("same").run(async |_| -> u32 { unreachable!("done") }).await;
     assert!(late.is_ok_and(|late| !late.fresh && late.value == fresh[0].value));
@@ -92,7 +92,7 @@ async fn an_error_that_passes_is_not_stored(arena: Arena) {
     let locks = arena.manager().await;
     let failed = locks.once("pay").payload("a").run_until_ok(async |_| Err::<u32, _>("busy")).await;
     assert_eq!(failed.expect("no error of ours"), Err("busy"));
-    // The id is as good as new, for another payload, too.
+    // The id can be used again, also with another payload.
     let paid = locks.once("pay").payload("b").run_until_ok(async |_| Ok::<_, &str>(7)).await;
     assert!(paid.expect("no error of ours").is_ok_and(|paid| paid.fresh && paid.value == 7));
     let again = locks.once("pay").payload("b").run_until_ok(async |_| Err::<u32, _>("busy")).await;
@@ -102,7 +102,7 @@ async fn an_error_that_passes_is_not_stored(arena: Arena) {
 async fn another_payload_is_refused(arena: Arena) {
     let (locks, other) = (arena.manager().await, arena.manager().await);
     let Ok(Started::Run(running)) = locks.once("pay").payload(&(42, 999)).start().await else { panic!("new") };
-    // While it is under way: at once, not after a wait.
+    // While it runs: at once, not after a wait.
     let refused = other.once("pay").payload(&(42, 1)).wait_up_to(SHORT).run(async |_| 0).await;
     assert!(matches!(refused, Err(Error::OtherPayload { .. })), "{refused:?}");
     assert!(running.finish(b"999").await.expect("stored"));
@@ -113,7 +113,8 @@ async fn another_payload_is_refused(arena: Arena) {
     assert!(!other.is_locked("once:pay").await.expect("answered"));
 }
 
-/// Both asked before either had begun. The first one began and died; the other one comes to its turn.
+/// Two callers with different payloads start before the work begins. The first one begins it and dies; then it is the other
+/// one's turn.
 async fn another_payload_is_refused_also_after_a_wait(arena: Arena) {
     let (locks, other) = (arena.manager().await, arena.manager().await);
     let turn = locks.lock("once:pay").await.expect("free");
@@ -152,7 +153,7 @@ async fn a_runner_that_gave_up_is_followed(arena: Arena) {
     assert!(dropped.await.is_err_and(|e| e.is_cancelled()));
     let next = next.await.expect("no panic");
     assert!(next.fresh && next.value == 2);
-    // A panic is a way out as well.
+    // A panic ends it too.
     let panicking = tokio::spawn({
         let locks = locks.clone();
         async move { locks.once("other").run(async |_| -> u32 { panic!("on purpose") }).await.is_ok() }
@@ -165,7 +166,7 @@ async fn a_paused_runner_never_stores_over_its_successor(arena: Arena) {
     let (paused, next) = (arena.manager().await, arena.manager().await);
     for id in ["during", "after"] {
         let Ok(Started::Run(late)) = paused.once(id).start().await else { panic!("new") };
-        // Its lease is over, and it does not know yet: it believes in its guard.
+        // Its lease has ended, but it does not know that yet.
         arena.expire(&format!("once:{id}")).await;
         let Ok(Started::Run(successor)) = next.once(id).start().await else { panic!("free") };
         assert!(late.guard().is_valid());
@@ -201,7 +202,7 @@ async fn a_lost_lease_cancels_the_work_and_stores_nothing(arena: Arena) {
     assert!(runs(&operator, "job", 2).await.fresh);
 }
 
-async fn whoever_does_not_wait_is_told(arena: Arena) {
+async fn a_request_without_waiting_gets_an_error(arena: Arena) {
     let (locks, other) = (arena.manager().await, arena.manager().await);
     let Ok(Started::Run(running)) = locks.once("job").owner("first").start().await else { panic!("new") };
     for once in [other.once("job").no_wait(), other.once("job").wait_up_to(Duration::from_millis(50))] {
@@ -214,7 +215,7 @@ async fn whoever_does_not_wait_is_told(arena: Arena) {
     assert!(done.bytes() == b"5" && done.by().starts_with("first") && done.at_ms() > 0);
 }
 
-async fn a_result_is_kept_for_as_long_as_asked(arena: Arena) {
+async fn a_result_is_kept_for_its_retention(arena: Arena) {
     let locks = arena.manager().await;
     assert!(locks.once("job").keep(SHORT).run(async |_| 1).await.expect("done").fresh);
     assert!(!runs(&locks, "job", 2).await.fresh);
@@ -259,7 +260,7 @@ async fn bad_input_is_refused(arena: Arena) {
     assert!(locks.once(&long[..507]).run(async |_| 0).await.is_ok());
     let refused = locks.once("job").keep(Duration::ZERO).run(async |_| 0).await;
     assert!(matches!(refused, Err(Error::Invalid(Invalid::Retention { .. }))), "{refused:?}");
-    // All of that before anything was done.
+    // All errors come before the work begins.
     assert!(runs(&locks, "job", 2).await.fresh);
 }
 
@@ -267,13 +268,14 @@ async fn a_result_that_cannot_be_stored_is_not_made_again(arena: Arena) {
     let locks = arena.manager().await;
     let large = locks.once("large").run(async |_| "x".repeat(2 << 20)).await;
     assert!(matches!(large, Err(Error::Invalid(Invalid::Value { .. }))), "{large:?}");
-    // JSON has no keys that are numbers in a list.
+    // Cannot be written as JSON.
     let odd = async |_: &Guard| Ok::<_, String>(BTreeMap::from([(vec![1], 1)]));
     let odd = locks.once("odd").run_until_ok(odd).await;
     assert!(matches!(odd, Err(Error::Invalid(Invalid::Value { .. }))), "{odd:?}");
     let Ok(Started::Run(running)) = locks.once("bytes").start().await else { panic!("new") };
     assert!(matches!(running.finish(&[0; 2 << 20]).await, Err(Error::Invalid(Invalid::Value { .. }))));
-    for (id, why) in [("large", "1048576 is the most"), ("odd", "cannot be written as JSON"), ("bytes", "is the most")]
+    for (id, why) in
+        [("large", "at most 1048576 can be stored"), ("odd", "cannot be written as JSON"), ("bytes", "can be stored")]
     {
         let told = locks.once(id).run(async |_| -> u32 { unreachable!("it was done") }).await;
         let Err(error @ Error::ResultNotStored { .. }) = told else { panic!("{told:?}") };
@@ -286,7 +288,7 @@ async fn a_result_that_cannot_be_stored_is_not_made_again(arena: Arena) {
     }
 }
 
-/// What a build wrote that knew no fences.
+/// A record of a build without fences.
 fn unfenced(id: &str, state: &str, result: &str) -> NewBinding {
     NewBinding {
         id: BindingId { kind: BindingKind::Results, id: LockName::new(id).expect("a name") },
@@ -310,14 +312,14 @@ async fn records_of_earlier_builds_are_taken_over_and_kept(arena: Arena) {
 async fn an_earlier_build_that_is_late_costs_no_result(arena: Arena) {
     let (locks, store) = (arena.manager().await, arena.store().await);
     let Ok(Started::Run(running)) = locks.once("job").start().await else { panic!("new") };
-    // It removes what it takes for a dead runner's, and writes that it is at it.
+    // It removes what it considers a dead runner's record, and records its own run.
     let old = unfenced("job", "running", "");
     let (found, _) = store.read(&old.id).await.expect("answered").expect("there");
     store.remove(&old.id, &found.claim).await.expect("answered");
     assert_eq!(store.create(&old).await, Ok(Create::Created));
     assert!(running.finish(b"7").await.expect("the lease is valid"));
     assert_eq!(locks.once("job").result::<u32>().await.expect("answered"), Some(7));
-    // What it stores by its claim finds another claim.
+    // Its result is not stored, because the record has another claim.
     let change = Change { value: b"9".to_vec(), keep: None, give_slot_back: false };
     let late = store.change(&old.id, &Expected::Claim(old.claim), &change).await;
     assert!(matches!(late, Ok(Changed::Other(_))), "{late:?}");
@@ -340,7 +342,7 @@ async fn a_late_runner_takes_nothing_back(arena: Arena) {
         }
         assert_eq!(next.once(&id).result::<u32>().await.expect("answered"), Some(2));
     }
-    // Nor its own result.
+    // Its own result is not stored either.
     let Ok(Started::Run(running)) = next.once("own").start().await else { panic!("new") };
     let (guard, slot) = running.split();
     assert!(slot.store(&guard, b"3").await.expect("stored"));

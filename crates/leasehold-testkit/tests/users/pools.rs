@@ -1,5 +1,4 @@
-//! What a user of `Pool` can rely on, on every store. The tests with several processes are in
-//! `pools_processes`.
+//! `Pool` on every store. The tests with several processes are in `pools_processes`.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::{IntoFuture, poll_fn};
@@ -18,26 +17,26 @@ use tokio::time::timeout;
 const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
-/// Longer than anything here may take.
+/// A limit that is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(20);
 
 on_every_store!(
     free_members_are_given_one_by_one,
-    those_who_wait_are_served_in_the_order_of_asking,
-    a_member_by_name_and_the_pool_wait_in_one_line,
+    waiters_are_served_in_the_order_of_their_requests,
+    a_member_by_name_and_the_pool_share_one_queue,
     the_same_in_one_process,
     several_come_together_or_not_at_all,
     three_of_four_are_served_while_singles_keep_coming,
     those_who_want_many_never_hold_a_part_each,
-    those_who_want_many_are_served_in_the_order_of_asking,
-    those_who_want_other_members_need_not_wait_for_a_turn,
+    requests_for_many_are_served_in_their_order,
+    requests_for_other_members_need_not_wait,
     a_dropped_request_keeps_nothing,
     a_dropped_wait_keeps_nothing,
     a_wait_ends_at_its_deadline_and_leaves_no_trace,
-    permits_are_renewed_on_the_terms_that_were_asked_for,
-    an_evicted_member_passes_to_whoever_waits_for_any,
+    permits_are_renewed_on_the_terms_of_the_request,
+    an_evicted_member_goes_to_a_waiter_for_any,
     a_part_that_is_taken_away_is_collected_again,
-    a_lost_turn_gives_everything_back_and_collects_again,
+    a_lost_turn_releases_everything_and_collects_again,
     polling_works_without_events,
     work_is_cancelled_when_a_member_is_lost,
     work_finds_the_fence_of_its_members,
@@ -62,7 +61,7 @@ async fn pool(arena: &Arena, members: u32) -> Pool {
     arena.manager().await.pool("gpu_lock", 0..members).expect("a pool")
 }
 
-/// Holds every member.
+/// Acquires every member.
 async fn fill(pool: &Pool) -> Vec<Option<Permit>> {
     let mut all = Vec::new();
     for _ in pool.indices() {
@@ -71,7 +70,7 @@ async fn fill(pool: &Pool) -> Vec<Option<Permit>> {
     all
 }
 
-/// Until so many stand in line for a member.
+/// Waits until the queue of a member has `wanted` waiters.
 async fn in_line(pool: &Pool, index: usize, waiters: usize) {
     let waiting = async {
         while pool.status().await.expect("answered")[index].lock.waiters.len() != waiters {
@@ -81,7 +80,7 @@ async fn in_line(pool: &Pool, index: usize, waiters: usize) {
     timeout(LONG, waiting).await.unwrap_or_else(|_| panic!("never {waiters} in line for member {index}"));
 }
 
-/// Until nothing at all is held or waited for.
+/// Waits until there are no holders and no waiters.
 async fn nothing_left(manager: &LockManager, pool: &Pool) {
     let empty = async {
         loop {
@@ -96,7 +95,7 @@ async fn nothing_left(manager: &LockManager, pool: &Pool) {
     timeout(LONG, empty).await.expect("nothing is left");
 }
 
-/// Waiters that say when they are served and hold on.
+/// Waiters that report when they are served and keep the lock.
 struct Line {
     tell: mpsc::UnboundedSender<(&'static str, Served)>,
     served: mpsc::UnboundedReceiver<(&'static str, Served)>,
@@ -153,18 +152,18 @@ async fn free_members_are_given_one_by_one(arena: Arena) {
     assert_eq!(status[1].lock.holder.as_ref().expect("held").id, again.holder_id());
 }
 
-async fn those_who_wait_are_served_in_the_order_of_asking(arena: Arena) {
+async fn waiters_are_served_in_the_order_of_their_requests(arena: Arena) {
     let full = pool(&arena, 2).await;
     let mut held = fill(&full).await;
     let mut line = Line::new();
     let names = ["a", "b", "c", "d", "e", "f"];
     for (before, who) in names.iter().enumerate() {
         line.ask(who, &pool(&arena, 2).await, 1);
-        // It stands in both lines before the next one comes.
+        // It is in both queues before the next one starts.
         in_line(&full, 0, before + 1).await;
         in_line(&full, 1, before + 1).await;
     }
-    // Whichever member is given back, the longest waiting is next.
+    // Whichever member is released, the oldest waiter is next.
     for (number, expected) in names.iter().enumerate() {
         let which = [1, 1, 0, 1, 0, 0][number];
         let permit = held[which].take().expect("held");
@@ -179,14 +178,14 @@ async fn those_who_wait_are_served_in_the_order_of_asking(arena: Arena) {
     nothing_left(&arena.manager().await, &full).await;
 }
 
-async fn a_member_by_name_and_the_pool_wait_in_one_line(arena: Arena) {
+async fn a_member_by_name_and_the_pool_share_one_queue(arena: Arena) {
     let managers = [arena.manager().await, arena.manager().await, arena.manager().await];
     older_first(&arena, &managers, 2).await;
 }
 
 async fn the_same_in_one_process(arena: Arena) {
     let one = arena.manager().await;
-    // Its tasks share a place in the line of each member.
+    // Its tasks share one place in the queue of each member.
     older_first(&arena, &[one.clone(), one.clone(), one], 1).await;
 }
 
@@ -231,7 +230,7 @@ async fn several_come_together_or_not_at_all(arena: Arena) {
     assert_eq!(two.indices(), [0, 1]);
     let Err(Error::PoolBusy { wanted: 3, members, .. }) = b.any(3).no_wait().await else { panic!("only two are free") };
     assert_eq!(members.iter().filter(|m| m.lock.holder.is_none()).count(), 2);
-    // What it had of them is given back.
+    // The members that it had are released.
     let rest = timeout(LONG, b.any(2).into_future()).await.expect("in time").expect("two are free");
     assert_eq!(rest.indices(), [2, 3]);
     assert!(b.any(2).wait_up_to(ms(50)).optional().await.expect("answered").is_none());
@@ -287,7 +286,7 @@ async fn three_of_four_are_served_while_singles_keep_coming(arena: Arena) {
     for single in singles {
         timeout(LONG, single).await.expect("in time").expect("no panic");
     }
-    // Those before it in line, and those inside: not all that came meanwhile.
+    // Those before it in the queue and the holders, but not all that came meanwhile.
     assert!(between.iter().all(|n| *n < 40), "so many singles were served before three: {between:?}");
     nothing_left(&arena.manager().await, &many).await;
 }
@@ -320,7 +319,7 @@ async fn those_who_want_many_never_hold_a_part_each(arena: Arena) {
     nothing_left(&arena.manager().await, &pool(&arena, 4).await).await;
 }
 
-async fn those_who_want_many_are_served_in_the_order_of_asking(arena: Arena) {
+async fn requests_for_many_are_served_in_their_order(arena: Arena) {
     let (full, manager) = (pool(&arena, 3).await, arena.manager().await);
     let mut held = fill(&full).await;
     let mut line = Line::new();
@@ -335,14 +334,14 @@ async fn those_who_want_many_are_served_in_the_order_of_asking(arena: Arena) {
     timeout(LONG, turn).await.expect("waits for its turn");
     line.ask("one", &pool(&arena, 3).await, 1);
     in_line(&full, 0, 2).await;
-    // One is kept for the first, although the last would be content with it.
+    // One is kept for the first, although it would be enough for the last.
     held[1].take().expect("held").release().await.expect("answered");
     tokio::time::sleep(ms(50)).await;
     line.nobody_else();
     held[0].take().expect("held").release().await.expect("answered");
     let (who, first) = line.next().await;
     assert_eq!((who, first.len()), ("two", 2));
-    // The second takes its place, before the last.
+    // The second is served next, before the last.
     let owners = async || {
         let status = full.status().await.expect("answered");
         status[2].lock.waiters.iter().map(|w| w.owner.task().to_owned()).collect::<Vec<_>>()
@@ -365,7 +364,7 @@ async fn those_who_want_many_are_served_in_the_order_of_asking(arena: Arena) {
     nothing_left(&manager, &full).await;
 }
 
-async fn those_who_want_other_members_need_not_wait_for_a_turn(arena: Arena) {
+async fn requests_for_other_members_need_not_wait(arena: Arena) {
     let (manager, other) = (arena.manager().await, arena.manager().await);
     let (low, high) = (manager.pool("gpu_lock", [0, 1]), other.pool("gpu_lock", [2, 3]));
     let (low, high) = (low.expect("a pool"), high.expect("a pool"));
@@ -388,7 +387,7 @@ async fn those_who_want_other_members_need_not_wait_for_a_turn(arena: Arena) {
     nothing_left(&manager, &pool(&arena, 4).await).await;
 }
 
-/// Polls a request some times and drops it, once more each time, until it is answered.
+/// Polls a request and drops it, with one more poll each time, until it is done.
 async fn dropped_everywhere<T>(
     request: impl Fn() -> std::pin::Pin<Box<dyn Future<Output = Result<T, Error>> + Send>>,
     after: impl AsyncFn(),
@@ -443,7 +442,7 @@ async fn a_dropped_wait_keeps_nothing(arena: Arena) {
                 tokio::time::sleep(Duration::from_micros(300)).await;
             }
             line.ask("next", &b, 1);
-            // The grant and the leaving cross each other: it is handed on, not waited out (2 s).
+            // The grant crosses the leave: it is passed on at once, not after 2 s.
             let began = Instant::now();
             let release = held[0].take().expect("held").release();
             let (answer, ()) = tokio::join!(release, async { drop(sent) });
@@ -480,7 +479,7 @@ async fn a_wait_ends_at_its_deadline_and_leaves_no_trace(arena: Arena) {
     nothing_left(&arena.manager().await, &full).await;
 }
 
-async fn permits_are_renewed_on_the_terms_that_were_asked_for(arena: Arena) {
+async fn permits_are_renewed_on_the_terms_of_the_request(arena: Arena) {
     let (a, manager) = (pool(&arena, 3).await, arena.manager().await);
     let short = a.acquire().ttl(ms(300)).await.expect("free");
     let two = a.any(2).ttl(Duration::from_secs(600)).owner("long").await.expect("free");
@@ -504,7 +503,7 @@ async fn permits_are_renewed_on_the_terms_that_were_asked_for(arena: Arena) {
     nothing_left(&manager, &a).await;
 }
 
-async fn an_evicted_member_passes_to_whoever_waits_for_any(arena: Arena) {
+async fn an_evicted_member_goes_to_a_waiter_for_any(arena: Arena) {
     let (full, manager) = (pool(&arena, 2).await, arena.manager().await);
     let held = fill(&full).await;
     let mut line = Line::new();
@@ -553,7 +552,7 @@ async fn a_part_that_is_taken_away_is_collected_again(arena: Arena) {
     nothing_left(&manager, &full).await;
 }
 
-async fn a_lost_turn_gives_everything_back_and_collects_again(arena: Arena) {
+async fn a_lost_turn_releases_everything_and_collects_again(arena: Arena) {
     let (full, manager) = (pool(&arena, 2).await, arena.manager().await);
     let mut held = fill(&full).await;
     let mut line = Line::new();
@@ -673,7 +672,7 @@ async fn bad_pools_are_refused(arena: Arena) {
     nothing_left(&manager, &most).await;
 }
 
-/// 200 tasks in one process: never more inside than there are members, never two on one.
+/// 200 tasks in one process: never more holders than members, never two on one member.
 async fn many_tasks_never_meet(arena: Arena) {
     let inside: Arc<[AtomicUsize; 4]> = Arc::default();
     let pool = pool(&arena, 4).await;
@@ -700,10 +699,10 @@ async fn many_tasks_never_meet(arena: Arena) {
     nothing_left(&arena.manager().await, &pool).await;
 }
 
-/// Two processes with many tasks each: tasks are served in the order of asking, whosever they are. Only the
-/// memory store answers at once, so that one poll takes a request to its place in line.
+/// Two processes with many tasks each: tasks are served in the order of their requests. Only the memory store replies at once,
+/// so that one poll puts a request into the queue.
 #[tokio::test]
-async fn tasks_of_several_processes_are_served_in_the_order_of_asking() {
+async fn tasks_of_several_processes_are_served_in_the_order_of_their_requests() {
     let arena = Arena::new(Kind::Memory).await;
     let (full, processes) = (pool(&arena, 2).await, [pool(&arena, 2).await, pool(&arena, 2).await]);
     let mut held = fill(&full).await;
@@ -722,7 +721,7 @@ async fn tasks_of_several_processes_are_served_in_the_order_of_asking() {
     for index in [0, 1] {
         in_line(&full, index, 2).await;
     }
-    // Whichever was taken longest ago is given back: now one member, now the other.
+    // The oldest hold is released, so the members alternate.
     let mut inside: VecDeque<Permit> = held.drain(..).flatten().collect();
     for (number, task) in tasks.into_iter().enumerate() {
         inside.pop_front().expect("held").release().await.expect("answered");
@@ -734,7 +733,7 @@ async fn tasks_of_several_processes_are_served_in_the_order_of_asking() {
     nothing_left(&arena.manager().await, &full).await;
 }
 
-/// The connection breaks while somebody waits for any, and the members are given back meanwhile.
+/// The connection breaks while a request waits for any member, and the members are released meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_connection_does_not_lose_a_waiter() {
     let arena = Arena::new(Kind::Redis).await;
@@ -760,9 +759,9 @@ async fn a_lost_connection_does_not_lose_a_waiter() {
     }
 }
 
-/// Asked while the store is away: a request waits for it, or says in time that nobody knows.
+/// A request during an outage waits for the store, or reports in time that the outcome is unknown.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_is_away_is_waited_for_or_told() {
+async fn an_unreachable_store_is_waited_for_or_reported() {
     let arena = Arena::new(Kind::Redis).await;
     let proxy = FaultProxy::in_front_of(arena.server());
     let far = LockManager::connect_with(&proxy.url(), arena.options()).await.expect("a manager");

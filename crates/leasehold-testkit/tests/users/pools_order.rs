@@ -1,14 +1,14 @@
-//! How often a request for several members is overtaken by one for a single member that asked later.
+//! How often a request for several members is overtaken by a later request for a single member.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use leasehold_testkit::{Arena, Kind, full_or};
 
-/// One request: when it asked, and when it was served.
+/// When a request was sent, and when it was served.
 type Served = (Instant, Instant);
 
-/// The share of requests for several that were overtaken, and by how much younger a request at most.
+/// Returns the share of requests for several members that were overtaken, and the largest difference in age.
 fn overtaken(several: &[Served], singles: &[Served]) -> (f64, Duration) {
     let mut count = 0;
     let mut age = Duration::ZERO;
@@ -23,7 +23,7 @@ fn overtaken(several: &[Served], singles: &[Served]) -> (f64, Duration) {
     (f64::from(count) * 100.0 / several.len() as f64, age)
 }
 
-/// Prints the figure; `docs/guarantees.md` says what it is.
+/// Prints the number that `docs/guarantees.md` contains.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_for_several_are_seldom_overtaken() {
     let arena = Arena::new(Kind::Redis).await;

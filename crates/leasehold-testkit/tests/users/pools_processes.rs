@@ -1,4 +1,4 @@
-//! A pool that many processes share, some of which are killed.
+//! A pool shared by many processes, some of which are killed.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// A store, a manager to look with, and a place for the history.
+/// A store, a manager for inspection, and a directory for the history.
 struct World {
     arena: Arena,
     manager: LockManager,
@@ -42,14 +42,14 @@ impl World {
         job
     }
 
-    /// A process that waits, or holds once it is served.
+    /// Starts a process that waits, and holds once it is served.
     fn worker(&self, members: u32, count: usize) -> WorkerProcess {
         let mut job = self.job(members, count);
         job.hold = true;
         WorkerProcess::spawn(WORKER, &job)
     }
 
-    /// Until so many stand in line for a member.
+    /// Waits until the queue of a member has `wanted` waiters.
     async fn in_line(&self, pool: &Pool, index: usize, waiters: usize) {
         let waiting = async {
             while pool.status().await.expect("answered")[index].lock.waiters.len() != waiters {
@@ -59,7 +59,7 @@ impl World {
         tokio::time::timeout(LONG, waiting).await.unwrap_or_else(|_| panic!("never {waiters} in line for {index}"));
     }
 
-    /// Nothing is held, nobody waits.
+    /// Checks that there are no holders and no waiters.
     async fn nothing_left(&self, pool: &Pool) {
         let empty = async {
             loop {
@@ -75,13 +75,13 @@ impl World {
     }
 }
 
-/// Which members a worker was granted.
+/// Returns the members that a worker was granted.
 async fn granted(worker: &mut WorkerProcess) -> Vec<u64> {
     let line = worker.wait_for_line(|line| line["granted"].is_array(), LONG).await.expect("granted");
     line["granted"].as_array().expect("a list").iter().map(|index| index.as_u64().expect("a number")).collect()
 }
 
-/// 200 tasks in 4 processes on 4 members: never two on one (and so never more than four inside), in order.
+/// 200 tasks in 4 processes on 4 members: never two on one member (and so never more than four holders), in order.
 async fn many_tasks_in_four_processes(kind: Kind) {
     let world = World::new(kind).await;
     let cycles = full_or(4, 20);
@@ -108,8 +108,8 @@ async fn many_tasks_in_four_processes(kind: Kind) {
     assert_eq!(holds.len(), 200 * cycles, "everybody was served");
     assert_eq!(history.holds().len(), 4, "all members were used");
     holds.sort_by_key(|hold| hold.granted_ns);
-    // In order of asking nobody is served twice while another waits, but for those that all ask at the start:
-    // until the last of them has drawn its ticket, some are done and ask again.
+    // In the order of requests no task is served twice while another waits. The exception is the start: before the last task
+    // has drawn its ticket, some are done and send their next request.
     let most = served_meanwhile(&holds);
     assert!(most <= 200 + 100, "{most} were served while one of 200 waited");
     world.nothing_left(&world.pool(4)).await;
@@ -121,13 +121,13 @@ async fn many_tasks_in_four_processes(kind: Kind) {
     report("pools", text);
 }
 
-/// The most that were served from one's asking to its own grant. In order of grants.
+/// Returns the largest number of grants between a task's request and its own grant.
 fn served_meanwhile(holds: &[Hold]) -> usize {
     let since = |hold: &Hold| holds.partition_point(|other| other.granted_ns < hold.asked_ns.expect("recorded"));
     holds.iter().enumerate().map(|(place, hold)| place - since(hold)).max().unwrap_or(0)
 }
 
-/// Waiters in processes of their own; the first is killed, then a holder.
+/// Waiters in processes of their own: the first waiter is killed, then a holder.
 async fn killed_waiters_and_holders(kind: Kind) {
     let world = World::new(kind).await;
     let pool = world.pool(2);
@@ -152,7 +152,7 @@ async fn killed_waiters_and_holders(kind: Kind) {
     let began = Instant::now();
     granted(&mut waiters[2]).await;
     let after_the_holder = began.elapsed();
-    // Its lease is 2 s; on SQLite its death is seen.
+    // Its lease is 2 s; SQLite notices its death.
     let at_most = if kind == Kind::Sqlite { ms(1_500) } else { ms(3_500) };
     assert!(after_the_holder < at_most, "{after_the_holder:?}");
     for waiter in &mut waiters[1..] {
@@ -166,13 +166,13 @@ async fn killed_waiters_and_holders(kind: Kind) {
     report("pools", text);
 }
 
-/// Whoever collects several is killed with a part in hand: the next one who collects gets it.
+/// A process that collects several members is killed while it holds some: the next request gets them.
 async fn a_killed_collector(kind: Kind) {
     let world = World::new(kind).await;
     let pool = world.pool(3);
     let held =
         [pool.acquire().await.expect("free"), pool.acquire().await.expect("free"), pool.acquire().await.expect("free")];
-    // However long its leases would be: what is collected is kept on short ones.
+    // The ttl of the request does not matter: members are collected on short leases.
     let mut job = world.job(3, 2);
     (job.hold, job.ttl_ms) = (true, 60_000);
     let mut collector = WorkerProcess::spawn(WORKER, &job);

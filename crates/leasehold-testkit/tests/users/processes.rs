@@ -1,4 +1,4 @@
-//! Many processes on one lock: never two inside, fences strictly rise, in order, nothing left.
+//! Many processes on one lock: never two holders, fences rise, requests are served in order, nothing is left behind.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,8 +1,7 @@
-//! redis-py's `Lock` and ours on one key: each keeps the other out, and waiting behind a foreign lock
-//! leaves it as it is.
+//! redis-py's `Lock` and leasehold's on one key: they exclude each other, and a waiter does not change a foreign lock.
 //!
-//! Needs a Python that can import `redis`: the one `LEASEHOLD_TEST_PYTHON` names, else an environment
-//! made for these tests. Without any Python there is nobody to meet, and nothing is tested.
+//! Needs a Python with `redis`: `LEASEHOLD_TEST_PYTHON`, or an environment that is made for these tests. Without any Python
+//! nothing is tested.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -20,15 +19,15 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 const PYTHON_VAR: &str = "LEASEHOLD_TEST_PYTHON";
-/// A raw name: the key itself, as other kinds of clients write it.
+/// A raw name, which is its own key, as other kinds of clients use it.
 const KEY: &str = "gpu_lock:7";
-/// Longer than anything here may take.
+/// A limit that is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(30);
-/// The head of a queue asks several times in this.
+/// The head of a queue sends several requests in this time.
 const SOON: Duration = Duration::from_secs(1);
 
 #[tokio::test]
-async fn a_redis_py_lock_keeps_ours_out() {
+async fn a_redis_py_lock_excludes_leasehold() {
     let Some(mut meeting) = Meeting::new().await else { return };
     let token = meeting.python.acquire(60).await;
     let locks = &meeting.locks;
@@ -70,7 +69,7 @@ async fn our_lock_keeps_redis_py_out_until_it_is_released() {
 #[tokio::test]
 async fn a_waiter_leaves_a_redis_py_lock_as_it_is_and_gets_in_soon_after_its_release() {
     let Some(mut meeting) = Meeting::new().await else { return };
-    // With an end, and without one: waiting adds none.
+    // With and without an expiry: waiting adds none.
     for timeout_s in [60, 0] {
         let token = meeting.python.acquire(timeout_s).await;
         let waiter = meeting.wait_in_line().await;
@@ -79,7 +78,7 @@ async fn a_waiter_leaves_a_redis_py_lock_as_it_is_and_gets_in_soon_after_its_rel
         let left_ms = meeting.pttl().await;
         assert!(if timeout_s == 0 { left_ms == -1 } else { (1..=60_000).contains(&left_ms) }, "{left_ms} ms left");
         assert_eq!(meeting.python.ask("owned").await, "owned");
-        // What the holder does with its lock is its own business.
+        // The holder can change its lock.
         if timeout_s > 0 {
             assert_eq!(meeting.python.ask("extend 90").await, "extended");
             meeting.until_asked("evalsha", 2).await;
@@ -107,7 +106,7 @@ async fn a_waiter_gets_in_soon_after_a_redis_py_lock_has_run_out() {
     let guard = arrives(waiter).await;
     let after = taken.elapsed();
     println!("inside {after:?} after a redis-py holder took the lock for 1 s");
-    // Its countdown began before we heard of it.
+    // Its countdown began before the reply.
     assert!(after > Duration::from_millis(800) && after < Duration::from_secs(1) + SOON, "{after:?}");
     let ours = meeting.value().await;
     assert_eq!(meeting.python.ask("release").await, "not owned", "a late release does not touch ours");
@@ -117,7 +116,7 @@ async fn a_waiter_gets_in_soon_after_a_redis_py_lock_has_run_out() {
 }
 
 #[tokio::test]
-async fn a_redis_py_lock_is_not_revoked_and_only_forced_by_whoever_looked_at_it() {
+async fn a_redis_py_lock_can_only_be_forced_by_its_id() {
     let Some(mut meeting) = Meeting::new().await else { return };
     let first = meeting.python.acquire(60).await;
     let old = meeting.holder().await;
@@ -144,7 +143,7 @@ async fn a_redis_py_lock_is_not_revoked_and_only_forced_by_whoever_looked_at_it(
 }
 
 #[tokio::test]
-async fn a_forced_redis_py_lock_goes_to_whoever_waits() {
+async fn a_forced_redis_py_lock_goes_to_the_waiter() {
     let Some(mut meeting) = Meeting::new().await else { return };
     meeting.python.acquire(60).await;
     let waiter = meeting.wait_in_line().await;
@@ -157,7 +156,7 @@ async fn a_forced_redis_py_lock_goes_to_whoever_waits() {
     assert!(guard.is_valid() && guard.release().await.expect("an answer"));
 }
 
-/// A server, one of ours and one of theirs.
+/// A server, a manager, and a redis-py client.
 struct Meeting {
     server: RedisServer,
     locks: LockManager,
@@ -165,7 +164,7 @@ struct Meeting {
 }
 
 impl Meeting {
-    /// `None`: there is no Python.
+    /// Returns `None` without a Python.
     async fn new() -> Option<Self> {
         let python = tokio::task::spawn_blocking(python).await.expect("no panic")?;
         let server = RedisServer::start().await;
@@ -195,7 +194,7 @@ impl Meeting {
         self.locks.holder(KEY).await.expect("an answer").expect("held")
     }
 
-    /// A task of ours that waits; it stands in line when this returns.
+    /// Starts a task that waits. It is in the queue when this returns.
     async fn wait_in_line(&self) -> JoinHandle<Guard> {
         let locks = self.locks.clone();
         let waiter = tokio::spawn(async move { locks.lock(KEY).wait_up_to(LONG).await.expect("its turn") });
@@ -204,7 +203,7 @@ impl Meeting {
         waiter
     }
 
-    /// Waits until the server has carried a command out so many more times.
+    /// Waits until the server has run a command `more` more times.
     async fn until_asked(&self, command: &str, times: u64) {
         let calls = async || self.server.commandstats().await.get(command).copied().unwrap_or(0);
         let enough = calls().await + times;
@@ -216,7 +215,7 @@ async fn arrives(waiter: JoinHandle<Guard>) -> Guard {
     timeout(LONG, waiter).await.expect("in time").expect("no panic")
 }
 
-/// A process with a redis-py lock in it. Killed on drop.
+/// A process with a redis-py lock. Killed on drop.
 struct Python {
     _process: Child,
     stdin: ChildStdin,
@@ -251,14 +250,14 @@ impl Python {
         self.answer().await
     }
 
-    /// Takes the free lock; its token. 0 seconds: without an end.
+    /// Acquires the free lock and returns its token. 0 seconds means without an expiry.
     async fn acquire(&mut self, timeout_s: u32) -> String {
         let answer = self.ask(&format!("acquire {timeout_s} 0")).await;
         answer.strip_prefix("acquired ").expect("a free lock").to_owned()
     }
 }
 
-/// A Python with redis-py; `None` when there is no Python at all.
+/// Returns a Python with redis-py; `None` if there is no Python.
 fn python() -> Option<PathBuf> {
     static FOUND: OnceLock<Option<PathBuf>> = OnceLock::new();
     FOUND.get_or_init(find_python).clone()
@@ -289,7 +288,7 @@ fn find_python() -> Option<PathBuf> {
     Some(python)
 }
 
-/// Runs something to its end; what it said when that was a failure.
+/// Runs a command to its end, and returns its output if it failed.
 fn run(command: &mut Command) -> Result<(), String> {
     let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{command:?}: {error}"))?;
     if output.status.success() {

@@ -1,4 +1,4 @@
-//! Entering a lock that the same task holds already, on every store.
+//! Re-entry of a lock that the task already holds, on every store.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use leasehold_testkit::{Arena, on_every_store};
 const LONG: Duration = Duration::from_secs(20);
 
 on_every_store!(
-    a_task_enters_again_and_the_first_to_enter_gives_back,
-    without_asking_for_it_a_task_blocks_itself,
+    a_task_enters_again_and_the_outermost_scope_releases,
+    without_re_entry_a_task_blocks_itself,
     it_holds_across_awaits_and_between_others,
     a_spawned_task_does_not_inherit,
     an_error_or_a_panic_inside_leaves_the_lock_with_the_first,
@@ -25,12 +25,12 @@ async fn is_held(locks: &LockManager) -> bool {
     locks.is_locked("r").await.expect("answered")
 }
 
-/// Enters `r` without waiting, and gives back its fence.
+/// Enters `r` without waiting, and returns its fence.
 async fn again(locks: &LockManager) -> Result<u64, Error> {
     locks.lock("r").no_wait().run_reentrant(async |guard| guard.fence().get()).await
 }
 
-async fn a_task_enters_again_and_the_first_to_enter_gives_back(arena: Arena) {
+async fn a_task_enters_again_and_the_outermost_scope_releases(arena: Arena) {
     let locks = arena.manager().await;
     let first = locks.lock("r").run_reentrant(async |guard| {
         let fence = guard.fence().get();
@@ -38,7 +38,7 @@ async fn a_task_enters_again_and_the_first_to_enter_gives_back(arena: Arena) {
             assert_eq!(again(&locks).await.expect("mine"), fence, "the same grant");
             assert!(is_held(&locks).await, "the inner ones give nothing back");
         }
-        // Three deep.
+        // Three levels.
         let deep = locks.lock("r").no_wait().run_reentrant(async |_| again(&locks).await).await;
         assert_eq!(deep.expect("mine").expect("mine"), fence);
         fence
@@ -48,7 +48,7 @@ async fn a_task_enters_again_and_the_first_to_enter_gives_back(arena: Arena) {
     assert_ne!(again(&locks).await.expect("free"), first, "another grant");
 }
 
-async fn without_asking_for_it_a_task_blocks_itself(arena: Arena) {
+async fn without_re_entry_a_task_blocks_itself(arena: Arena) {
     let locks = arena.manager().await;
     let inner = locks.with_lock("r", async |_| locks.lock("r").no_wait().run(async |_| ()).await);
     assert!(matches!(inner.await.expect("free"), Err(Error::NotAcquired { .. })));
@@ -119,8 +119,7 @@ async fn a_loss_ends_all_who_entered(arena: Arena) {
     locks.lock("r").wait_up_to(LONG).await.expect("free again").release().await.expect("answered");
 }
 
-/// The loss arrives on another thread while the outer work is being polled, so the calls inside see it
-/// before the outer one does.
+/// The loss arrives on another thread while the outer work is polled, so the inner calls see it before the outer one.
 async fn the_outer_call_is_cancelled_first(arena: Arena) {
     let locks = arena.manager().await;
     for entered_before in [true, false] {
@@ -130,7 +129,7 @@ async fn the_outer_call_is_cancelled_first(arena: Arena) {
                 tokio::task::yield_now().await;
                 let evicted = locks.evict("r", guard.holder_id(), EvictMode::Revoke, "test").await;
                 evicted.expect("answered");
-                // Blocks on purpose: the outer call is not polled meanwhile.
+                // Blocks on purpose, so that the outer call is not polled meanwhile.
                 tokio::task::block_in_place(|| {
                     while guard.loss().is_none() {
                         std::thread::sleep(Duration::from_millis(1));
@@ -169,7 +168,7 @@ async fn the_attribute_enters_again_too(arena: Arena) {
     let fences = count_down(&locks, 3).await.expect("free");
     assert!(fences.len() == 4 && fences.windows(2).all(|pair| pair[0] == pair[1]), "{fences:?}");
     assert!(!is_held(&locks).await);
-    // A function under the attribute is inside a lock that was taken without it.
+    // A function with the attribute inside a lock that was acquired without it.
     let inner = locks.with_lock("r", async |_| count_down(&locks, 0).await).await.expect("free");
     assert_eq!(inner.expect("mine").len(), 1);
 }

@@ -1,5 +1,5 @@
-//! The layers of a release, each against a real server that fails in a real way: the script, retries,
-//! other means, and at last the journal. No layer touches a lock that is not ours.
+//! The layers of a release (script, retries, fallbacks, journal) against a server with real failures. No layer changes a lock of
+//! another holder.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,7 +17,7 @@ const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// Remembers alerts and the layers that released.
+/// Records alerts and the layers of releases.
 #[derive(Default)]
 struct Seen {
     alerts: Mutex<Vec<(String, String, String)>>,
@@ -37,7 +37,7 @@ impl Observer for Seen {
     }
 }
 
-/// Quick layers, so that a test sees them all.
+/// Options with short delays, so that a test reaches all layers.
 fn options(arena: &Arena, seen: &Arc<Seen>) -> Options {
     let mut options = arena.options();
     options.max_release_retries = 1;
@@ -56,7 +56,7 @@ async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     timeout(LONG, waiting).await.unwrap_or_else(|_| panic!("never came: {what}"));
 }
 
-/// A user who may do everything but run scripts.
+/// Creates a user with all permissions except to run scripts.
 async fn forbid_scripts(arena: &Arena) {
     let rule = ["ACL", "SETUSER", "default", "-eval", "-evalsha", "-script"];
     assert_eq!(arena.server().command(&rule).await, redis::Value::Okay);
@@ -135,7 +135,7 @@ async fn what_cannot_be_released_is_journalled_and_replayed_when_the_store_is_ba
     let manager = LockManager::connect_with(&proxy.url(), options(&arena, &seen)).await.expect("a manager");
     let guard = manager.lock("gpu_lock:0").owner("tts").ttl(Duration::from_secs(600)).await.expect("free");
     let (id, token) = (guard.holder_id(), guard.token().clone());
-    // Somebody who is not cut off.
+    // Another client that is still connected.
     let follower = arena.manager().await;
     let mut events = follower.events().await.expect("answered");
     proxy.refuse(true);
@@ -178,7 +178,7 @@ async fn a_journal_outlives_its_process_and_can_be_settled_by_hand() {
     drop(guard);
     let journal = manager.journal().expect("kept").clone();
     until("the entry", async || journal.entries().expect("readable").len() == 1).await;
-    // By hand, before the store is back and replays it; through another handle, as another process would.
+    // Settled by hand, before the store is back and the journal is replayed; through another handle, like another process.
     let elsewhere = leasehold::inspect::Journal::new(journal.dir());
     let entry = elsewhere.entries().expect("readable").remove(0);
     assert!(elsewhere.settle(&entry.id).expect("settled"));

@@ -1,4 +1,4 @@
-//! What people see of a whole store: an overview of its locks, and whether it can keep a promise.
+//! Inspection of a whole store: an overview of its locks, and the checkup.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use leasehold::{LockManager, Options};
 use leasehold_testkit::{Arena, Kind, RedisServer, on_every_store};
 use tokio::time::timeout;
 
-/// Longer than anything here may take.
+/// A limit that is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(20);
 
-on_every_store!(an_overview_has_every_lock_and_its_line, a_checkup_of_a_sound_store_finds_nothing_bad);
+on_every_store!(an_overview_has_every_lock_and_its_queue, a_checkup_of_a_sound_store_finds_nothing_bad);
 
-async fn an_overview_has_every_lock_and_its_line(arena: Arena) {
+async fn an_overview_has_every_lock_and_its_queue(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
     let mut guards = Vec::new();
     for i in 0..70 {

@@ -1,5 +1,4 @@
-//! Leases that belong to a token and to no process: handed on by a guard, or taken under a token of the caller's
-//! choice.
+//! Leases without a guard: detached from a guard, or acquired under a token of the caller's choice.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,18 +9,18 @@ use leasehold_testkit::{Arena, on_every_store};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::managers::stand_in_line;
+use crate::managers::wait_for_waiters;
 
-/// Longer than anything here may take.
+/// A limit that is reached only if a test fails.
 const LONG: Duration = Duration::from_secs(20);
 
 on_every_store!(
     a_token_can_be_handed_on,
     a_token_that_was_waited_for_can_be_handed_on,
-    a_chosen_token_waits_in_line,
+    a_chosen_token_waits_in_the_queue,
     one_request_that_waits_twice_is_one_lease,
-    a_call_that_is_dropped_leaves_the_line,
-    a_wait_that_is_over_leaves_the_line,
+    a_dropped_call_leaves_the_queue,
+    a_wait_that_timed_out_leaves_the_queue,
     a_request_that_waited_belongs_to_no_process,
 );
 
@@ -46,7 +45,7 @@ async fn a_token_that_was_waited_for_can_be_handed_on(arena: Arena) {
             guard.detach().await.expect("ours").into_token()
         }
     });
-    stand_in_line(&b, "waited", 1).await;
+    wait_for_waiters(&b, "waited", 1).await;
     first.release().await.expect("answered");
     let token = timeout(LONG, waiter).await.expect("in time").expect("no panic");
     a.shutdown().await;
@@ -55,7 +54,7 @@ async fn a_token_that_was_waited_for_can_be_handed_on(arena: Arena) {
     assert!(b.lease("waited", &token).expect("a name").release_without_event().await.expect("answered"));
 }
 
-async fn a_chosen_token_waits_in_line(arena: Arena) {
+async fn a_chosen_token_waits_in_the_queue(arena: Arena) {
     let looker = arena.manager().await;
     let first = looker.lock("line").await.expect("free");
     let order = Arc::new(Mutex::new(Vec::new()));
@@ -65,7 +64,7 @@ async fn a_chosen_token_waits_in_line(arena: Arena) {
         tasks.push(tokio::spawn(async move {
             let request = manager.lock("line").wait_up_to(LONG);
             let entered = |fence: Option<Fence>| order.lock().expect("no panic before").push((i, fence));
-            // Every other one by a token, between those with guards.
+            // Every other one by a token, the rest with guards.
             if i % 2 == 0 {
                 let token = Token::random();
                 entered(request.under_token(&token).await.expect("its turn").try_fence());
@@ -78,7 +77,7 @@ async fn a_chosen_token_waits_in_line(arena: Arena) {
                 assert!(guard.release().await.expect("answered"));
             }
         }));
-        stand_in_line(&looker, "line", i + 1).await;
+        wait_for_waiters(&looker, "line", i + 1).await;
     }
     assert!(first.release().await.expect("answered"));
     for task in tasks {
@@ -94,9 +93,9 @@ async fn one_request_that_waits_twice_is_one_lease(arena: Arena) {
     let (a, b, c) = (arena.manager().await, arena.manager().await, arena.manager().await);
     let first = a.lock("twice").await.expect("free");
     let token = Token::random();
-    // Sent again, to the same process and to another one, while the first still waits.
+    // Repeated in the same process and in another one, while the first call still waits.
     let calls = [waiting(&b, &token), waiting(&b, &token), waiting(&c, &token)];
-    stand_in_line(&a, "twice", 2).await;
+    wait_for_waiters(&a, "twice", 2).await;
     assert!(first.release().await.expect("answered"));
     let mut fences = Vec::new();
     for call in calls {
@@ -106,23 +105,23 @@ async fn one_request_that_waits_twice_is_one_lease(arena: Arena) {
     assert!(fences[0].is_some() && fences.iter().all(|fence| *fence == fences[0]), "one lease: {fences:?}");
     let holder = a.holder("twice").await.expect("answered").expect("held");
     assert_eq!((holder.id, holder.fence), (token.holder_id(), fences[0]));
-    stand_in_line(&a, "twice", 0).await;
+    wait_for_waiters(&a, "twice", 0).await;
     assert!(b.lease("twice", &token).expect("a name").release_without_event().await.expect("answered"));
     assert!(a.try_lock("twice").await.expect("answered").is_some(), "free at once: nobody of them waits any more");
 }
 
-async fn a_call_that_is_dropped_leaves_the_line(arena: Arena) {
+async fn a_dropped_call_leaves_the_queue(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
     let first = a.lock("twice").await.expect("free");
     let call = waiting(&b, &Token::random());
-    stand_in_line(&a, "twice", 1).await;
+    wait_for_waiters(&a, "twice", 1).await;
     call.abort();
-    stand_in_line(&a, "twice", 0).await;
+    wait_for_waiters(&a, "twice", 0).await;
     assert!(first.release().await.expect("answered"));
     assert!(b.try_lock("twice").await.expect("answered").is_some());
 }
 
-async fn a_wait_that_is_over_leaves_the_line(arena: Arena) {
+async fn a_wait_that_timed_out_leaves_the_queue(arena: Arena) {
     let (a, b) = (arena.manager().await, arena.manager().await);
     let first = a.lock("over").owner("alice").await.expect("free");
     let request = b.lock("over").wait_up_to(Duration::from_millis(100));
@@ -131,7 +130,7 @@ async fn a_wait_that_is_over_leaves_the_line(arena: Arena) {
     };
     assert_eq!(holder.expect("known").owner.task(), "alice");
     assert!(waited >= Duration::from_millis(100), "{waited:?}");
-    stand_in_line(&a, "over", 0).await;
+    wait_for_waiters(&a, "over", 0).await;
     assert!(first.release().await.expect("answered"));
     assert!(a.try_lock("over").await.expect("answered").is_some());
 }
@@ -141,7 +140,7 @@ async fn a_request_that_waited_belongs_to_no_process(arena: Arena) {
     let first = a.lock("twice").await.expect("free");
     let token = Token::random();
     let call = waiting(&b, &token);
-    stand_in_line(&a, "twice", 1).await;
+    wait_for_waiters(&a, "twice", 1).await;
     assert!(first.release().await.expect("answered"));
     let lease = timeout(LONG, call).await.expect("in time").expect("no panic").expect("its turn");
     b.shutdown().await;
@@ -152,7 +151,7 @@ async fn a_request_that_waited_belongs_to_no_process(arena: Arena) {
     assert!(a.lease("twice", &token).expect("a name").release_without_event().await.expect("answered"));
 }
 
-/// A call that waits for `twice` under a token.
+/// Starts a call that waits for `twice` under a token.
 fn waiting(manager: &LockManager, token: &Token) -> JoinHandle<Result<Lease, Error>> {
     let (manager, token) = (manager.clone(), token.clone());
     tokio::spawn(async move { manager.lock("twice").wait_up_to(LONG).under_token(&token).await })

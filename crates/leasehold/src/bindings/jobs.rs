@@ -1,4 +1,4 @@
-//! The binding of a job dispatcher: which job a request became, on which node, and whether it was sent.
+//! Bindings of a job dispatcher: the job of a request, its node, and whether the job was sent there.
 
 use std::time::Duration;
 
@@ -9,60 +9,59 @@ use crate::error::Error;
 use crate::facts::{ClaimId, Invalid};
 use crate::store::{Changed, Create, Expected, NodeSlot};
 
-/// What became of a request.
+/// The job that a request became.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobBinding {
-    /// The job it became.
+    /// The id of the job.
     pub job_id: String,
-    /// The node that job is for.
+    /// The node on which the job is to run.
     #[serde(default)]
     pub node_id: Option<String>,
-    /// Whether it was sent there.
+    /// Whether the job was sent to its node.
     #[serde(default, alias = "dispatched_to_node")]
     pub dispatched: bool,
 }
 
 impl JobBinding {
-    /// A job that was not sent anywhere yet.
+    /// Creates a binding for a job that was not sent yet.
     pub fn new(job_id: impl Into<String>) -> Self {
         Self { job_id: job_id.into(), node_id: None, dispatched: false }
     }
 
-    /// For this node.
+    /// Sets the node.
     pub fn on(mut self, node_id: impl Into<String>) -> Self {
         self.node_id = Some(node_id.into());
         self
     }
 }
 
-/// The answer to [`Bindings::try_create_on_node`].
+/// The result of [`Bindings::try_create_on_node`].
 #[derive(Debug)]
 pub enum Reserved {
-    /// We were the first, and the node has a slot for the job. Create it, then [`keep`](Reservation::keep).
+    /// The binding and the slot are new. Create the job, then call [`keep`](Reservation::keep).
     Created(Reservation),
-    /// The request has a job already; no slot was taken.
+    /// The request already has a job. No slot was taken.
     Exists(Binding<JobBinding>),
-    /// The node has no slot left; nothing was created. Try another node.
+    /// The node has no free slot. Nothing was created; try another node.
     NodeFull,
 }
 
-/// A binding and a slot that are ours, until kept: dropped, both are given back in the background, so that
-/// a job whose creation failed blocks neither its request nor its node.
-#[must_use = "dropped, the binding and its slot are given back"]
+/// A new binding and its slot. Dropping it without [`keep`](Self::keep) removes both in the background, so that a job whose
+/// creation failed blocks neither its request nor its node.
+#[must_use = "dropping the reservation removes the binding and frees its slot"]
 pub struct Reservation {
     undo: BindingUndo,
     claim: ClaimId,
 }
 
 impl Reservation {
-    /// The job was created: the binding and its slot stay, until their lease is over, or they are removed
-    /// or given back.
+    /// Keeps the binding and the slot, after the job was created. They last until their lease ends or they are removed.
     pub fn keep(mut self) -> ClaimId {
         self.undo.disarm();
         self.claim.clone()
     }
 
-    /// The id of our claim.
+    /// Returns the claim id of the binding.
     pub fn claim(&self) -> &ClaimId {
         &self.claim
     }
@@ -75,9 +74,8 @@ impl std::fmt::Debug for Reservation {
 }
 
 impl Bindings<JobBinding> {
-    /// As [`try_create`](Self::try_create), and takes one of so many slots of the job's node in the same
-    /// atomic step: never one without the other. The slot lives as long as the binding, or until
-    /// [`give_slot_back`](Self::give_slot_back).
+    /// Binds a job to a request id and takes one of `slots` slots of its node, both in one atomic step. The slot is taken
+    /// until the binding ends or [`give_slot_back`](Self::give_slot_back) is called.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -90,11 +88,11 @@ impl Bindings<JobBinding> {
     /// let (job, lease) = (JobBinding::new("job-1").on("gpu-a"), Duration::from_secs(30));
     /// match jobs.try_create_on_node("req-1", &job, 4, lease).await? {
     ///     Reserved::Created(reservation) => {
-    ///         // … create the job; `?` on the way gives binding and slot back …
+    ///         // … create the job; an early return with `?` removes the binding and frees the slot …
     ///         reservation.keep();
     ///         jobs.mark_dispatched("req-1").await?;
     ///     }
-    ///     Reserved::Exists(binding) => println!("it is {} already", binding.value.job_id),
+    ///     Reserved::Exists(binding) => println!("the job is {}", binding.value.job_id),
     ///     Reserved::NodeFull => println!("try another node"),
     /// }
     /// # assert!(jobs.get("req-1").await?.expect("kept").value.dispatched);
@@ -102,7 +100,7 @@ impl Bindings<JobBinding> {
     /// ```
     ///
     /// # Errors
-    /// As [`try_create`](Self::try_create); [`Error::Invalid`] for a job without a node, or no slots at all.
+    /// As [`try_create`](Self::try_create); [`Error::Invalid`] for a job without a node, or zero slots.
     ///
     /// # Cancel safety
     /// As [`try_create`](Self::try_create).
@@ -115,15 +113,15 @@ impl Bindings<JobBinding> {
     ) -> Result<Reserved, Error> {
         let (id, claim) = (binding_id(request_id)?, ClaimId::random());
         let wrong = |problem| Invalid::Id { what: "node id", problem };
-        let node = job.node_id.as_deref().ok_or_else(|| wrong("is missing: a slot is on a node"))?;
+        let node = job.node_id.as_deref().ok_or_else(|| wrong("is missing: a slot belongs to a node"))?;
         let node = super::request_id(node).map_err(|_| wrong("is empty, too long or has control characters"))?;
         if slots == 0 {
             let given = slots.to_string();
             return Err(
-                Invalid::Setting { setting: "slots of a node", given, problem: "must be 1 at least".into() }.into()
+                Invalid::Setting { setting: "slots of a node", given, problem: "must be at least 1".into() }.into()
             );
         }
-        // Armed all the way: from here to `keep` nobody else gives it back.
+        // From here to `keep`, only the reservation's undo removes the binding.
         let slot = Some(NodeSlot { node, of: slots });
         match self.create(&id, &claim, job, lease, slot).await? {
             Create::Created => {
@@ -135,20 +133,20 @@ impl Bindings<JobBinding> {
         }
     }
 
-    /// Notes that the job was sent to its node; its lease stays. Returns what is bound now; `None` when the
-    /// request has no job (any more). Doing it twice does no harm.
+    /// Records that the job was sent to its node, and returns the binding; `None` when there is none. The end of its lease does
+    /// not change. The call can be repeated.
     ///
     /// # Errors
-    /// [`Error::Store`] when the store did not answer, [`Error::Unreadable`].
+    /// [`Error::Store`] when the store did not answer; [`Error::Unreadable`].
     pub async fn mark_dispatched(&self, request_id: impl AsRef<str>) -> Result<Option<Binding<JobBinding>>, Error> {
         self.modify(request_id, |job| job.dispatched = true).await
     }
 
-    /// The job is over: its slot is free for another one, while the binding goes on telling which job it
-    /// was. `false`: the binding is gone or somebody else's.
+    /// Frees the slot of a finished job. The binding stays. Returns `false` when the binding is gone or belongs to another
+    /// claim.
     ///
     /// # Errors
-    /// [`Error::Store`] when the store did not answer, [`Error::Unreadable`].
+    /// [`Error::Store`] when the store did not answer; [`Error::Unreadable`].
     pub async fn give_slot_back(&self, request_id: impl AsRef<str>, claim: &ClaimId) -> Result<bool, Error> {
         let id = binding_id(request_id)?;
         loop {

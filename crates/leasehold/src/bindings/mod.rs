@@ -1,4 +1,4 @@
-//! Values bound to request ids: the first caller creates a value, all others read the one that exists.
+//! Values bound to request ids: the first caller creates a value, and later callers read it.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,7 +13,8 @@ use crate::error::Error;
 use crate::facts::{BindingKind, Invalid, LockName, beginning};
 use crate::manager::LockManager;
 use crate::store::{
-    BindingId, Bound, Change, Changed, Create, Expected, NewBinding, NodeSlot, Operation, Step, VALUE_BYTES_MAX,
+    BindingId, Bound, Change, Changed, Create, Expected, NewBinding, NodeSlot, Operation, Step, StoreError,
+    StoreErrorKind, VALUE_BYTES_MAX,
 };
 
 mod jobs;
@@ -23,10 +24,10 @@ pub use crate::facts::{ClaimId, Retention};
 pub use jobs::{JobBinding, Reservation, Reserved};
 pub(crate) use undo::BindingUndo;
 
-/// How often a change is tried again that somebody else's change overtook.
-const OVERTAKEN_MAX: usize = 16;
+/// How often [`Bindings::modify`] tries again after a concurrent change.
+const MODIFY_ATTEMPTS: usize = 16;
 
-/// Values bound to request ids, of one type: see [`LockManager::bindings`].
+/// Values of one type, bound to request ids; see [`LockManager::bindings`].
 ///
 /// ```
 /// # use std::time::Duration;
@@ -38,16 +39,16 @@ const OVERTAKEN_MAX: usize = 16;
 /// let uploads = locks.bindings::<String>();
 /// let lease = Duration::from_secs(60);
 /// assert!(matches!(uploads.try_create("req-1", &"bucket/a".into(), lease).await?, Claimed::Created(_)));
-/// // Whoever comes second gets what exists, in the same one step.
+/// // The second caller gets the existing value, in the same single step.
 /// match uploads.try_create("req-1", &"bucket/b".into(), lease).await? {
 ///     Claimed::Exists(first) => assert_eq!(first.value, "bucket/a"),
-///     Claimed::Created(_) => unreachable!("there is one"),
+///     Claimed::Created(_) => unreachable!("the first call created it"),
 /// }
 /// # Ok(()) }
 /// ```
 ///
-/// A request id is 1 to 512 bytes of UTF-8 without control characters, a value at most 1 MiB of JSON, a
-/// lease 1 s to 400 days ([`Retention`]). Namespaces set ids apart as they do names.
+/// A request id is 1 to 512 bytes of UTF-8 without control characters; a value is at most 1 MiB of JSON; a lease is 1 s to
+/// 400 days ([`Retention`]). Each namespace has ids of its own.
 pub struct Bindings<T> {
     core: Arc<Core>,
     /// Keeps the manager's background tasks alive.
@@ -55,51 +56,51 @@ pub struct Bindings<T> {
     of: PhantomData<fn() -> T>,
 }
 
-/// The answer to [`Bindings::try_create`].
+/// The result of [`Bindings::try_create`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Claimed<T> {
-    /// We were the first. The claim id changes and removes it later.
+    /// The value was created. The claim id is needed to change or remove it.
     Created(ClaimId),
-    /// Somebody else was.
+    /// Another caller created a value before.
     Exists(Binding<T>),
 }
 
-/// What is bound to a request id.
+/// A value that is bound to a request id.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Binding<T> {
     /// The value.
     pub value: T,
-    /// Which claim created it.
+    /// The claim that created it.
     pub claim: ClaimId,
-    /// How often it was changed since.
+    /// The number of changes since it was created.
     pub revision: u64,
     /// The lease it was created or renewed with.
     pub lease: Duration,
-    /// How long it still is there, where that was asked for: by [`Bindings::get`].
+    /// The time that is left of the lease. Only [`Bindings::get`] and [`Bindings::modify`] return it.
     pub left: Option<Duration>,
     /// The node on which it has a slot.
     pub slot_on: Option<LockName>,
 }
 
 impl LockManager {
-    /// Values bound to request ids: created by the first who asks, read by everybody else. No lock, no
-    /// wait, one round trip.
+    /// Returns values bound to request ids: the first caller creates a value, and later callers read it. There is no lock and
+    /// no waiting, only one round trip.
     pub fn bindings<T>(&self) -> Bindings<T> {
         Bindings { core: self.core().clone(), _manager: self.clone(), of: PhantomData }
     }
 }
 
 impl<T: Serialize + DeserializeOwned> Bindings<T> {
-    /// Binds a value to a request id unless one is bound already: one atomic step, one round trip, no
-    /// wait. It is gone when the lease is over, so a creator that crashed blocks nobody for longer.
+    /// Binds a value to a request id unless a value is already bound, in one atomic step. The value is removed when its lease
+    /// ends, so a creator that crashed blocks the id for no longer than that.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an id, value or lease out of bounds; [`Error::Store`] when the store did not
-    /// answer, which is not "somebody was first"; [`Error::Unreadable`] when what exists is no `T`.
+    /// [`Error::Invalid`] for an id, value or lease out of bounds; [`Error::Store`] when the store did not answer (whether a
+    /// value exists is unknown); [`Error::Unreadable`] when the existing value is not a `T`.
     ///
     /// # Cancel safety
-    /// Dropped before the answer, or without one, what may have been created is removed in the background.
+    /// If the future is dropped, or there is no reply, a value that may have been created is removed in the background.
     pub async fn try_create(
         &self,
         request_id: impl AsRef<str>,
@@ -114,10 +115,10 @@ impl<T: Serialize + DeserializeOwned> Bindings<T> {
         }
     }
 
-    /// What is bound to a request id.
+    /// Returns the value that is bound to a request id.
     ///
     /// # Errors
-    /// [`Error::Store`] when the store did not answer, [`Error::Unreadable`] when it is no `T`.
+    /// [`Error::Store`] when the store did not answer; [`Error::Unreadable`] when the value is not a `T`.
     pub async fn get(&self, request_id: impl AsRef<str>) -> Result<Option<Binding<T>>, Error> {
         let id = binding_id(request_id)?;
         match self.core.read(&id).await? {
@@ -126,23 +127,23 @@ impl<T: Serialize + DeserializeOwned> Bindings<T> {
         }
     }
 
-    /// Replaces the value that is bound to a request id, whoever created it: with a lease its time counts
-    /// anew, with `None` its end stays. `false`: there is none, and none was created.
+    /// Replaces the value that is bound to a request id, whichever claim created it. A lease starts again from now; with `None`
+    /// the end does not change. Returns `false` when no value is bound; none is created.
     ///
     /// # Errors
-    /// [`Error::Invalid`], or [`Error::Store`] when the store did not answer: it may have been replaced.
+    /// [`Error::Invalid`] for a value or lease out of bounds; [`Error::Store`] when the store did not answer (the value may
+    /// have been replaced).
     pub async fn update(
         &self,
         request_id: impl AsRef<str>,
         value: &T,
         lease: impl Into<Option<Duration>>,
     ) -> Result<bool, Error> {
-        let id = binding_id(request_id)?;
-        let change = change(&id.id, value, lease.into())?;
-        Ok(matches!(self.core.change(&id, &Expected::Any, &change).await?, Changed::Done))
+        self.replace(request_id, &Expected::Any, value, lease.into()).await
     }
 
-    /// Removes the value that a claim created. `false`: it is gone, or another claim's by now.
+    /// Replaces the value that a claim created; see [`update`](Self::update). Returns `false` when it is gone or belongs to
+    /// another claim.
     ///
     /// # Errors
     /// As [`update`](Self::update).
@@ -153,23 +154,33 @@ impl<T: Serialize + DeserializeOwned> Bindings<T> {
         value: &T,
         lease: impl Into<Option<Duration>>,
     ) -> Result<bool, Error> {
-        let id = binding_id(request_id)?;
-        let change = change(&id.id, value, lease.into())?;
-        Ok(matches!(self.core.change(&id, &Expected::Claim(claim.clone()), &change).await?, Changed::Done))
+        self.replace(request_id, &Expected::Claim(claim.clone()), value, lease.into()).await
     }
 
-    /// Changes a value by what it is: read, changed, and written only if nobody else changed it meanwhile
-    /// (else read again). Its end stays. Returns what it is now; `None` when there is none.
+    async fn replace(
+        &self,
+        request_id: impl AsRef<str>,
+        expected: &Expected,
+        value: &T,
+        lease: Option<Duration>,
+    ) -> Result<bool, Error> {
+        let id = binding_id(request_id)?;
+        let change = change(&id.id, value, lease)?;
+        Ok(matches!(self.core.change(&id, expected, &change).await?, Changed::Done))
+    }
+
+    /// Reads a value, changes it, and writes it unless it was changed in between; then it is read and changed again. The end of
+    /// its lease does not change. Returns the new value, or `None` when no value is bound.
     ///
     /// # Errors
-    /// As [`update`](Self::update), and [`Error::Unreadable`].
+    /// As [`update`](Self::update); [`Error::Unreadable`]. [`Error::Store`] also after 16 concurrent changes.
     pub async fn modify(
         &self,
         request_id: impl AsRef<str>,
         mut by: impl FnMut(&mut T),
     ) -> Result<Option<Binding<T>>, Error> {
         let id = binding_id(request_id)?;
-        for _ in 0..OVERTAKEN_MAX {
+        for _ in 0..MODIFY_ATTEMPTS {
             let Some((bound, left)) = self.core.read(&id).await? else { return Ok(None) };
             let expected = Expected::Unchanged(bound.claim.clone(), bound.revision);
             let mut found: Binding<T> = binding(&id.id, bound, Some(left))?;
@@ -181,12 +192,11 @@ impl<T: Serialize + DeserializeOwned> Bindings<T> {
                 Changed::Other(_) => {}
             }
         }
-        let busy = crate::store::StoreErrorKind::Busy.into();
+        let busy = StoreErrorKind::Busy.into();
         Err(self.core.store_error(Operation::Change, &id.id, busy))
     }
 
-    /// Removes what a claim created, and gives its slot back, so that the next one can create at once.
-    /// `false`: it is gone or somebody else's, and nothing was touched.
+    /// Removes the value that a claim created and frees its slot. Returns `false` when it is gone or belongs to another claim.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
@@ -208,51 +218,53 @@ impl<T: Serialize + DeserializeOwned> Bindings<T> {
     }
 }
 
-/// The verbs of the store, bounded in time, with errors in the caller's words.
+/// Requests to the store, bounded by the request timeout.
 impl Core {
     pub(crate) async fn create(self: &Arc<Self>, new: &NewBinding) -> Result<Create, Error> {
         let _call = self.call();
-        // Armed before the request leaves: whatever may have been created is ours alone to remove.
+        // Armed before the request is sent, because only this claim can remove what may be created.
         let mut undo = BindingUndo::arm(self.clone(), new.id.clone(), new.claim.clone());
         let answer = self.within(self.store.create(new)).await;
-        if !answer.as_ref().is_err_and(crate::store::StoreError::may_have_happened) {
+        if !answer.as_ref().is_err_and(StoreError::may_have_happened) {
             undo.disarm();
         }
         answer.map_err(|e| self.store_error(Operation::Create, &new.id.id, e))
     }
 
     pub(crate) async fn read(&self, id: &BindingId) -> Result<Option<(Bound, Duration)>, Error> {
-        let answer = self.within(self.store.read(id)).await;
-        answer.map_err(|e| self.store_error(Operation::Read, &id.id, e))
+        self.ask(Operation::Read, id, self.store.read(id)).await
     }
 
     pub(crate) async fn change(&self, id: &BindingId, expected: &Expected, change: &Change) -> Result<Changed, Error> {
-        let answer = self.within(self.store.change(id, expected, change)).await;
-        answer.map_err(|e| self.store_error(Operation::Change, &id.id, e))
+        self.ask(Operation::Change, id, self.store.change(id, expected, change)).await
     }
 
     pub(crate) async fn remove(&self, id: &BindingId, claim: &ClaimId) -> Result<bool, Error> {
-        let answer = self.within(self.store.remove(id, claim)).await;
-        let answer = answer.map_err(|e| self.store_error(Operation::Remove, &id.id, e))?;
-        Ok(answer == Changed::Done)
+        Ok(self.ask(Operation::Remove, id, self.store.remove(id, claim)).await? == Changed::Done)
     }
 
-    /// Sends a step of work that is done once.
+    /// Writes a step of work that is done once.
     pub(crate) async fn advance(&self, step: &Step) -> Result<Changed, Error> {
         let operation = if step.over { Operation::Change } else { Operation::Create };
-        let answer = self.within(self.store.advance(step)).await;
-        answer.map_err(|e| self.store_error(operation, &step.id.id, e))
+        self.ask(operation, &step.id, self.store.advance(step)).await
     }
 
-    /// Takes back the beginning of work that came to nothing.
+    /// Removes the record of work that was begun and is not finished.
     pub(crate) async fn withdraw(&self, id: &BindingId, claim: &ClaimId) -> Result<bool, Error> {
-        let answer = self.within(self.store.withdraw(id, claim)).await;
-        let answer = answer.map_err(|e| self.store_error(Operation::Remove, &id.id, e))?;
-        Ok(answer == Changed::Done)
+        Ok(self.ask(Operation::Remove, id, self.store.withdraw(id, claim)).await? == Changed::Done)
+    }
+
+    async fn ask<T>(
+        &self,
+        operation: Operation,
+        id: &BindingId,
+        request: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, Error> {
+        self.within(request).await.map_err(|error| self.store_error(operation, &id.id, error))
     }
 }
 
-/// Checks a request id.
+/// Parses a request id.
 pub(crate) fn request_id(text: impl AsRef<str>) -> Result<LockName, Invalid> {
     LockName::new(text).map_err(|invalid| match invalid {
         Invalid::Name { problem, .. } => Invalid::Id { what: "request id", problem },
@@ -260,16 +272,16 @@ pub(crate) fn request_id(text: impl AsRef<str>) -> Result<LockName, Invalid> {
     })
 }
 
-/// Refuses a value that is too large for a store.
+/// Checks that a value is not too large for a store.
 pub(crate) fn fits(id: &LockName, bytes: usize) -> Result<(), Invalid> {
     if bytes <= VALUE_BYTES_MAX {
         return Ok(());
     }
-    let problem = format!("has {bytes} bytes, and {VALUE_BYTES_MAX} is the most that is stored");
+    let problem = format!("has {bytes} bytes; at most {VALUE_BYTES_MAX} can be stored");
     Err(Invalid::Value { id: beginning(id.as_str()), problem })
 }
 
-/// A value as it is stored.
+/// Writes a value as JSON.
 pub(crate) fn json(id: &LockName, value: &impl Serialize) -> Result<Vec<u8>, Invalid> {
     let unwritable =
         |error| Invalid::Value { id: beginning(id.as_str()), problem: format!("cannot be written as JSON: {error}") };
@@ -278,7 +290,7 @@ pub(crate) fn json(id: &LockName, value: &impl Serialize) -> Result<Vec<u8>, Inv
     Ok(json)
 }
 
-/// Reads a value back.
+/// Reads a value from JSON.
 pub(crate) fn from_json<T: DeserializeOwned>(id: &LockName, json: &[u8]) -> Result<T, Error> {
     serde_json::from_slice(json).map_err(|error| Error::Unreadable { name: id.clone(), problem: error.to_string() })
 }
@@ -309,7 +321,7 @@ impl<T> fmt::Debug for Bindings<T> {
     }
 }
 
-/// Without the value: it is the user's, and a log is no place for it.
+/// Omits the value, which may be confidential and does not belong in a log.
 impl<T> fmt::Debug for Binding<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct("Binding");

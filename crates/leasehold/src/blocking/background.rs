@@ -1,4 +1,4 @@
-//! The thread that does what goes on in the background, and how other threads wait for an answer.
+//! The thread that runs a manager's background tasks, and how other threads wait for replies.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,23 +16,23 @@ use crate::options::Options;
 use crate::store::open::without_secrets;
 use crate::store::{StoreError, StoreErrorKind};
 
-/// More than the steps a task may take before it has to let others run: tokio gives it 128.
-const MORE_THAN_A_BUDGET: usize = 1_024;
+/// More than the budget of a tokio task, which is 128 steps.
+const ABOVE_TASK_BUDGET: usize = 1_024;
 
 /// A manager and the thread that runs its background tasks.
 pub(super) struct Background {
-    /// There until it is dropped.
+    /// `None` only while it is dropped.
     parts: Option<Parts>,
-    /// Which store, for people.
+    /// The store, without secrets.
     store: String,
-    /// In which process the thread is.
+    /// The process in which the thread runs.
     pid: AtomicU32,
 }
 
 struct Parts {
     locks: LockManager,
     runtime: Handle,
-    /// Ends the thread, which first gives back what is still to be given back.
+    /// Ends the thread after its pending releases.
     stop: oneshot::Sender<LockManager>,
     thread: JoinHandle<()>,
 }
@@ -44,15 +44,15 @@ impl Background {
         }
         let failed = |error: std::io::Error| Error::Connect {
             store: without_secrets(url),
-            source: StoreError::new(StoreErrorKind::Other, format!("no thread for it: {error}")),
+            source: StoreError::new(StoreErrorKind::Other, format!("the background thread cannot be started: {error}")),
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel();
-        // Its tasks run, its sockets and timers are looked at, for as long as this waits.
+        // The thread drives all tasks, sockets and timers of the runtime while it waits for `stopped`.
         let work = move || runtime.block_on(run_until(stopped));
         let thread = std::thread::Builder::new().name("leasehold".into()).spawn(work).map_err(failed)?;
-        // Should connecting fail, dropping `stop` ends the thread.
+        // If connecting fails, `stop` is dropped and the thread ends.
         let locks = wait(&handle, LockManager::connect_with(url, options))?;
         let store = locks.store();
         let parts = Some(Parts { locks, runtime: handle, stop, thread });
@@ -68,10 +68,10 @@ impl Background {
     }
 
     fn parts(&self) -> &Parts {
-        self.parts.as_ref().expect("there until it is dropped")
+        self.parts.as_ref().expect("present until it is dropped")
     }
 
-    /// Asks, and waits for the answer. `call` is not even called where nobody may wait.
+    /// Runs a call and waits for its result. `call` is not invoked if this thread must not wait.
     pub(super) fn ask<'a, T, F>(&'a self, call: impl FnOnce(&'a LockManager) -> F) -> Result<T, Error>
     where
         F: Future<Output = Result<T, Error>>,
@@ -80,7 +80,7 @@ impl Background {
         wait(&self.parts().runtime, call(self.locks()))
     }
 
-    /// Whether this thread may wait for an answer, and somebody is there to give it.
+    /// Checks that this thread may block, and that the background thread exists in this process.
     pub(super) fn may_wait(&self) -> Result<(), Error> {
         if self.is_forked() {
             return Err(Error::Connect { store: self.store.clone(), source: StoreErrorKind::Forked.into() });
@@ -100,17 +100,16 @@ impl Background {
 }
 
 impl Drop for Background {
-    /// Waits until what is under way in the background is done: a program that ends now must not
-    /// leave a lock behind.
+    /// Waits for the pending releases, so that a program that ends now leaves no lock behind.
     fn drop(&mut self) {
         let Some(parts) = self.parts.take() else { return };
         if self.is_forked() {
-            // Nothing of it is touched: a mutex that the thread held at the fork is held for ever here.
+            // A mutex that the background thread held at the fork is locked for ever here, so nothing is dropped.
             std::mem::forget(parts);
             return;
         }
         let Parts { locks, stop, thread, .. } = parts;
-        // Ends by itself, but for a thread that has panicked.
+        // Sending fails only if the thread has panicked.
         let _ = stop.send(locks);
         if thread.thread().id() != std::thread::current().id() && !inside_a_task() {
             let _ = thread.join();
@@ -124,8 +123,7 @@ async fn run_until(stopped: oneshot::Receiver<LockManager>) {
     }
 }
 
-/// Polls a future in this thread until it is done. Not tokio's own: that panics in a thread which
-/// belongs to another runtime.
+/// Polls a future in this thread until it is done. Tokio's own `block_on` panics in a thread of another runtime.
 fn wait<T>(runtime: &Handle, future: impl Future<Output = T>) -> T {
     struct Unpark(Thread);
     impl Wake for Unpark {
@@ -133,7 +131,7 @@ fn wait<T>(runtime: &Handle, future: impl Future<Output = T>) -> T {
             self.0.unpark();
         }
     }
-    // Sockets and timers made on the way are the thread's.
+    // Sockets and timers that the future creates belong to the background runtime.
     let _entered = runtime.enter();
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut future = pin!(future);
@@ -145,23 +143,23 @@ fn wait<T>(runtime: &Handle, future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Whether this thread is in the midst of a task of a tokio runtime, where waiting stops other tasks.
+/// Returns whether this thread is running a task of a tokio runtime. Waiting there would block other tasks.
 ///
-/// `Handle::try_current` does not tell: it answers in `spawn_blocking` and `block_in_place` too, where
-/// waiting is right. But only a task has a budget that it can use up.
+/// `Handle::try_current` cannot tell: it also succeeds in `spawn_blocking` and `block_in_place`, where waiting is allowed. But
+/// only a task has a limited budget.
 fn inside_a_task() -> bool {
     if Handle::try_current().is_err() {
         return false;
     }
     let mut taken = Vec::new();
     let mut inside = false;
-    while !inside && taken.len() < MORE_THAN_A_BUDGET {
+    while !inside && taken.len() < ABOVE_TASK_BUDGET {
         match coop::poll_proceed(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(step) => taken.push(step),
             Poll::Pending => inside = true,
         }
     }
-    // Each gives its step back, the last one first: the task has its budget again.
+    // Dropping the steps in reverse order restores the task's budget.
     while taken.pop().is_some() {}
     inside
 }

@@ -7,12 +7,11 @@ use crate::error::Error;
 use crate::facts::{Fence, HolderId, LockName};
 use crate::loss::LossReason;
 
-/// Holds a lock. Dropping it gives the lock back, and waits until that is done, so that a program which
-/// ends then leaves nothing behind; [`release`](Self::release) also tells how it went.
+/// Holds a lock. Dropping it releases the lock and waits for that, so that a program that ends then leaves no lock behind.
+/// [`release`](Self::release) also reports the result.
 ///
-/// While it lives the lease is renewed in the background (unless that was switched off). Should it be
-/// lost all the same, [`is_valid`](Self::is_valid) is false from that moment on, and the work must
-/// stop: somebody else may hold the lock soon.
+/// The lease is renewed in the background unless renewal is switched off. When the lease is lost,
+/// [`is_valid`](Self::is_valid) is false from that moment on. The work must stop, because another holder may get the lock.
 ///
 /// ```
 /// # fn main() -> Result<(), leasehold::Error> {
@@ -20,15 +19,15 @@ use crate::loss::LossReason;
 /// let guard = locks.lock("nightly-report").acquire()?;
 /// for part in 0..10 {
 ///     if !guard.is_valid() {
-///         break; // somebody else may be at it by now
+///         break; // another holder may have the lock
 ///     }
 ///     println!("part {part} under fence {}", guard.fence());
 /// }
 /// # Ok(()) }
 /// ```
-#[must_use = "dropping the guard gives the lock up"]
+#[must_use = "dropping the guard releases the lock"]
 pub struct Guard {
-    /// There until it is released.
+    /// `None` only while it is released.
     guard: Option<crate::Guard>,
     background: Arc<Background>,
 }
@@ -38,12 +37,12 @@ impl Guard {
         Self { guard: Some(guard), background }
     }
 
-    /// The lock.
+    /// Returns the name of the lock.
     pub fn name(&self) -> &LockName {
         self.held().name()
     }
 
-    /// This holder's public id.
+    /// Returns the holder's public id.
     pub fn holder_id(&self) -> HolderId {
         self.held().holder_id()
     }
@@ -59,28 +58,29 @@ impl Guard {
         self.held().try_fence()
     }
 
-    /// Whether the lease is proven at this moment. Never in a forked child: the lease is the parent's.
+    /// Returns whether the lease is proven at this moment. It is always `false` in a forked child: the lease belongs to the
+    /// parent.
     pub fn is_valid(&self) -> bool {
         !self.background.is_forked() && self.held().is_valid()
     }
 
-    /// `false`: the store was unreachable and the policy is to go on without a lock. Somebody else
-    /// may be at work too.
+    /// Returns `false` when the store was unreachable and the options allow work without a lock. Other processes may do the same
+    /// work.
     pub fn is_protected(&self) -> bool {
         self.held().is_protected()
     }
 
-    /// How long the lease is still proven.
+    /// Returns for how long the lease is still proven.
     pub fn remaining(&self) -> Duration {
         if self.background.is_forked() { Duration::ZERO } else { self.held().remaining() }
     }
 
-    /// Why the lease was lost, if it was.
+    /// Returns why the lease was lost, if it was.
     pub fn loss(&self) -> Option<LossReason> {
         if self.background.is_forked() { None } else { self.held().loss() }
     }
 
-    /// Waits until the lease is lost, at most so long: for a thread that stops the work then.
+    /// Waits for at most `wait` until the lease is lost, and returns the reason. Use it in a thread that stops the work.
     ///
     /// # Errors
     /// [`Error::InsideRuntime`].
@@ -88,8 +88,7 @@ impl Guard {
         self.background.ask(async |_| Ok(tokio::time::timeout(wait, self.held().lost()).await.ok()))
     }
 
-    /// Waits until somebody asks this holder to come to an end soon, at most so long, and says why.
-    /// The lease stays valid.
+    /// Waits for at most `wait` until the holder is asked to finish soon, and returns the reason. The lease stays valid.
     ///
     /// # Errors
     /// [`Error::InsideRuntime`].
@@ -97,31 +96,30 @@ impl Guard {
         self.background.ask(async |_| Ok(tokio::time::timeout(wait, self.held().asked_to_finish()).await.ok()))
     }
 
-    /// Prolongs the lease to `ttl` from now, and keeps renewing to that. It never shortens the
-    /// present lease.
+    /// Extends the lease to `ttl` from now; later renewals use the same ttl. It never shortens the lease.
     ///
     /// # Errors
-    /// [`Error::Lost`] when the lease is over, [`Error::Store`] when the store did not answer (the
-    /// lease is as valid as before), [`Error::Invalid`] for a ttl out of bounds.
+    /// [`Error::Lost`] when the lease has ended; [`Error::Store`] when the store did not answer (the lease is as valid as
+    /// before); [`Error::Invalid`] for a ttl out of bounds.
     pub fn extend(&self, ttl: Duration) -> Result<(), Error> {
         self.background.ask(|_| self.held().extend(ttl))
     }
 
-    /// Gives the lock back. `true`: it was ours until now. `false`: it was not ours any more, and
-    /// nothing was touched.
+    /// Releases the lock. Returns `true` when the lock was still held, and `false` when the lease had already ended; then
+    /// nothing was changed.
     ///
     /// # Errors
-    /// [`Error::Store`] when the store did not answer; the release goes on in the background, and
-    /// if everything fails, in the journal. [`Error::InsideRuntime`]: it goes on in the background.
+    /// [`Error::Store`] when the store did not answer; [`Error::InsideRuntime`]. In both cases the release continues in the
+    /// background, and in the journal if all attempts fail.
     pub fn release(mut self) -> Result<bool, Error> {
-        // What may not wait drops the guard, which does the rest.
+        // If this thread must not wait, the guard is dropped and released in the background.
         self.background.may_wait()?;
-        let guard = self.guard.take().expect("held until it is released");
+        let guard = self.guard.take().expect("present until it is released");
         self.background.ask(|_| guard.release())
     }
 
     fn held(&self) -> &crate::Guard {
-        self.guard.as_ref().expect("held until it is released")
+        self.guard.as_ref().expect("present until it is released")
     }
 }
 
@@ -129,7 +127,7 @@ impl Drop for Guard {
     fn drop(&mut self) {
         let Some(guard) = self.guard.take() else { return };
         if self.background.is_forked() {
-            // The lease is the parent's, and so is everything that would give it back.
+            // The lease and the connection belong to the parent.
             std::mem::forget(guard);
             return;
         }
@@ -139,7 +137,7 @@ impl Drop for Guard {
                     tracing::warn!(error = %format_args!("{error:#}"), "the lock is released in the background");
                 }
             }
-            // Inside a runtime nobody waits: in the background, as an async guard does it.
+            // Inside a runtime: an async guard releases in the background.
             Err(_) => drop(guard),
         }
     }

@@ -1,5 +1,4 @@
-//! The same locks for programs without an async runtime: every call waits in its thread until it is
-//! answered.
+//! Locks for programs without an async runtime: every call blocks its thread until the result is there.
 //!
 //! ```
 //! use std::time::Duration;
@@ -12,26 +11,25 @@
 //! let guard = locks.lock("order:42").ttl(Duration::from_secs(10)).wait_up_to(Duration::from_secs(5)).acquire()?;
 //! println!("inside, fence {}", guard.fence());
 //! assert!(locks.try_lock("order:42")?.is_none(), "one at a time");
-//! drop(guard);                                       // given back when this returns
+//! drop(guard);                                       // released when this returns
 //!
 //! let paid = locks.with_lock("order:42", |guard| guard.is_protected())?;
 //! assert!(paid);
 //! # Ok(()) }
 //! ```
 //!
-//! What there is no call of its own for (pools, bindings, `once`, elections) is had by
-//! [`block_on`](LockManager::block_on).
+//! Use [`block_on`](LockManager::block_on) for pools, bindings, `once` and elections.
 //!
-//! Renewals, messages and releases are the work of one thread per manager (clones share it). A manager
-//! and its guards can be used from any number of threads.
+//! One thread per manager, shared by its clones, runs renewals and background releases. A manager and its guards can be
+//! used from any number of threads.
 //!
-//! - **Inside an async runtime** a call that waits would stop other tasks, perhaps the very one that
-//!   holds the lock: it answers [`Error::InsideRuntime`] and does nothing. Use
-//!   [`leasehold::LockManager`](crate::LockManager) there, or go through `tokio::task::spawn_blocking`.
-//! - **After a fork** the child has no such thread: there every call answers
-//!   [`Forked`](crate::store::StoreErrorKind::Forked), and the parent's locks stay the parent's.
-//! - **Work cannot be cancelled** from outside when its lease is lost: long work looks at
-//!   [`Guard::is_valid`], or another thread waits for [`Guard::lost_within`].
+//! - **Inside an async runtime** a blocking call would block other tasks, perhaps the one that holds the lock. It fails with
+//!   [`Error::InsideRuntime`] and does nothing. Use [`leasehold::LockManager`](crate::LockManager) there, or
+//!   `tokio::task::spawn_blocking`.
+//! - **After a fork** the child does not have that thread. Every call fails with
+//!   [`Forked`](crate::store::StoreErrorKind::Forked), and the locks still belong to the parent.
+//! - **Work is not cancelled** when its lease is lost. Long work checks [`Guard::is_valid`], or another thread waits with
+//!   [`Guard::lost_within`].
 
 mod background;
 mod guard;
@@ -50,8 +48,8 @@ use crate::lease::IntoLockName;
 use crate::options::Options;
 use crate::store::{Cursor, EvictMode, Evicted, Holder, Page};
 
-/// Manages the locks of one store, for threads. Cheap to clone: all clones share one connection, one renewal pass and one
-/// place in every queue.
+/// Manages the locks of one store for blocking code. Cheap to clone: all clones share one connection, one renewal task and
+/// one place in every queue.
 #[derive(Clone)]
 pub struct LockManager {
     background: Arc<Background>,
@@ -62,13 +60,12 @@ impl LockManager {
     /// [`connect`](crate::LockManager::connect).
     ///
     /// # Errors
-    /// [`Error::Connect`] when the URL makes no sense or the store cannot be used,
-    /// [`Error::InsideRuntime`].
+    /// [`Error::Connect`] when the URL is invalid or the store cannot be used; [`Error::InsideRuntime`].
     pub fn connect(url: &str) -> Result<Self, Error> {
         Self::connect_with(url, Options::default())
     }
 
-    /// Opens the store that a URL names.
+    /// Opens the store that a URL names, with options.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
@@ -76,13 +73,13 @@ impl LockManager {
         Ok(Self { background: Arc::new(Background::connect(url, options)?) })
     }
 
-    /// Asks for a lock: set its terms, then call [`acquire`](LockRequest::acquire). By default it waits without limit, has a
-    /// fence, and is renewed while the guard lives.
+    /// Creates a request for a lock: set its terms, then call [`acquire`](LockRequest::acquire). By default it waits without
+    /// limit, has a fence, and is renewed while the guard exists.
     pub fn lock<N: IntoLockName>(&self, name: N) -> LockRequest {
         LockRequest::new(self.background.clone(), self.background.locks().lock(name))
     }
 
-    /// Takes the lock if it is free: `None` when somebody else holds it.
+    /// Acquires a lock if it is free, and returns `None` when it is held.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer, which is not the same as "held".
@@ -93,7 +90,7 @@ impl LockManager {
     /// Runs work under a lock; see [`LockRequest::run`].
     ///
     /// # Errors
-    /// Whatever kept the lock from being acquired, or [`Error::Lost`].
+    /// As [`LockRequest::run`].
     pub fn with_lock<N, T>(&self, name: N, work: impl FnOnce(&Guard) -> T) -> Result<T, Error>
     where
         N: IntoLockName,
@@ -101,7 +98,7 @@ impl LockManager {
         self.lock(name).run(work)
     }
 
-    /// Whether anybody holds a lock.
+    /// Returns whether a lock is held.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
@@ -109,7 +106,7 @@ impl LockManager {
         Ok(self.holder(name)?.is_some())
     }
 
-    /// Who holds a lock.
+    /// Returns the holder of a lock.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
@@ -117,7 +114,7 @@ impl LockManager {
         self.background.ask(|locks| locks.holder(name))
     }
 
-    /// Who holds a lock and who waits for it.
+    /// Returns the holder and the waiters of a lock.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
@@ -125,7 +122,7 @@ impl LockManager {
         self.background.ask(|locks| locks.info(name))
     }
 
-    /// A page of the locks whose names begin with `prefix`; see [`list`](crate::LockManager::list).
+    /// Returns a page of the locks whose names begin with `prefix`; see [`list`](crate::LockManager::list).
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer, or does not know the cursor.
@@ -133,8 +130,7 @@ impl LockManager {
         self.background.ask(|locks| locks.list(prefix, after, limit))
     }
 
-    /// Takes a lock away from the holder that was looked at, and from nobody else; see
-    /// [`evict`](crate::LockManager::evict).
+    /// Takes a lock from the holder with this id, and from no other holder; see [`evict`](crate::LockManager::evict).
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
@@ -145,8 +141,8 @@ impl LockManager {
         self.background.ask(|locks| locks.evict(name, holder, mode, reason))
     }
 
-    /// Waits for whatever else the manager can do: pools, bindings, `once`, elections. Its background tasks
-    /// run on the manager's own thread, the work itself in this one.
+    /// Runs an async function with the async manager: for pools, bindings, `once` and elections. It runs in this thread;
+    /// background tasks run in the manager's thread.
     ///
     /// ```
     /// # fn main() -> Result<(), leasehold::Error> {
@@ -162,21 +158,21 @@ impl LockManager {
     /// ```
     ///
     /// # Errors
-    /// What the work answers; [`Error::InsideRuntime`], or forked: it was not begun.
+    /// The error of the function. It is not called inside an async runtime ([`Error::InsideRuntime`]) or in a forked child.
     pub fn block_on<T>(&self, work: impl AsyncFnOnce(&crate::LockManager) -> Result<T, Error>) -> Result<T, Error> {
         self.background.ask(|locks| work(locks))
     }
 
-    /// Which store this is, without its secrets.
+    /// Returns the URL of the store, without secrets.
     pub fn store(&self) -> &str {
         self.background.store()
     }
 
-    /// Lets nothing new begin, tells every holder that its lease is over, and waits until all locks
-    /// are given back, at most one ttl.
+    /// Stops new requests, notifies every holder that its lease has ended, and waits for at most one ttl until all locks are
+    /// released.
     ///
     /// # Errors
-    /// [`Error::InsideRuntime`], or forked: nothing was done.
+    /// [`Error::InsideRuntime`], and [`Error::Connect`] in a forked child. Nothing was done.
     pub fn shutdown(&self) -> Result<(), Error> {
         self.background.ask(async |locks| {
             locks.shutdown().await;
@@ -184,7 +180,7 @@ impl LockManager {
         })
     }
 
-    /// Makes it believe that another process connected it, as it would after a fork.
+    /// Simulates a fork: the manager behaves as if another process had created it.
     #[cfg(any(test, feature = "test-hooks"))]
     #[doc(hidden)]
     pub fn pretend_forked(&self, forked: bool) {

@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::lease::Terms;
 use crate::lease::terms::setters;
 
-/// A request for a lock, read like a sentence and sent by [`acquire`](Self::acquire).
+/// A request for a lock, sent by [`acquire`](Self::acquire).
 ///
 /// ```
 /// # use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::lease::terms::setters;
 /// let guard = locks.lock("billing/invoice-42").ttl(Duration::from_secs(10)).no_wait().acquire()?;
 /// # drop(guard); Ok(()) }
 /// ```
-#[must_use = "a request does nothing until it is acquired"]
+#[must_use = "a request does nothing until `acquire` or `run` is called"]
 #[derive(Clone)]
 pub struct LockRequest {
     background: Arc<Background>,
@@ -36,18 +36,18 @@ impl LockRequest {
     /// Sends the request and waits for the lock.
     ///
     /// # Errors
-    /// [`Error::NotAcquired`] when somebody else holds it and the time to wait is over,
-    /// [`Error::Store`] when the store did not answer, [`Error::InsideRuntime`].
+    /// [`Error::NotAcquired`] when the lock is held and the wait is over; [`Error::Store`] when the store did not answer;
+    /// [`Error::InsideRuntime`].
     pub fn acquire(self) -> Result<Guard, Error> {
         let Self { background, request } = self;
         let guard = background.ask(|_| request.into_future())?;
         Ok(Guard::new(guard, background))
     }
 
-    /// The guard, or `None` when somebody else holds the lock (and the time to wait is over).
+    /// Sends the request and returns `None` when the lock is held and the wait is over.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire), but for [`Error::NotAcquired`].
+    /// As [`acquire`](Self::acquire), except [`Error::NotAcquired`].
     pub fn optional(self) -> Result<Option<Guard>, Error> {
         match self.acquire() {
             Ok(guard) => Ok(Some(guard)),
@@ -56,12 +56,11 @@ impl LockRequest {
         }
     }
 
-    /// Runs work under the lock, in this thread: released afterwards in any case, also by a panic.
+    /// Runs work under the lock, in this thread. The lock is released afterwards, also after a panic.
     ///
     /// # Errors
-    /// Whatever kept the lock from being acquired. [`Error::Lost`] when the lease was lost before the
-    /// work was done: it ran to its end, as nobody can stop a thread, but without protection. A
-    /// release that fails does not hide the work's result: it goes on in the background.
+    /// As [`acquire`](Self::acquire). [`Error::Lost`] when the lease was lost before the work ended: the work ran to its end,
+    /// but without protection. A release that fails continues in the background and does not affect the result.
     pub fn run<T>(self, work: impl FnOnce(&Guard) -> T) -> Result<T, Error> {
         let guard = self.acquire()?;
         let done = work(&guard);

@@ -2,8 +2,7 @@ use std::fmt;
 
 use super::yaml::At;
 
-/// Everything that is wrong with a configuration, all at once; each problem with the place where it
-/// stands.
+/// All problems of a configuration, each with its place.
 ///
 /// ```
 /// # use leasehold::config::Settings;
@@ -23,7 +22,7 @@ impl ConfigError {
         Self { problems }
     }
 
-    /// The problems, in the order in which they were found.
+    /// Returns the problems, in the order in which they were found.
     pub fn problems(&self) -> &[Problem] {
         &self.problems
     }
@@ -43,7 +42,7 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// One thing that is wrong.
+/// One problem of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     pub(super) origin: Origin,
@@ -53,19 +52,19 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// Where it stands.
+    /// Returns where the problem is.
     pub fn origin(&self) -> &Origin {
         &self.origin
     }
 
-    /// What is wrong, and what would be right: one line.
+    /// Returns one line that says what is wrong and what would be right.
     pub fn text(&self) -> &str {
         &self.text
     }
 }
 
 impl fmt::Display for Problem {
-    /// The place and the problem on one line; below it, the line of the file.
+    /// Writes the place and the problem on one line, and the line of the file below it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.origin, self.text)?;
         if let (Some(line), Origin::File { line: number, column, .. }) = (&self.snippet, &self.origin) {
@@ -81,22 +80,22 @@ impl fmt::Display for Problem {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Origin {
-    /// Nobody said anything.
+    /// The default.
     Default,
     /// A place in a file.
     File {
-        /// The file as it was named.
+        /// The name of the file, as it was given.
         file: String,
-        /// Its line, from one.
+        /// The line, from 1.
         line: usize,
-        /// Its column, from one.
+        /// The column, from 1.
         column: usize,
     },
     /// A whole file that could not be read.
     WholeFile(String),
     /// An environment variable.
     Environment(String),
-    /// Said by the program: a flag, a call.
+    /// A flag or a call of the program.
     Explicit,
 }
 

@@ -1,4 +1,4 @@
-//! The sections `gpu_lock` and `gpu_lock_monitor`. Numbers are seconds.
+//! The sections `gpu_lock` and `gpu_lock_monitor`. Numbers are in seconds.
 
 use std::time::Duration;
 
@@ -6,19 +6,18 @@ use super::settings::Settings;
 use super::value::{Setting, Written};
 use crate::facts::{LockName, Owner, RawPattern, Ttl};
 
-/// `gpu_scope`: whose the number of a GPU is.
+/// `gpu_scope`: whether the number of a GPU is unique in the store or per host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum GpuScope {
-    /// The lock of GPU 0 is `gpu_lock:0`, for whoever uses this store: one machine, or one set of GPUs that
-    /// several machines reach.
+    /// The lock of GPU 0 is `gpu_lock:0`: for one machine, or one set of GPUs that several machines use.
     #[default]
     Shared,
-    /// It is `gpu_lock:<host>:0`: for a fleet in which every machine has a GPU 0 of its own.
+    /// The lock of GPU 0 is `gpu_lock:<host>:0`: for a fleet in which every machine has a GPU 0 of its own.
     Host,
 }
 
 impl GpuScope {
-    /// What the locks of all GPUs begin with, but for the last colon: the name of their pool.
+    /// Returns the name of the pool of all GPUs. The names of their locks begin with it and a colon.
     pub fn pool(self) -> String {
         match self {
             Self::Shared => "gpu_lock".to_owned(),
@@ -26,7 +25,7 @@ impl GpuScope {
         }
     }
 
-    /// The lock of one GPU.
+    /// Returns the name of the lock of one GPU.
     pub fn lock(self, gpu_id: u32) -> String {
         format!("{}:{gpu_id}", self.pool())
     }
@@ -50,87 +49,82 @@ impl Setting for GpuScope {
     }
 }
 
-/// `gpu_lock`: how locks on GPUs are taken, kept and given back.
+/// `gpu_lock`: how GPU locks are acquired, renewed and released.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GpuLock {
-    /// The first pause of a waiter that has to poll. Nobody pauses for longer than a second: a
-    /// waiter that is not heard of for three is passed over.
+    /// The first pause of a polling waiter. Pauses are at most 1 s, because a waiter that sends nothing for 3 s loses its turn.
     pub poll_interval: Duration,
-    /// How long a request waits; a long task asks for more by
-    /// [`wait_up_to`](crate::LockRequest::wait_up_to).
+    /// How long a request waits by default; see [`wait_up_to`](crate::LockRequest::wait_up_to).
     pub max_wait_time: Duration,
-    /// The lease of a holder without a heartbeat; with one, the heartbeat's timeout if that is
-    /// shorter.
+    /// The lease of a holder. While the heartbeat is enabled, it is at most the heartbeat's timeout.
     pub lock_timeout: Ttl,
-    /// Whether each pause is twice the last, up to `max_poll_interval`.
+    /// Whether pauses double, up to `max_poll_interval`.
     pub exponential_backoff: bool,
-    /// The longest pause of a waiter that polls.
+    /// The longest pause of a polling waiter.
     pub max_poll_interval: Duration,
-    /// Whether the store tells waiters when it is their turn.
+    /// Whether the store notifies waiters when they get the lock.
     pub use_event_driven: bool,
-    /// A waiter that was told nothing asks by itself after this at the latest.
+    /// The longest time after which a waiter without a notification asks the store.
     pub fallback_timeout: Duration,
     /// What happens when a release fails.
     pub exception_handling: ExceptionHandling,
-    /// Whether a holder is known to be alive, and how.
+    /// How holders show that they are alive.
     pub heartbeat: Heartbeat,
 }
 
-/// `gpu_lock.exception_handling`
+/// `gpu_lock.exception_handling`: what happens when a release fails.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ExceptionHandling {
-    /// Whether a release is done by other means when the usual ones fail. Always compared with the
-    /// holder's token.
+    /// Whether fallbacks are used when a release fails. They too compare the holder's token.
     pub enable_emergency_release: bool,
-    /// How long to wait before that.
+    /// How long to wait before the fallbacks.
     pub emergency_release_delay: Duration,
-    /// How often the usual release is tried again before.
+    /// How often the release is retried before the fallbacks.
     pub max_release_retries: u32,
 }
 
-/// `gpu_lock.heartbeat`
+/// `gpu_lock.heartbeat`: renewal of leases.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Heartbeat {
-    /// Off: a lease is not renewed and lasts `lock_timeout`, whatever its holder does.
+    /// Whether leases are renewed. Otherwise a lease lasts for `lock_timeout`.
     pub enabled: bool,
-    /// A holder renews its lease at least this often.
+    /// The longest time between two renewals.
     pub interval: Duration,
-    /// A holder that has not done so for this long counts as dead: its lease has ended.
+    /// The time without a renewal after which a holder counts as dead. Its lease has ended by then.
     pub timeout: Ttl,
 }
 
-/// `gpu_lock_monitor`: when somebody is warned about a lock that is held for long, and when it is
-/// taken away.
+/// `gpu_lock_monitor`: when a long-held lock causes a warning, and when it is evicted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GpuLockMonitor {
-    /// How often every lock is looked at.
+    /// The time between two checks of all locks.
     pub monitor_interval: Duration,
-    /// By the time a lock has been held.
+    /// What happens to a lock that is held for long.
     pub timeout_levels: TimeoutLevels,
-    /// What the monitor expects of a living holder.
+    /// When a holder counts as dead.
     pub heartbeat: MonitorHeartbeat,
-    /// How an eviction that failed is repeated.
+    /// How a failed eviction is retried.
     pub cleanup: Cleanup,
-    /// Whether there is a monitor at all.
+    /// Whether the monitor runs.
     pub enabled: bool,
-    /// Whether it takes locks away, or only tells.
+    /// Whether the monitor evicts holders, or only reports them.
     pub auto_recovery: bool,
-    /// Whether also a holder that is alive is evicted when it is over the hard timeout.
+    /// Whether a holder that is alive is evicted too after the hard timeout.
     pub evict_living: bool,
-    /// The locks that the levels are for, and that may be taken away. Every other one is looked at as well.
+    /// The locks to which the levels apply and that may be evicted. All other locks are only watched.
     pub names: LockNames,
 }
 
-/// Locks by their names: a list of texts, each with `*` at its end or not at all.
+/// A list of lock names and prefixes; a prefix ends with `*`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LockNames(Vec<RawPattern>);
 
 impl LockNames {
-    /// Whether a lock is meant.
+    /// Returns whether a lock matches.
     pub fn contains(&self, name: &LockName) -> bool {
         self.0.iter().any(|pattern| pattern.matches(name.as_str()))
     }
@@ -138,7 +132,7 @@ impl LockNames {
 
 impl Setting for LockNames {
     fn parse(text: &str) -> Result<Self, String> {
-        Vec::parse(text).map(Self).map_err(in_plain_words)
+        Vec::parse(text).map(Self).map_err(about_names)
     }
 
     fn show(&self) -> String {
@@ -146,44 +140,44 @@ impl Setting for LockNames {
     }
 
     fn read(written: &Written) -> Result<Self, String> {
-        Vec::read(written).map(Self).map_err(in_plain_words)
+        Vec::read(written).map(Self).map_err(about_names)
     }
 }
 
-/// These names are not about keys.
-fn in_plain_words(problem: String) -> String {
+/// Adapts the error text of a raw pattern, because these names do not select keys.
+fn about_names(problem: String) -> String {
     problem.replacen("raw pattern", "name", 1)
 }
 
-/// `gpu_lock_monitor.timeout_levels`
+/// `gpu_lock_monitor.timeout_levels`: times since the lock was granted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TimeoutLevels {
-    /// Held for so long, it is warned about.
+    /// When a warning is sent.
     pub warning: Duration,
-    /// The holder is asked to finish.
+    /// When the holder is asked to finish.
     pub soft_timeout: Duration,
-    /// A holder that gives no sign of life is evicted.
+    /// When a holder that does not renew is evicted.
     pub hard_timeout: Duration,
 }
 
-/// `gpu_lock_monitor.heartbeat`
+/// `gpu_lock_monitor.heartbeat`: when a holder counts as dead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MonitorHeartbeat {
-    /// A sign of life is expected this often.
+    /// The expected time between two renewals.
     pub interval: Duration,
-    /// Without one for so long, a holder counts as dead.
+    /// The time without a renewal after which a holder counts as dead.
     pub timeout: Ttl,
 }
 
-/// `gpu_lock_monitor.cleanup`
+/// `gpu_lock_monitor.cleanup`: retries of evictions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Cleanup {
-    /// How often an eviction is tried again.
+    /// How often a failed eviction is retried.
     pub max_retry: u32,
-    /// The pause between two tries.
+    /// The pause between two attempts.
     pub retry_delay: Duration,
 }
 
@@ -222,7 +216,7 @@ impl GpuLock {
             let (longest, first) = ("gpu_lock.max_poll_interval", "gpu_lock.poll_interval");
             settings.refuse_with(longest, first, "must not be shorter than gpu_lock.poll_interval");
         }
-        beats(settings, "gpu_lock.heartbeat", read.heartbeat.interval, read.heartbeat.timeout);
+        check_heartbeat(settings, "gpu_lock.heartbeat", read.heartbeat.interval, read.heartbeat.timeout);
         read
     }
 }
@@ -265,7 +259,7 @@ impl GpuLockMonitor {
         if levels.hard_timeout < levels.soft_timeout {
             settings.refuse_with(&hard, &soft, "must not come before `soft_timeout`");
         }
-        beats(settings, "gpu_lock_monitor.heartbeat", read.heartbeat.interval, read.heartbeat.timeout);
+        check_heartbeat(settings, "gpu_lock_monitor.heartbeat", read.heartbeat.interval, read.heartbeat.timeout);
         read
     }
 }
@@ -276,14 +270,14 @@ fn positive(settings: &mut Settings, key: &str, value: Duration) {
     }
 }
 
-/// At least two beats fit into a timeout: one may be late without anybody being declared dead.
-fn beats(settings: &mut Settings, section: &str, interval: Duration, timeout: Ttl) {
+/// Checks that two renewals fit into a timeout, so that one may be late.
+fn check_heartbeat(settings: &mut Settings, section: &str, interval: Duration, timeout: Ttl) {
     positive(settings, &format!("{section}.interval"), interval);
     if interval.saturating_mul(2) > timeout.duration() {
         settings.refuse_with(
             &format!("{section}.timeout"),
             &format!("{section}.interval"),
-            "must be at least twice the `interval`: one heartbeat may be late without its holder being dead",
+            "must be at least twice the `interval`, so that one late heartbeat does not count as a dead holder",
         );
     }
 }

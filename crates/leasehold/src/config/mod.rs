@@ -1,9 +1,8 @@
 //! The configuration: one YAML file, every key also as an environment variable.
 //!
-//! Defaults give way to the file, the file to the environment (`LEASEHOLD_…`), the environment to
-//! what the program says outright. A key that is not known, one that is given twice and a value that
-//! makes no sense are errors, with file, line, column and the line itself; and of every value it is
-//! known where it came from. `docs/configuration.md` lists the keys.
+//! The file overrides the defaults, the environment (`LEASEHOLD_…`) overrides the file, and explicit values of the program
+//! override the environment. Unknown keys, duplicate keys and invalid values are errors with file, line, column and the
+//! line itself. The origin of every value is known. `docs/configuration.md` lists the keys.
 //!
 //! ```
 //! use std::time::Duration;
@@ -47,69 +46,69 @@ use crate::request::LockRequest;
 /// The environment variable that names the file.
 pub const FILE_VARIABLE: &str = "LEASEHOLD_CONFIG";
 
-/// Sections that the server reads.
-const OF_THE_SERVER: [&str; 2] = ["server", "alerts"];
+/// Sections that only the server reads.
+const SERVER_SECTIONS: [&str; 2] = ["server", "alerts"];
 
-/// Everything the library can be told by a file.
+/// The library's configuration.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Config {
-    /// `store`: which store; the embedded one by default.
+    /// `store`: the URL of the store; SQLite by default.
     pub store: StoreUrl,
     /// `namespace` and `raw_names`: how names become keys.
     pub keys: KeySpace,
-    /// `ttl`: the lease of a request that names none.
+    /// `ttl`: the default lease.
     pub ttl: Ttl,
-    /// `owner`: who this process is, for people.
+    /// `owner`: the task name of this process, for people.
     pub owner: Owner,
-    /// `on_unavailable`: `closed` or `open`, when the store cannot be reached.
+    /// `on_unavailable`: what to do when the store is unreachable, `closed` or `open`.
     pub on_unavailable: OnUnavailable,
-    /// `answer_within`: how long one request may go unanswered.
+    /// `answer_within`: the timeout of one request to the store.
     pub answer_within: Duration,
-    /// `patience`: how long a waiter goes on while the store cannot be reached.
+    /// `patience`: how long a waiter keeps trying while the store is unreachable.
     pub patience: Duration,
-    /// `journal`: where releases that failed by all means are kept.
+    /// `journal`: the directory for releases that failed in every way.
     pub journal: JournalDir,
-    /// `gpu_scope`: whose the number of a GPU is.
+    /// `gpu_scope`: whether the number of a GPU is unique in the store or per host.
     pub gpu_scope: GpuScope,
-    /// `gpu_lock`
+    /// `gpu_lock`: GPU locks.
     pub gpu_lock: GpuLock,
-    /// `gpu_lock_monitor`
+    /// `gpu_lock_monitor`: warnings about and evictions of long-held locks.
     pub gpu_lock_monitor: GpuLockMonitor,
 }
 
 impl Config {
-    /// Reads a file, or the one that `LEASEHOLD_CONFIG` names, or none; then the environment. The
-    /// sections `server` and `alerts` are left to the server.
+    /// Reads a file (by default the one that `LEASEHOLD_CONFIG` names, if any), then the environment. The sections `server` and
+    /// `alerts` are ignored.
     ///
     /// # Errors
-    /// Everything that is wrong with it, at once.
+    /// All problems at once.
     pub fn load(file: Option<&Path>) -> Result<Self, ConfigError> {
         Self::from_layers(Settings::of_this_process(file))
     }
 
-    /// Reads the configuration from other layers than those of [`load`](Self::load).
+    /// Reads the configuration from the given layers.
     ///
     /// # Errors
-    /// Everything that is wrong with them, at once.
+    /// All problems at once.
     pub fn from_layers(settings: Settings) -> Result<Self, ConfigError> {
         Self::with_origins(settings).map(|(config, _)| config)
     }
 
-    /// Reads the configuration, and returns every key with the value in force and where it came from.
+    /// Reads the configuration, and also returns every key with its effective value and its origin.
     ///
     /// # Errors
-    /// Everything that is wrong with them, at once.
+    /// All problems at once.
     pub fn with_origins(mut settings: Settings) -> Result<(Self, Vec<Shown>), ConfigError> {
         let config = Self::read(&mut settings);
-        for section in OF_THE_SERVER {
+        for section in SERVER_SECTIONS {
             settings.leave(section);
         }
         Ok((config, settings.finish()?))
     }
 
-    /// Reads the library's keys from settings that others read from too. Only after
-    /// [`Settings::finish`] has found nothing wrong does it mean anything.
+    /// Reads the library's keys from settings that other parts read too. Use the result only after [`Settings::finish`] has
+    /// returned no error.
     pub fn read(settings: &mut Settings) -> Self {
         let options = Options::default();
         let namespace = settings.get("namespace", Namespace::default());
@@ -133,7 +132,7 @@ impl Config {
         }
     }
 
-    /// The options of a manager for everyday locks.
+    /// Returns the options of a manager.
     pub fn options(&self) -> Options {
         Options {
             keys: self.keys.clone(),
@@ -147,7 +146,7 @@ impl Config {
         }
     }
 
-    /// The options of a manager for GPU locks: as the others, and as `gpu_lock` says.
+    /// Returns the options of a manager for GPU locks, with the section `gpu_lock`.
     pub fn gpu_options(&self) -> Options {
         let GpuLock { exception_handling: release, heartbeat, .. } = &self.gpu_lock;
         let max_poll = if self.gpu_lock.exponential_backoff {
@@ -169,9 +168,8 @@ impl Config {
         }
     }
 
-    /// The lease of a GPU lock. A renewing one is at most the heartbeat's timeout, the monitor's
-    /// included: so that a dead holder's lease has ended when it counts as dead, and a living one's
-    /// goes on for as long as it lives.
+    /// Returns the lease of a GPU lock. While leases are renewed, it is at most the timeout of both heartbeats, so that the lease
+    /// of a holder that counts as dead has ended.
     pub fn gpu_ttl(&self) -> Ttl {
         let GpuLock { lock_timeout, heartbeat, .. } = &self.gpu_lock;
         if !heartbeat.enabled {
@@ -180,9 +178,9 @@ impl Config {
         (*lock_timeout).min(heartbeat.timeout).min(self.gpu_lock_monitor.heartbeat.timeout)
     }
 
-    /// A request for the lock of one GPU (`gpu_lock:<id>`), as `gpu_scope` and `gpu_lock` say; a long task says
-    /// more: `config.gpu_request(&locks, 0).wait_up_to(half_an_hour)`. For a manager with
-    /// [`gpu_options`](Self::gpu_options).
+    /// Creates a request for the lock of one GPU (`gpu_lock:<id>`), with the sections `gpu_scope` and `gpu_lock`. The manager
+    /// should have [`gpu_options`](Self::gpu_options). Terms can be replaced:
+    /// `config.gpu_request(&locks, 0).wait_up_to(half_an_hour)`.
     pub fn gpu_request(&self, locks: &LockManager, gpu_id: u32) -> LockRequest {
         locks
             .lock(self.gpu_scope.lock(gpu_id))
@@ -191,7 +189,7 @@ impl Config {
             .renew(self.gpu_lock.heartbeat.enabled)
     }
 
-    /// Opens the store for everyday locks.
+    /// Connects a manager with [`options`](Self::options).
     ///
     /// # Errors
     /// [`Error::Connect`] when the store cannot be used.

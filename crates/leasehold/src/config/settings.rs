@@ -1,4 +1,4 @@
-//! The layers of a configuration, and the reading of typed values from them.
+//! The layers of a configuration, and typed access to their values.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -7,13 +7,13 @@ use super::error::{ConfigError, Origin, Problem};
 use super::value::{Setting, Written};
 use super::yaml::{self, At, Kind, Node};
 
-/// What every environment variable begins with.
+/// The prefix of all environment variables.
 const PREFIX: &str = "LEASEHOLD_";
 
-/// What was said in a file, in the environment and by the program, before it has types.
+/// The values of files, the environment and the program, before they are parsed.
 ///
-/// Each part of the system reads its own keys from it; whatever nobody asked for is an unknown key.
-/// Problems are collected, so that a person gets all of them at once.
+/// Each part of the system reads its own keys. Keys that no part has read are unknown. Problems are collected, so that all
+/// are reported at once.
 ///
 /// ```
 /// use std::time::Duration;
@@ -24,7 +24,7 @@ const PREFIX: &str = "LEASEHOLD_";
 ///     .variables([("LEASEHOLD_NAMESPACE", "billing")])
 ///     .set("ttl", "5s");
 /// let config = Config::read(&mut settings);
-/// let page_size = settings.get("server.page_size", 100_u32);    // a section of one's own
+/// let page_size = settings.get("server.page_size", 100_u32);    // a key of another part
 /// let shown = settings.finish()?;
 ///
 /// assert_eq!((config.ttl.duration(), page_size), (Duration::from_secs(5), 50));
@@ -36,51 +36,51 @@ const PREFIX: &str = "LEASEHOLD_";
 pub struct Settings {
     /// The lines of each file, for snippets.
     files: BTreeMap<String, Vec<String>>,
-    /// What the files say: later files win.
-    in_files: BTreeMap<String, Given>,
+    /// The values of all files; later files override earlier ones.
+    in_files: BTreeMap<String, FileEntry>,
     environment: BTreeMap<String, Result<String, ()>>,
-    /// Keys that have a second variable.
+    /// The second variable of a key.
     second: BTreeMap<String, &'static str>,
     explicit: BTreeMap<String, String>,
-    /// Every key that was asked for.
+    /// Every key that was read.
     known: BTreeSet<String>,
     shown: Vec<Shown>,
     problems: Vec<Problem>,
 }
 
-/// A node of a file: where its key stands, and what it says.
+/// An entry of a file, with the places of its key and its value.
 #[derive(Debug)]
-struct Given {
+struct FileEntry {
     key: Origin,
     value: Origin,
-    said: Said,
+    content: Content,
 }
 
 #[derive(Debug)]
-enum Said {
+enum Content {
     Nothing,
     Value(Written),
     Section,
 }
 
-/// A key, the value in force and where it came from.
+/// A key with its effective value and its origin.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shown {
-    /// The key with its sections: `gpu_lock.heartbeat.interval`.
+    /// The key with its sections, for example `gpu_lock.heartbeat.interval`.
     pub key: String,
-    /// The value in force, without secrets.
+    /// The effective value, without secrets.
     pub value: String,
     /// Where it came from.
     pub origin: Origin,
 }
 
 impl Settings {
-    /// No layer yet: everything is as by default.
+    /// Creates settings without layers.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The layers of a program: a file, or the one that `LEASEHOLD_CONFIG` names, or none; then the environment.
+    /// Creates the layers of a program: a file (by default the one that `LEASEHOLD_CONFIG` names, if any), then the environment.
     pub fn of_this_process(file: Option<&Path>) -> Self {
         let settings = Self::new().environment();
         match file.map(Path::to_owned).or_else(file_of_the_environment) {
@@ -89,8 +89,7 @@ impl Settings {
         }
     }
 
-    /// Adds a YAML file. That it cannot be read is told by [`finish`](Self::finish), as everything
-    /// else.
+    /// Adds a YAML file. If it cannot be read, [`finish`](Self::finish) returns the error.
     pub fn file(mut self, path: impl AsRef<Path>) -> Self {
         let path = path.as_ref();
         let name = path.display().to_string();
@@ -104,12 +103,12 @@ impl Settings {
         }
     }
 
-    /// Adds YAML from a text; `name` is what problems call it.
+    /// Adds YAML from a text; `name` is its name in problems.
     pub fn yaml(mut self, name: &str, text: &str) -> Self {
         self.files.insert(name.to_owned(), text.lines().map(str::to_owned).collect());
         match yaml::parse(text) {
             Ok(Node { kind: Kind::Nothing, .. }) => {}
-            Ok(Node { kind: Kind::Map(entries), .. }) => self.take(name, "", entries),
+            Ok(Node { kind: Kind::Map(entries), .. }) => self.add_section(name, "", entries),
             Ok(node) => {
                 self.refuse_at(Origin::file(name, node.at), "a configuration consists of `key: value` lines".into());
             }
@@ -124,8 +123,8 @@ impl Settings {
         self
     }
 
-    /// Adds the environment of this process: `LEASEHOLD_` and the key in capitals, sections joined
-    /// by `_` (`LEASEHOLD_GPU_LOCK_HEARTBEAT_INTERVAL`). A variable that is set to nothing is not set.
+    /// Adds the environment of this process. A variable is `LEASEHOLD_` and the key in capitals, with sections joined by `_`
+    /// (`LEASEHOLD_GPU_LOCK_HEARTBEAT_INTERVAL`). Empty variables are ignored.
     pub fn environment(mut self) -> Self {
         for (variable, value) in std::env::vars_os().filter(|(_, value)| !value.is_empty()) {
             if let Some(variable) = variable.to_str().filter(|name| name.starts_with(PREFIX)) {
@@ -135,7 +134,7 @@ impl Settings {
         self
     }
 
-    /// Adds variables as if they stood in the environment.
+    /// Adds variables as if they were in the environment.
     pub fn variables<'a>(mut self, variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         for (variable, value) in variables {
             self.environment.insert(variable.to_owned(), Ok(value.to_owned()));
@@ -143,24 +142,23 @@ impl Settings {
         self
     }
 
-    /// Says a value outright: a flag of the command line. It wins over every other layer.
+    /// Sets an explicit value, such as a flag of the command line. It overrides every other layer.
     pub fn set(mut self, key: &str, value: impl Into<String>) -> Self {
         self.explicit.insert(key.to_owned(), value.into());
         self
     }
 
-    /// Lets a key be said by a second variable, which counts where its own is not set.
+    /// Adds a second variable for a key. The key's own variable overrides it.
     pub fn also(&mut self, key: &str, variable: &'static str) {
         self.second.insert(key.to_owned(), variable);
     }
 
-    /// The value of a key: said outright, else by the environment, else by a file, else the default.
-    /// What is wrong with it is told by [`finish`](Self::finish).
+    /// Returns the value of a key from the highest layer that has it, or the default. [`finish`](Self::finish) returns problems
+    /// with it.
     pub fn get<T: Setting>(&mut self, key: &str, default: T) -> T {
         self.known.insert(key.to_owned());
         let mut found = (default, Origin::Default);
-        // Every layer is read, the lowest first: a value that is wrong is wrong even where another
-        // one is in force.
+        // Every layer is read, the lowest first, because an invalid value is a problem even if a higher layer overrides it.
         for (origin, written) in self.layers(key) {
             match written.and_then(|written| T::read(&written)) {
                 Ok(value) => found = (value, origin),
@@ -172,12 +170,13 @@ impl Settings {
         value
     }
 
-    /// Refuses the value in force of a key for a reason that only several keys together give.
+    /// Rejects the effective value of a key, for checks that involve several keys.
     pub fn refuse(&mut self, key: &str, problem: &str) {
         self.refuse_with(key, key, problem);
     }
 
-    /// The same where another key has its part in it: what nobody wrote has no place to show.
+    /// Rejects the effective value of a key because of another key. If the key has its default, the place of the other key is
+    /// reported.
     pub fn refuse_with(&mut self, key: &str, other: &str, problem: &str) {
         let origin = |key: &str| {
             let shown = self.shown.iter().rev().find(|shown| shown.key == key);
@@ -187,29 +186,29 @@ impl Settings {
         self.refuse_at(origin, format!("{key}: {problem}"));
     }
 
-    /// Leaves a whole section to somebody else who reads the same file.
+    /// Ignores a section of the files, which another program reads.
     pub fn leave(&mut self, section: &str) {
         let inside = format!("{section}.");
         self.in_files.retain(|key, _| key != section && !key.starts_with(&inside));
     }
 
-    /// Every key that was read, with its value and where it came from.
+    /// Returns every key that was read, with its value and origin.
     ///
     /// # Errors
-    /// Everything that was wrong: values, and keys that nobody asked for.
+    /// All problems: invalid values and unknown keys.
     pub fn finish(mut self) -> Result<Vec<Shown>, ConfigError> {
         self.refuse_unknown();
         if self.problems.is_empty() { Ok(self.shown) } else { Err(ConfigError::new(self.problems)) }
     }
 
-    /// What each layer says of a key, the lowest first.
+    /// Returns the values of a key in all layers, the lowest first.
     fn layers(&self, key: &str) -> Vec<(Origin, Result<Written, String>)> {
         let mut layers = Vec::new();
-        if let Some(given) = self.in_files.get(key) {
-            let (origin, written) = match &given.said {
-                Said::Value(written) => (&given.value, Ok(written.clone())),
-                Said::Nothing => (&given.key, Err("has no value".to_owned())),
-                Said::Section => (&given.key, Err("is one value, not a section".to_owned())),
+        if let Some(entry) = self.in_files.get(key) {
+            let (origin, written) = match &entry.content {
+                Content::Value(written) => (&entry.value, Ok(written.clone())),
+                Content::Nothing => (&entry.key, Err("has no value".to_owned())),
+                Content::Section => (&entry.key, Err("is one value, not a section".to_owned())),
             };
             layers.push((origin.clone(), written));
         }
@@ -226,15 +225,15 @@ impl Settings {
         layers
     }
 
-    /// Takes the entries of a section.
-    fn take(&mut self, file: &str, section: &str, entries: Vec<(String, At, Node)>) {
+    /// Adds the entries of a section.
+    fn add_section(&mut self, file: &str, section: &str, entries: Vec<(String, At, Node)>) {
         for (name, at, node) in entries {
             let key = if section.is_empty() { name } else { format!("{section}.{name}") };
-            let said = match node.kind {
-                Kind::Nothing => Said::Nothing,
-                Kind::Text(text) => Said::Value(Written::Text(text)),
+            let content = match node.kind {
+                Kind::Nothing => Content::Nothing,
+                Kind::Text(text) => Content::Value(Written::Text(text)),
                 Kind::List(items) => match texts(items) {
-                    Ok(texts) => Said::Value(Written::List(texts)),
+                    Ok(texts) => Content::Value(Written::List(texts)),
                     Err(at) => {
                         let problem = format!("{key}: a list holds single values");
                         self.refuse_at(Origin::file(file, at), problem);
@@ -242,12 +241,12 @@ impl Settings {
                     }
                 },
                 Kind::Map(entries) => {
-                    self.take(file, &key, entries);
-                    Said::Section
+                    self.add_section(file, &key, entries);
+                    Content::Section
                 }
             };
-            let given = Given { key: Origin::file(file, at), value: Origin::file(file, node.at), said };
-            self.in_files.insert(key, given);
+            let entry = FileEntry { key: Origin::file(file, at), value: Origin::file(file, node.at), content };
+            self.in_files.insert(key, entry);
         }
     }
 
@@ -257,21 +256,21 @@ impl Settings {
             self.known.iter().any(|known| known.starts_with(&inside))
         };
         let mut unknown = Vec::new();
-        for (key, given) in &self.in_files {
-            // Below an unknown section, the section is the news.
+        for (key, entry) in &self.in_files {
+            // Only the unknown section itself is reported, not its keys.
             let inside_unknown = key.rsplit_once('.').is_some_and(|(section, _)| !is_section(section));
             if self.known.contains(key) || inside_unknown {
                 continue;
             }
-            match (&given.said, is_section(key)) {
-                (Said::Section | Said::Nothing, true) => {}
-                (Said::Value(_), true) => {
-                    unknown.push((given.value.clone(), format!("{key} is a section, not one value")));
+            match (&entry.content, is_section(key)) {
+                (Content::Section | Content::Nothing, true) => {}
+                (Content::Value(_), true) => {
+                    unknown.push((entry.value.clone(), format!("{key} is a section, not one value")));
                 }
-                _ => unknown.push((given.key.clone(), format!("{key} is not known{}", self.meant(key)))),
+                _ => unknown.push((entry.key.clone(), format!("{key} is not known{}", self.suggestion(key)))),
             }
         }
-        // Other programs' variables begin with LEASEHOLD_ too; inside a section they are meant for us.
+        // Other programs also use variables that begin with LEASEHOLD_, but not with the name of a section.
         let sections =
             self.known.iter().filter_map(|key| key.split_once('.')).map(|(section, _)| variable(section) + "_");
         let sections: BTreeSet<String> = sections.collect();
@@ -284,7 +283,7 @@ impl Settings {
             }
         }
         for key in self.explicit.keys().filter(|key| !self.known.contains(*key)) {
-            unknown.push((Origin::Explicit, format!("{key} is not known{}", self.meant(key))));
+            unknown.push((Origin::Explicit, format!("{key} is not known{}", self.suggestion(key))));
         }
         // In the order of the file.
         unknown.sort_by_key(|(origin, _)| match origin {
@@ -296,7 +295,7 @@ impl Settings {
         }
     }
 
-    fn meant(&self, key: &str) -> String {
+    fn suggestion(&self, key: &str) -> String {
         let sections = self.known.iter().filter_map(|known| known.rsplit_once('.')).map(|(section, _)| section);
         let candidates = self.known.iter().map(String::as_str).chain(sections);
         nearest(key, candidates).map_or_else(String::new, |near| format!("; did you mean {near}?"))
@@ -312,17 +311,17 @@ impl Settings {
     }
 }
 
-/// The environment variable of a key.
+/// Returns the environment variable of a key.
 pub fn variable(key: &str) -> String {
     format!("{PREFIX}{}", key.replace('.', "_").to_uppercase())
 }
 
-/// The file that `LEASEHOLD_CONFIG` names.
+/// Returns the file that `LEASEHOLD_CONFIG` names.
 pub fn file_of_the_environment() -> Option<PathBuf> {
     std::env::var_os(super::FILE_VARIABLE).filter(|name| !name.is_empty()).map(PathBuf::from)
 }
 
-/// The texts of a list, or where it holds something else.
+/// Returns the texts of a list, or the place of an item that is not a text.
 fn texts(items: Vec<Node>) -> Result<Vec<String>, At> {
     let text = |item: Node| match item.kind {
         Kind::Text(text) => Ok(text),
@@ -331,12 +330,11 @@ fn texts(items: Vec<Node>) -> Result<Vec<String>, At> {
     items.into_iter().map(text).collect()
 }
 
-/// A line of a file as it may be shown: passwords of URLs and the values of secret-sounding keys are
-/// left out.
+/// Returns a line of a file without passwords of URLs and without the values of keys that sound secret.
 fn without_secrets(line: &str) -> String {
     let lower = line.to_ascii_lowercase();
     if let Some(colon) = line.find(':')
-        // The path of a webhook is often its only secret.
+        // `url`: the path of a webhook is often its secret.
         && ["password", "secret", "token", "api_key", "apikey", "url"].iter().any(|word| lower[..colon].contains(word))
     {
         return format!("{}: …", &line[..colon]);
@@ -347,14 +345,14 @@ fn without_secrets(line: &str) -> String {
     }
 }
 
-/// The candidate that differs least, if it differs little.
+/// Returns the most similar candidate, if it is similar enough.
 fn nearest<'a>(wrong: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let distance = |candidate: &&str| edits(wrong, candidate);
     let best = candidates.min_by_key(distance)?;
     (edits(wrong, best) <= 2 + wrong.len() / 10).then_some(best)
 }
 
-/// How many letters have to be changed, added or taken away.
+/// Computes the edit distance.
 fn edits(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -1,8 +1,8 @@
 use super::*;
 
-/// The file as people have it: every key, numbers in seconds.
+/// A file with every key of the two GPU sections.
 const WHOLE: &str = include_str!("tests/whole.yaml");
-/// An older file, without the sections that came later.
+/// An older file, without the keys that were added later.
 const OLDER: &str = include_str!("tests/older.yaml");
 
 fn read(text: &str) -> Result<(Config, Vec<Shown>), ConfigError> {
@@ -11,7 +11,7 @@ fn read(text: &str) -> Result<(Config, Vec<Shown>), ConfigError> {
     settings.finish().map(|shown| (config, shown))
 }
 
-/// Everything wrong with a text, one line each.
+/// Returns the problems of a text, one line each.
 fn problems(text: &str) -> Vec<String> {
     let error = read(text).expect_err("wrong");
     error.problems().iter().map(|problem| format!("{}: {}", problem.origin(), problem.text())).collect()
@@ -46,12 +46,12 @@ fn the_gpu_sections_load_unchanged() {
     let monitor = &config.gpu_lock_monitor;
     assert_eq!((monitor.cleanup.max_retry, monitor.cleanup.retry_delay), (3, secs(60)));
     assert!(monitor.enabled && monitor.auto_recovery);
-    // Each key of the two sections stands in the file, but for the two that came later.
+    // The file has each key of the two sections except the two that were added later.
     let later = ["gpu_lock_monitor.evict_living", "gpu_lock_monitor.names"];
     for shown in shown.iter().filter(|shown| shown.key.starts_with("gpu_lock")) {
         assert_eq!(shown.origin == Origin::Default, later.contains(&shown.key.as_str()), "{shown:?}");
     }
-    assert!(!monitor.evict_living, "a living holder is left alone unless somebody says otherwise");
+    assert!(!monitor.evict_living, "by default a living holder is not evicted");
     let name = |text| crate::LockName::new(text).expect("a name");
     assert!(monitor.names.contains(&name("gpu_lock:0")) && !monitor.names.contains(&name("task_lock:0")));
 }
@@ -92,7 +92,11 @@ fn a_renewing_gpu_lease_is_no_longer_than_the_heartbeat_allows() {
     let (config, _) = read("gpu_lock: {heartbeat: {enabled: false}}").expect("valid");
     assert_eq!(config.gpu_ttl().duration(), secs(600));
     let (config, _) = read("gpu_lock_monitor: {heartbeat: {interval: 20, timeout: 120}}").expect("valid");
-    assert_eq!(config.gpu_ttl().duration(), secs(120), "what the monitor takes for dead has ended");
+    assert_eq!(
+        config.gpu_ttl().duration(),
+        secs(120),
+        "the lease of a holder that the monitor counts as dead has ended"
+    );
     assert_eq!(config.gpu_options().heartbeat, secs(20));
 }
 
@@ -117,7 +121,7 @@ fn options_follow_the_file() {
 }
 
 #[test]
-fn layers_win_in_order_and_say_so() {
+fn higher_layers_win_and_origins_are_reported() {
     let mut settings = Settings::new()
         .yaml("locks.yaml", "ttl: 20s\nnamespace: file\ngpu_lock:\n  heartbeat:\n    interval: 61\n")
         .variables([("LEASEHOLD_NAMESPACE", "variable"), ("LEASEHOLD_GPU_LOCK_HEARTBEAT_INTERVAL", "62s")])
@@ -151,7 +155,7 @@ fn each_wrong_value_gives_one_clear_line() {
         ),
         ("ttl: 10ms", "locks.yaml:1:6: ttl: ttl 10ms is shorter than 50 ms"),
         ("ttl:", "locks.yaml:1:1: ttl: has no value"),
-        ("ttl: [1, 2]", "locks.yaml:1:6: ttl: is a list, where one value is expected"),
+        ("ttl: [1, 2]", "locks.yaml:1:6: ttl: is a list, but one value is expected"),
         ("ttl: {a: 1}", "locks.yaml:1:1: ttl: is one value, not a section"),
         ("tll: 5s", "locks.yaml:1:1: tll is not known; did you mean ttl?"),
         ("gpu_lock: 5", "locks.yaml:1:11: gpu_lock is a section, not one value"),
@@ -172,7 +176,7 @@ fn each_wrong_value_gives_one_clear_line() {
         ("gpu_lock: {poll_interval: 0}", "locks.yaml:1:27: gpu_lock.poll_interval: must be longer than zero"),
         (
             "gpu_lock: {heartbeat: {timeout: 100}}",
-            "locks.yaml:1:33: gpu_lock.heartbeat.timeout: must be at least twice the `interval`: one heartbeat may be late without its holder being dead",
+            "locks.yaml:1:33: gpu_lock.heartbeat.timeout: must be at least twice the `interval`, so that one late heartbeat does not count as a dead holder",
         ),
         (
             "gpu_lock_monitor: {timeout_levels: {hard_timeout: 1}}",
@@ -212,7 +216,7 @@ fn each_wrong_value_gives_one_clear_line() {
 }
 
 #[test]
-fn broken_yaml_says_where() {
+fn broken_yaml_is_reported_with_its_place() {
     for text in ["ttl: [1", "ttl: 'x", "a: b: c", "ttl: 5s\n\tpatience: 3"] {
         let found = problems(text);
         assert_eq!(found.len(), 1, "{found:?}");
@@ -224,7 +228,7 @@ fn broken_yaml_says_where() {
 }
 
 #[test]
-fn all_problems_come_at_once_with_their_lines() {
+fn all_problems_are_reported_at_once_with_their_lines() {
     let error = read("ttl: soon\ntll: 3\npatience: never\n").expect_err("wrong").to_string();
     assert_eq!(
         error,
@@ -268,7 +272,7 @@ fn a_key_may_have_a_second_variable() {
 }
 
 #[test]
-fn a_value_that_is_overruled_is_checked_all_the_same() {
+fn an_overridden_value_is_checked_too() {
     let mut settings = Settings::new().yaml("locks.yaml", "ttl: soon").set("ttl", "5s");
     let _ = Config::read(&mut settings);
     assert!(settings.finish().is_err());
@@ -300,7 +304,7 @@ fn a_file_is_read_from_disk_and_named() {
     assert!(missing.contains("locks.yaml: cannot be read: "), "{missing}");
     std::fs::write(&path, "ttl: 7s\nserver:\n  listen: 127.0.0.1:0\nalerts: {x: 1}\n").expect("written");
     let config = Config::load(Some(&path)).unwrap_or_else(|error| panic!("{error}"));
-    assert_eq!(config.ttl.duration(), secs(7), "and the server's sections are left to the server");
+    assert_eq!(config.ttl.duration(), secs(7), "the server's sections are ignored");
     std::fs::write(&path, "ttl: never\n").expect("written");
     let error = Config::load(Some(&path)).expect_err("wrong").to_string();
     assert!(error.contains("locks.yaml:1:6: ttl: "), "{error}");
@@ -315,13 +319,13 @@ fn an_empty_file_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_manager_and_a_gpu_request_come_from_it() {
+async fn a_configuration_makes_a_manager_and_a_gpu_request() {
     let (config, _) = read("store: memory\njournal: off\nowner: tts\n").expect("valid");
     let locks = LockManager::connect_with(config.store.reveal(), config.gpu_options()).await.expect("memory");
     let guard = config.gpu_request(&locks, 0).await.expect("free");
     let holder = locks.holder("gpu_lock:0").await.expect("answers").expect("held");
     assert_eq!((holder.owner.task(), holder.ttl), ("tts", Some(secs(300))));
-    // A request of one's own wait: this one does not wait at all.
+    // The wait limit can be replaced: this request does not wait.
     assert!(config.gpu_request(&locks, 0).no_wait().optional().await.expect("answers").is_none());
     guard.release().await.expect("answers");
 }

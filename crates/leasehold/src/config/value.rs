@@ -1,4 +1,4 @@
-//! Values as people write them.
+//! The types of values.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,40 +6,40 @@ use std::time::Duration;
 use crate::facts::{Namespace, Owner, RawPattern, Ttl};
 use crate::options::OnUnavailable;
 
-/// What was written for a key.
+/// The unparsed value of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Written {
     /// One value.
     Text(String),
-    /// A list, one entry each.
+    /// A list.
     List(Vec<String>),
 }
 
-/// A type that can stand in a configuration.
+/// A type of configuration values.
 pub trait Setting: Sized {
-    /// Reads one value. The error is a sentence for people: what is wrong, and what would be right.
+    /// Parses a value.
     ///
     /// # Errors
-    /// When the text is no such value.
+    /// A sentence that says what is wrong and what would be right.
     fn parse(text: &str) -> Result<Self, String>;
 
-    /// The value as people read it; never a secret.
+    /// Returns the value as text, without secrets.
     fn show(&self) -> String;
 
-    /// Reads what was written; types that are lists replace this.
+    /// Parses a single value or a list. List types override it.
     ///
     /// # Errors
-    /// When it is no such value.
+    /// A sentence that says what is wrong and what would be right.
     fn read(written: &Written) -> Result<Self, String> {
         match written {
             Written::Text(text) => Self::parse(text),
-            Written::List(_) => Err("is a list, where one value is expected".into()),
+            Written::List(_) => Err("is a list, but one value is expected".into()),
         }
     }
 }
 
-/// Reads a duration: seconds (`2`, `0.5`) or a text such as `500ms`, `30s`, `5m`, `1h30m`, `1d`.
+/// Parses a duration: seconds (`2`, `0.5`) or a text such as `500ms`, `30s`, `5m`, `1h30m`, `1d`.
 ///
 /// ```
 /// use std::time::Duration;
@@ -133,7 +133,7 @@ impl Setting for String {
     }
 }
 
-/// Whatever need not be said.
+/// An optional value.
 impl<T: Setting> Setting for Option<T> {
     fn parse(text: &str) -> Result<Self, String> {
         T::parse(text).map(Some)
@@ -159,7 +159,7 @@ impl Setting for PathBuf {
     }
 }
 
-/// Texts, as a list or separated by commas.
+/// A list of texts; as text, separated by commas.
 impl Setting for Vec<String> {
     fn parse(text: &str) -> Result<Self, String> {
         Ok(text.split(',').map(str::trim).filter(|item| !item.is_empty()).map(str::to_owned).collect())
@@ -214,11 +214,10 @@ impl Setting for OnUnavailable {
     }
 }
 
-/// Raw names, as a list or separated by commas.
+/// A list of patterns; as text, separated by commas.
 impl Setting for Vec<RawPattern> {
     fn parse(text: &str) -> Result<Self, String> {
-        let patterns = text.split(',').map(str::trim).filter(|pattern| !pattern.is_empty());
-        patterns.map(|pattern| RawPattern::new(pattern).map_err(|invalid| invalid.to_string())).collect()
+        patterns(Vec::parse(text)?)
     }
 
     fn show(&self) -> String {
@@ -226,16 +225,15 @@ impl Setting for Vec<RawPattern> {
     }
 
     fn read(written: &Written) -> Result<Self, String> {
-        match written {
-            Written::Text(text) => Self::parse(text),
-            Written::List(items) => {
-                items.iter().map(|item| RawPattern::new(item).map_err(|invalid| invalid.to_string())).collect()
-            }
-        }
+        patterns(Vec::read(written)?)
     }
 }
 
-/// Where the journal is kept, if anywhere: a directory, or `off`.
+fn patterns(texts: Vec<String>) -> Result<Vec<RawPattern>, String> {
+    texts.iter().map(|text| RawPattern::new(text).map_err(|invalid| invalid.to_string())).collect()
+}
+
+/// The directory of the journal, or `off`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JournalDir(pub Option<PathBuf>);
 
@@ -253,17 +251,17 @@ impl Setting for JournalDir {
     }
 }
 
-/// The URL of a store, shown without its secrets.
+/// The URL of a store. `Debug` and [`Setting::show`] omit its secrets.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StoreUrl(String);
 
 impl StoreUrl {
-    /// The embedded store in its default place. A build without SQLite refuses it when it is opened.
+    /// Returns the URL of the SQLite store in its default place. A build without SQLite rejects it on connecting.
     pub(super) fn embedded() -> Self {
         Self("sqlite:".to_owned())
     }
 
-    /// The URL itself, with whatever secrets it has.
+    /// Returns the URL with its secrets.
     pub fn reveal(&self) -> &str {
         &self.0
     }
@@ -271,7 +269,7 @@ impl StoreUrl {
 
 impl Setting for StoreUrl {
     fn parse(text: &str) -> Result<Self, String> {
-        // The colon at an end would need quotes in YAML; without it the meaning is just as plain.
+        // `sqlite` without a colon is accepted too, because `sqlite:` needs quotes in YAML.
         crate::store::open::check_url(text).map_err(|error| error.detail().to_owned())?;
         Ok(Self(text.to_owned()))
     }
@@ -292,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_as_people_write_them() {
+    fn durations_are_parsed() {
         let ms = Duration::from_millis;
         for (text, meant) in [
             ("2", ms(2_000)),
@@ -334,7 +332,7 @@ mod tests {
 
     #[cfg(feature = "redis")]
     #[test]
-    fn an_address_that_cannot_work_says_why_and_repeats_nothing() {
+    fn a_bad_url_is_explained_without_its_secrets() {
         for (url, why) in [
             ("hunter2@h", "not the URL of a store"),
             ("redi://:hunter2@h", "not the URL of a store"),
@@ -349,8 +347,8 @@ mod tests {
             ("redis-cluster://:hunter2@h", "clusters and sentinels are not supported"),
             ("valkey://:hunter2@h", "for Valkey, write redis://"),
         ] {
-            let refused = StoreUrl::parse(url).expect_err(url);
-            assert!(refused.contains(why) && !refused.contains("hunter2"), "{url}: {refused}");
+            let problem = StoreUrl::parse(url).expect_err(url);
+            assert!(problem.contains(why) && !problem.contains("hunter2"), "{url}: {problem}");
         }
         for works in ["sqlite", "sqlite:", "sqlite:/a/b.db", "memory", "memory:", "redis://h", "redis://u:p@[::1]:1/3"]
         {

@@ -1,41 +1,41 @@
-//! A YAML file as a tree of texts that know where they stand. Types come later, from whoever asks
-//! for a value: so a file can hold the keys of several parts of the system.
+//! Parses a YAML file into a tree of texts with their places. The types are applied later, when each part of the system reads
+//! its own keys.
 
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Location, MessageFormatter, Options, Spanned, UserMessageFormatter};
 
-/// Line and column of a place in a file, both from one.
+/// A place in a file: line and column, both from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct At {
     pub(super) line: usize,
     pub(super) column: usize,
 }
 
-/// A value and where it begins.
+/// A value and its place.
 pub(super) struct Node {
     pub(super) at: At,
     pub(super) kind: Kind,
 }
 
 pub(super) enum Kind {
-    /// Nothing at all, or `null`.
+    /// Empty or `null`.
     Nothing,
     Text(String),
     List(Vec<Node>),
     Map(Vec<(String, At, Node)>),
 }
 
-/// Why a file is no YAML, and where.
+/// A syntax error and its place.
 pub(super) struct Broken {
     pub(super) at: Option<At>,
     pub(super) problem: String,
 }
 
-/// Reads a file's text.
+/// Parses the text of a file.
 pub(super) fn parse(text: &str) -> Result<Node, Broken> {
-    // `yes` and `on` are texts: a namespace called `no` is not a truth value.
+    // `yes`, `no` and `on` are texts, so a namespace may be called `no`.
     let mut options = Options::default();
     options.strict_booleans = true;
     serde_saphyr::from_str_with_options(text, options).map_err(|error| {
@@ -44,7 +44,7 @@ pub(super) fn parse(text: &str) -> Result<Node, Broken> {
             serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } => format!("`{key}` is given twice"),
             error => UserMessageFormatter.format_message(error).into_owned(),
         };
-        // `store: sqlite:` is the likeliest way to meet this one.
+        // The most likely cause is `store: sqlite:`.
         if problem.contains("mapping values are not allowed") {
             problem += ": a value with a colon at its end, or before a space, needs quotes";
         }

@@ -1,4 +1,4 @@
-//! The transitions of the locks of one process, for its metrics.
+//! What happened to the locks of this process, for its metrics.
 
 use std::time::Duration;
 
@@ -7,102 +7,102 @@ use serde::{Deserialize, Serialize};
 use crate::loss::LossReason;
 use crate::store::{Operation, StoreErrorKind};
 
-/// Gets every transition of this process as it happens: the place for metrics.
+/// Receives every transition of this process as it happens.
 ///
-/// Called from the lock path, so an observer must not block.
+/// It is called on the lock path, so it must not block.
 pub trait Observer: Send + Sync + 'static {
-    /// One transition.
+    /// Receives one transition.
     fn observe(&self, transition: &Transition<'_>);
 }
 
-/// A transition of one lock in this process.
+/// Something that happened to a lock of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Transition<'a> {
     /// A lock was acquired.
     Acquired {
-        /// Which.
+        /// The lock.
         name: &'a str,
-        /// From asking to holding.
+        /// The time from the request to the guard.
         waited: Duration,
-        /// Whether another holder handed it over.
+        /// Whether the lock was granted by a hand-off.
         handed_over: bool,
     },
     /// A request ended without the lock.
     NotAcquired {
-        /// Which.
+        /// The lock.
         name: &'a str,
-        /// From asking to giving up.
+        /// The time from the request to its end.
         waited: Duration,
     },
     /// A lease was renewed.
     Renewed {
-        /// Which.
+        /// The lock.
         name: &'a str,
-        /// What was left of the lease when the renewal was answered.
+        /// What was left of the lease when the reply to the renewal arrived.
         slack: Duration,
     },
     /// A lease was lost.
     Lost {
-        /// Which.
+        /// The lock.
         name: &'a str,
-        /// Why.
+        /// The reason.
         why: LossReason,
     },
     /// A lock was released.
     Released {
-        /// Which.
+        /// The lock.
         name: &'a str,
         /// How long it was held.
         held: Duration,
-        /// Which layer did it.
+        /// How it was released.
         layer: ReleaseLayer,
     },
-    /// The store failed to answer.
+    /// The store did not reply, or replied with an error.
     StoreFailed {
-        /// What was asked.
+        /// The operation.
         operation: Operation,
-        /// What went wrong.
+        /// The kind of error.
         kind: StoreErrorKind,
     },
-    /// The store answered.
+    /// The store replied.
     Answered {
-        /// What was asked.
+        /// The operation.
         operation: Operation,
-        /// From the question to the answer.
+        /// The time from the request to the reply.
         took: Duration,
     },
-    /// Something a person should know of.
+    /// Something that an operator should know.
     Alert {
-        /// Which kind: `lua_script_error`, `gpu_lock_emergency_release`, `release_journalled`.
+        /// The kind: `lua_script_error`, `gpu_lock_emergency_release` or `release_journalled`.
         kind: &'static str,
-        /// Which lock.
+        /// The lock.
         name: &'a str,
-        /// Who held it.
+        /// Its owner.
         owner: &'a str,
         /// What went wrong.
         detail: &'a str,
     },
-    /// Work runs without protection, because the store is unreachable and the policy says so.
+    /// Work runs without a lock, because the store is unreachable and the options allow it.
     Unprotected {
-        /// Which.
+        /// The lock.
         name: &'a str,
     },
 }
 
-/// How a lock came to be released.
+/// How a lock was released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ReleaseLayer {
-    /// At the first try.
+    /// At the first attempt.
     Normal,
-    /// By a retry of the same call.
+    /// By a retry.
     Retried,
-    /// By other means.
+    /// By a fallback, after the release itself had failed.
     Emergency,
-    /// Not at all: it stands in the journal.
+    /// Not yet: the release is in the journal.
     Journalled,
-    /// It was not ours any more.
+    /// Not at all: another holder already had the lock, or it was free.
     NotOwner,
 }

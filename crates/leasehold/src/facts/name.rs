@@ -1,7 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::{Invalid, beginning};
+use super::invalid::{Invalid, beginning, text_problem};
 
 /// The name of a lock: 1 to 512 bytes of UTF-8 without control characters.
 ///
@@ -19,25 +19,19 @@ impl LockName {
     /// The longest name, in bytes.
     pub const MAX_BYTES: usize = 512;
 
-    /// Checks a name.
+    /// Creates a name.
     ///
     /// # Errors
     /// [`Invalid::Name`] when it is empty, too long or has control characters.
     pub fn new(name: impl AsRef<str>) -> Result<Self, Invalid> {
         let name = name.as_ref();
-        let problem = if name.is_empty() {
-            "is empty"
-        } else if name.len() > Self::MAX_BYTES {
-            "is longer than 512 bytes"
-        } else if name.chars().any(char::is_control) {
-            "has control characters"
-        } else {
-            return Ok(Self(name.into()));
-        };
-        Err(Invalid::Name { name: beginning(name), problem })
+        match text_problem(name, Self::MAX_BYTES, "is longer than 512 bytes") {
+            Some(problem) => Err(Invalid::Name { name: beginning(name), problem }),
+            None => Ok(Self(name.into())),
+        }
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -69,16 +63,17 @@ impl TryFrom<String> for LockName {
     }
 }
 
-/// Sets the locks of one application apart from another's in the same store:
-/// `[A-Za-z0-9_.-]{0,64}`, `leasehold` by default. Empty makes every name its own key.
+/// Separates the locks of applications that share a store: `[A-Za-z0-9_.-]{0,64}`, `leasehold` by default.
+///
+/// With an empty namespace every name is its own key.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Namespace(Arc<str>);
 
 impl Namespace {
-    /// Checks a namespace.
+    /// Creates a namespace.
     ///
     /// # Errors
-    /// [`Invalid::Setting`] for a character outside `[A-Za-z0-9_.-]` or more than 64 of them.
+    /// [`Invalid::Setting`] when it has a character outside `[A-Za-z0-9_.-]` or more than 64 characters.
     pub fn new(text: impl AsRef<str>) -> Result<Self, Invalid> {
         let text = text.as_ref();
         let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-');
@@ -92,7 +87,7 @@ impl Namespace {
         })
     }
 
-    /// The namespace as text.
+    /// Returns the namespace as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -104,8 +99,8 @@ impl Default for Namespace {
     }
 }
 
-/// Names that are their own key, so that other clients of the store see them as they are:
-/// a text (`cron`) or a beginning (`gpu_lock:*`).
+/// Selects names that are their own key, so that other clients of the store can use them: an exact name (`cron`) or a
+/// prefix (`gpu_lock:*`).
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RawPattern {
     beginning: Arc<str>,
@@ -113,7 +108,7 @@ pub struct RawPattern {
 }
 
 impl RawPattern {
-    /// Checks a pattern: any text without control characters, `*` only at its end.
+    /// Creates a pattern: text without control characters, with `*` only at its end.
     ///
     /// # Errors
     /// [`Invalid::Setting`] when it is empty or has a `*` elsewhere.
@@ -133,12 +128,12 @@ impl RawPattern {
         Ok(Self { beginning: start.into(), open })
     }
 
-    /// Whether a name is meant.
+    /// Returns whether a name matches.
     pub fn matches(&self, name: &str) -> bool {
         if self.open { name.starts_with(&*self.beginning) } else { name == &*self.beginning }
     }
 
-    /// Whether some text beginning with `prefix` matches.
+    /// Returns whether any text that begins with `prefix` matches.
     fn reaches_into(&self, prefix: &str) -> bool {
         self.beginning.starts_with(prefix) || (self.open && prefix.starts_with(&*self.beginning))
     }
@@ -150,18 +145,18 @@ impl fmt::Display for RawPattern {
     }
 }
 
-/// The kind of binding that an id belongs to: the same id means another thing in each.
+/// The kind of a binding. Each kind has ids of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BindingKind {
-    /// What [`bindings`](crate::LockManager::bindings) create.
+    /// Values of [`bindings`](crate::LockManager::bindings).
     Bindings,
-    /// What [`once`](crate::LockManager::once) has stored.
+    /// Results of [`once`](crate::LockManager::once).
     Results,
-    /// Random keys that all instances of a service share.
+    /// Random keys that all servers of a store share.
     Secrets,
 }
 
-/// The one function from a name to its key, and back.
+/// Maps names to keys and back. Nothing else does.
 ///
 /// ```
 /// use leasehold::store::KeySpace;
@@ -181,10 +176,10 @@ pub struct KeySpace {
 }
 
 impl KeySpace {
-    /// What our own helper keys begin with; no lock may live there.
+    /// The prefix of leasehold's helper keys. No lock can have such a key.
     pub const RESERVED: &'static str = "lh1:";
 
-    /// Checks that no two names can share a key.
+    /// Creates a key space in which no two names share a key.
     ///
     /// # Errors
     /// [`Invalid::Setting`] when a raw pattern reaches into the namespace's own keys.
@@ -209,20 +204,20 @@ impl KeySpace {
         Ok(Self { namespace, raw, prefix })
     }
 
-    /// The namespace.
+    /// Returns the namespace.
     pub fn namespace(&self) -> &Namespace {
         &self.namespace
     }
 
-    /// Which names are their own key.
+    /// Returns the patterns of the names that are their own key.
     pub fn raw(&self) -> &[RawPattern] {
         &self.raw
     }
 
-    /// The key of a name.
+    /// Returns the key of a name.
     ///
     /// # Errors
-    /// [`Invalid::Name`] when a raw name would fall among our own helper keys.
+    /// [`Invalid::Name`] when a raw name begins with [`KeySpace::RESERVED`].
     pub fn key(&self, name: &LockName) -> Result<String, Invalid> {
         self.check(name)?;
         let prefix = if self.is_raw(name) { "" } else { &self.prefix };
@@ -232,8 +227,8 @@ impl KeySpace {
         Ok(key)
     }
 
-    /// The key of a binding. Among the helper keys, where no lock can be; a namespace has no `:`, so no
-    /// two ids share one.
+    /// Returns the key of a binding. It is a helper key, so no lock can have it. A namespace has no `:`, so no two ids share
+    /// a key.
     pub fn binding_key(&self, kind: BindingKind, id: &LockName) -> String {
         let kind = match kind {
             BindingKind::Bindings => "bind",
@@ -243,7 +238,7 @@ impl KeySpace {
         format!("{}{kind}:{}:{id}", Self::RESERVED, self.namespace.as_str())
     }
 
-    /// The key of the slots of a node.
+    /// Returns the key of the slots of a node.
     pub fn slots_key(&self, node: &LockName) -> String {
         format!("{}{node}", self.slots_prefix())
     }
@@ -252,7 +247,7 @@ impl KeySpace {
         format!("{}slots:{}:", Self::RESERVED, self.namespace.as_str())
     }
 
-    /// Whether a name has a key, without making it.
+    /// Checks whether a name can have a key.
     pub(crate) fn check(&self, name: &LockName) -> Result<(), Invalid> {
         if name.as_str().starts_with(Self::RESERVED) && self.is_raw(name) {
             return Err(Invalid::Name {
@@ -263,7 +258,7 @@ impl KeySpace {
         Ok(())
     }
 
-    /// The name whose key this is, if it is one of ours.
+    /// Returns the name that has this key, or `None` when no name has it.
     pub fn name(&self, key: &str) -> Option<LockName> {
         let name = match key.strip_prefix(&*self.prefix) {
             Some(rest) if !self.prefix.is_empty() => LockName::new(rest).ok().filter(|n| !self.is_raw(n)),
@@ -272,13 +267,12 @@ impl KeySpace {
         name.filter(|n| self.key(n).is_ok())
     }
 
-    /// Whether this name is its own key.
+    /// Returns whether a name is its own key.
     pub fn is_raw(&self, name: &LockName) -> bool {
         self.prefix.is_empty() || self.raw.iter().any(|p| p.matches(name.as_str()))
     }
 
-    /// Beginnings of keys under which names beginning with `prefix` can be: for a store that has
-    /// to search.
+    /// Returns the key prefixes to search for names that begin with `prefix`.
     pub(crate) fn key_prefixes(&self, prefix: &str) -> Vec<String> {
         let mut found = vec![format!("{}{prefix}", self.prefix)];
         if self.prefix.is_empty() {
@@ -328,7 +322,7 @@ mod tests {
             assert_eq!(keys.name(&key), Some(name(n)), "{key}");
         }
         assert_eq!(keys.name("somebody:else"), None);
-        // A key that our own function would never make for a raw name is nobody's.
+        // A raw name never has a key with the prefix.
         assert_eq!(keys.name("leasehold:lock:gpu_lock:0"), None);
     }
 
@@ -351,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn bindings_are_where_no_lock_can_be() {
+    fn no_lock_can_have_the_key_of_a_binding() {
         let keys = |ns: &str| KeySpace::new(Namespace::new(ns).expect("valid"), vec![]).expect("valid");
         let (a, raw) = (keys("a"), keys(""));
         assert_eq!(a.binding_key(BindingKind::Bindings, &name("x")), "lh1:bind:a:x");
@@ -366,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_looks_under_every_key_a_prefix_can_have() {
+    fn a_search_covers_every_key_that_a_prefix_can_have() {
         let keys = KeySpace::default();
         assert_eq!(keys.key_prefixes("gpu_lock:1"), ["leasehold:lock:gpu_lock:1", "gpu_lock:1"]);
         assert_eq!(keys.key_prefixes("gpu"), ["leasehold:lock:gpu", "gpu_lock:"]);

@@ -1,11 +1,11 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use super::{Invalid, beginning};
+use super::invalid::{Invalid, beginning, text_problem};
 
-/// Who holds or waits, for people: a task name, the host and the process id.
+/// Describes a holder or waiter for people: a task name, the host and the process id.
 ///
-/// It proves nothing (the [`Token`](crate::lease::Token) does); it answers "who has it?".
+/// It is information only; the [`Token`](crate::lease::Token) is the proof.
 ///
 /// ```
 /// use leasehold::Owner;
@@ -27,25 +27,19 @@ impl Owner {
     /// The longest task or host name, in bytes.
     pub const MAX_BYTES: usize = 256;
 
-    /// This process, under a task name of your choice.
+    /// Creates an owner with this task name, this host and this process.
     ///
     /// # Errors
     /// [`Invalid::Owner`] when the name is empty, longer than 256 bytes or has control characters.
     pub fn named(task: impl AsRef<str>) -> Result<Self, Invalid> {
         let task = task.as_ref();
-        let problem = if task.is_empty() {
-            "is empty"
-        } else if task.len() > Self::MAX_BYTES {
-            "is longer than 256 bytes"
-        } else if task.chars().any(char::is_control) {
-            "has control characters"
-        } else {
-            return Ok(Self { task: task.into(), host: this_host(), pid: std::process::id() });
-        };
-        Err(Invalid::Owner { owner: beginning(task), problem })
+        match text_problem(task, Self::MAX_BYTES, "is longer than 256 bytes") {
+            Some(problem) => Err(Invalid::Owner { owner: beginning(task), problem }),
+            None => Ok(Self { task: task.into(), host: this_host(), pid: std::process::id() }),
+        }
     }
 
-    /// Creates an owner whose host and process are not known here: a client of a server.
+    /// Creates an owner whose host and process are unknown, such as a client of a server.
     ///
     /// # Errors
     /// As [`Owner::named`].
@@ -53,33 +47,33 @@ impl Owner {
         Ok(Self { host: "".into(), pid: 0, ..Self::named(task)? })
     }
 
-    /// Replaces the process id, where the process that people know is not the one that talks to the store.
+    /// Sets the process id, for a process that holds locks on behalf of another.
     #[must_use]
     pub fn with_pid(self, pid: u32) -> Self {
         Self { pid, ..self }
     }
 
-    /// The task name.
+    /// Returns the task name.
     pub fn task(&self) -> &str {
         &self.task
     }
 
-    /// The host the holder runs on; empty when it is not known.
+    /// Returns the host; empty when it is unknown.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// The holder's process id on that host; 0 when it is not known.
+    /// Returns the process id on that host; 0 when it is unknown.
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// How the stores write it: `task@host:pid`.
+    /// Returns the form that stores keep: `task@host:pid`.
     pub(crate) fn wire(&self) -> String {
         format!("{}@{}:{}", self.task, self.host, self.pid)
     }
 
-    /// Reads what [`Owner::wire`] wrote; anything else becomes a task name without host and pid.
+    /// Parses the form that stores keep. Other text becomes a task name without host and pid.
     pub(crate) fn from_wire(text: &str) -> Self {
         let parts = text.rsplit_once(':').and_then(|(who, pid)| {
             let (task, host) = who.rsplit_once('@')?;
@@ -90,7 +84,7 @@ impl Owner {
 }
 
 impl Default for Owner {
-    /// The program's file name on this host.
+    /// Uses the program's file name as the task name.
     fn default() -> Self {
         Self { task: this_program(), host: this_host(), pid: std::process::id() }
     }
@@ -120,7 +114,7 @@ fn this_host() -> Arc<str> {
     HOST.get_or_init(|| printable(&rustix::system::uname().nodename().to_string_lossy())).clone()
 }
 
-/// Without control characters and the separators of the wire form, and not too long.
+/// Removes control characters and the separator of the stored form, and cuts the text to 64 characters.
 fn printable(text: &str) -> Arc<str> {
     let kept: String = text.chars().filter(|c| !c.is_control() && *c != '@').take(64).collect();
     kept.into()
@@ -131,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_back_what_it_wrote() {
+    fn an_owner_is_parsed_from_its_stored_form() {
         for task in ["a", "with space", "mail@example:80", "ünïcode"] {
             let owner = Owner::named(task).expect("valid");
             assert_eq!(Owner::from_wire(&owner.wire()), owner);
@@ -143,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_would_drive_a_terminal() {
+    fn escape_sequences_and_bad_lengths_are_rejected() {
         assert!(Owner::named("\u{1b}[2J").is_err());
         assert!(Owner::named("").is_err());
         assert!(Owner::named("x".repeat(257)).is_err());

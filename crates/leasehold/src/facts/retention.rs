@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::Invalid;
+use super::invalid::{Invalid, duration_problem};
 
 /// How long a store keeps a binding or a stored result: whole milliseconds, 1 s to 400 days.
 ///
@@ -9,41 +9,36 @@ use super::Invalid;
 /// use leasehold::bindings::Retention;
 ///
 /// assert!(Retention::new(Duration::from_secs(30)).is_ok());
-/// assert!(Retention::new(Duration::from_millis(999)).is_err(), "over before anybody could read it");
-/// assert!(Retention::new(Duration::MAX).is_err(), "nothing is kept for ever");
+/// assert!(Retention::new(Duration::from_millis(999)).is_err(), "too short");
+/// assert!(Retention::new(Duration::MAX).is_err(), "too long");
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Retention(Duration);
 
 impl Retention {
-    /// The shortest: whoever comes second must have time to read it.
+    /// The shortest retention. A second caller must have time to read the value.
     pub const MIN: Duration = Duration::from_secs(1);
-    /// The longest: a year and a month. What must be known for longer belongs in a database.
+    /// The longest retention. Values that are needed for longer belong in a database.
     pub const MAX: Duration = Duration::from_secs(400 * 24 * 60 * 60);
 
-    /// Checks a duration.
+    /// Creates a retention.
     ///
     /// # Errors
     /// [`Invalid::Retention`] outside [`Retention::MIN`]`..=`[`Retention::MAX`], or with a fraction of a millisecond.
     pub const fn new(given: Duration) -> Result<Self, Invalid> {
-        let problem = if given.as_nanos() < Self::MIN.as_nanos() {
-            "is shorter than 1 s"
-        } else if given.as_nanos() > Self::MAX.as_nanos() {
-            "is longer than 400 days"
-        } else if !given.subsec_nanos().is_multiple_of(1_000_000) {
-            "is not a whole number of milliseconds"
-        } else {
-            return Ok(Self(given));
-        };
-        Err(Invalid::Retention { given, problem })
+        let (shortest, longest) = ((Self::MIN, "is shorter than 1 s"), (Self::MAX, "is longer than 400 days"));
+        match duration_problem(given, shortest, longest) {
+            Some(problem) => Err(Invalid::Retention { given, problem }),
+            None => Ok(Self(given)),
+        }
     }
 
-    /// The duration.
+    /// Returns the duration.
     pub const fn duration(self) -> Duration {
         self.0
     }
 
-    /// Whole milliseconds, as the stores count.
+    /// Returns whole milliseconds.
     #[expect(clippy::cast_possible_truncation, reason = "at most 400 days")]
     pub const fn as_millis(self) -> u64 {
         self.0.as_millis() as u64

@@ -1,56 +1,40 @@
 use std::fmt;
 
-use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use super::invalid::{Invalid, parse_base64, random_base64};
 
-use super::Invalid;
-
-/// The secret of one attempt to hold a lock: whoever knows it can renew and release.
+/// The secret of one attempt to hold a lock. It alone renews and releases.
 ///
-/// 192 random bits from the operating system, fresh for every attempt, written as 32 characters.
-/// It is a capability, so it never shows itself: `Debug` prints the [`HolderId`], and there is no
-/// `Display`.
+/// 192 random bits from the operating system, new for every attempt, written as 32 characters. `Debug` prints the
+/// [`HolderId`], and there is no `Display`, so a token does not get into logs by accident.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Token([u8; Token::LEN]);
 
 impl Token {
-    /// Characters in a token.
+    /// The number of characters of a token.
     pub const LEN: usize = 32;
 
-    /// A fresh token.
+    /// Creates a new token.
     ///
     /// # Panics
-    /// When the operating system has no randomness to give: nothing safe can be done then.
+    /// When the operating system returns no random bytes.
     pub fn random() -> Self {
-        let mut bytes = [0_u8; Self::LEN / 4 * 3];
-        getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
-        let mut text = [0_u8; Self::LEN];
-        URL_SAFE_NO_PAD.encode_slice(bytes, &mut text).expect("24 bytes are 32 characters of base64");
-        Self(text)
+        Self(random_base64())
     }
 
-    /// Reads back what [`Token::reveal`] wrote.
+    /// Parses a token.
     ///
     /// # Errors
     /// [`Invalid::Id`] when it is not 32 characters of `[A-Za-z0-9_-]`.
     pub fn parse(text: &str) -> Result<Self, Invalid> {
-        let bytes: [u8; Self::LEN] = text
-            .as_bytes()
-            .try_into()
-            .map_err(|_| Invalid::Id { what: "token", problem: "is not 32 characters long" })?;
-        let ours = |b: &u8| b.is_ascii_alphanumeric() || *b == b'_' || *b == b'-';
-        if !bytes.iter().all(ours) {
-            return Err(Invalid::Id { what: "token", problem: "has a character outside A-Z a-z 0-9 _ -" });
-        }
-        Ok(Self(bytes))
+        parse_base64(text, "token", "is not 32 characters long").map(Self)
     }
 
-    /// The secret itself, for a script that must hand it to another process. Never log it.
+    /// Returns the secret, to pass it to another process. Never log it.
     pub fn reveal(&self) -> &str {
         std::str::from_utf8(&self.0).expect("a token is ASCII")
     }
 
-    /// The public name of the holder of this token.
+    /// Returns the public id of the holder of this token.
     pub fn holder_id(&self) -> HolderId {
         HolderId::of(&self.0)
     }
@@ -62,17 +46,17 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Names a holder without its secret: the first 12 hex digits of the SHA-1 of its token.
+/// Identifies a holder without its secret: the first 12 hex digits of the SHA-1 of its token.
 ///
-/// For a foreign holder (a key another client wrote) it is taken from the whole value.
+/// For a foreign holder it is computed from the whole value at the key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HolderId([u8; HolderId::LEN]);
 
 impl HolderId {
-    /// Hex digits in a holder id.
+    /// The number of hex digits of a holder id.
     pub const LEN: usize = 12;
 
-    /// The id of whoever wrote `secret`.
+    /// Computes the id for a secret.
     pub(crate) fn of(secret: &[u8]) -> Self {
         let hex = sha1_smol::Sha1::from(secret).digest().to_string();
         let mut id = [0_u8; Self::LEN];
@@ -80,7 +64,7 @@ impl HolderId {
         Self(id)
     }
 
-    /// Reads an id as a person typed it.
+    /// Parses a holder id.
     ///
     /// # Errors
     /// [`Invalid::Id`] when it is not 12 lower-case hex digits.
@@ -91,7 +75,7 @@ impl HolderId {
         if id.iter().all(hex) { Ok(Self(id)) } else { Err(wrong) }
     }
 
-    /// The twelve digits.
+    /// Returns the holder id as text.
     pub fn as_str(&self) -> &str {
         std::str::from_utf8(&self.0).expect("hex is ASCII")
     }
@@ -114,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_are_fresh_and_read_back() {
+    fn tokens_are_unique_and_parsed_from_their_text() {
         let (a, b) = (Token::random(), Token::random());
         assert_ne!(a, b);
         assert_eq!(Token::parse(a.reveal()), Ok(a));
@@ -123,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_does_not_show_itself() {
+    fn debug_output_does_not_contain_the_token() {
         let token = Token::random();
         assert!(!format!("{token:?}").contains(token.reveal()));
         assert_eq!(HolderId::parse(token.holder_id().as_str()), Ok(token.holder_id()));

@@ -1,4 +1,4 @@
-//! What `#[gpu_lock]` expands to. Not for anybody else: it changes with the attribute.
+//! Used by the expansion of `#[gpu_lock]`. It changes with the attribute.
 #![allow(missing_docs, reason = "hidden, and documented where the attribute is")]
 
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::manager::LockManager;
 use crate::request::LockRequest;
 use crate::scope::{Entered, Entry, OnLoss};
 
-/// The options of one `#[gpu_lock]`, checked when it was compiled.
+/// The options of one `#[gpu_lock]`, which were checked at compile time.
 pub struct GpuCall {
     pub gpu_id: u32,
-    /// `None`: none was said, and none is installed.
+    /// `None` when the attribute has no `locks = …` and no manager is installed.
     pub locks: Option<LockManager>,
     pub max_wait_s: Option<u64>,
     pub lock_timeout_s: Option<u64>,
@@ -23,34 +23,34 @@ pub struct GpuCall {
     pub cancel_on_loss: bool,
 }
 
-/// What a function under `#[gpu_lock]` gives back.
+/// The return type of a function under `#[gpu_lock]`.
 #[diagnostic::on_unimplemented(
     message = "a function under `#[gpu_lock]` returns `Result<T, E>` with `E: From<leasehold::Error>`, not `{Self}`",
     label = "not such a `Result`",
-    note = "its caller has to learn that the GPU was not acquired, or was lost"
+    note = "the error reports that the GPU was not acquired or was lost"
 )]
 pub trait GpuLockResult {
-    fn refused(error: Error) -> Self;
+    fn from_error(error: Error) -> Self;
 }
 
 impl<T, E: From<Error>> GpuLockResult for Result<T, E> {
-    fn refused(error: Error) -> Self {
+    fn from_error(error: Error) -> Self {
         Err(error.into())
     }
 }
 
-pub async fn run_on_gpu<R, F>(call: GpuCall, refused: fn(Error) -> R, body: F) -> R
+pub async fn run_on_gpu<R, F>(call: GpuCall, from_error: fn(Error) -> R, body: F) -> R
 where
     F: Future<Output = R>,
 {
     let on_loss = if call.cancel_on_loss { OnLoss::Cancel } else { OnLoss::Continue };
-    let leaving = match call.enter().await {
+    let on_gpu = match call.enter().await {
         Ok(entered) => entered,
-        Err(error) => return refused(error),
+        Err(error) => return from_error(error),
     };
-    let done = leaving.entered().work(on_loss, body).await;
-    leaving.leave().await;
-    done.unwrap_or_else(refused)
+    let done = on_gpu.entered().work(on_loss, body).await;
+    on_gpu.leave().await;
+    done.unwrap_or_else(from_error)
 }
 
 impl GpuCall {
@@ -70,9 +70,9 @@ impl GpuCall {
     }
 }
 
-/// A GPU that was entered, and what is done before it is left.
+/// A GPU that is held, and the clean-up to run before it is released.
 struct OnGpu {
-    /// There until it is left.
+    /// `None` only while it is released.
     entered: Option<Entered>,
     clean_up: Option<CleanUp>,
     device: Device,
@@ -81,7 +81,7 @@ struct OnGpu {
 
 impl OnGpu {
     fn entered(&self) -> &Entered {
-        self.entered.as_ref().expect("there until it is left")
+        self.entered.as_ref().expect("present until it is released")
     }
 
     async fn leave(mut self) {
@@ -97,8 +97,7 @@ impl OnGpu {
 }
 
 impl Drop for OnGpu {
-    /// Dropped in the midst of its work, or by a panic: the clean-up runs in the background, and the lock is
-    /// given back after it.
+    /// Runs the clean-up in the background and then releases the lock, when the work was dropped or panicked.
     fn drop(&mut self) {
         if let (Some(entered), Some(clean_up)) = (self.entered.take(), self.clean_up.take()) {
             let leaving = leaving(&self.device, &entered);

@@ -1,4 +1,4 @@
-//! What is done with a GPU before its lock is given back: free its memory, end what still runs on it.
+//! Clean-up of a GPU before its lock is released: free its memory, end processes that still use it.
 
 use std::any::Any;
 use std::ffi::OsString;
@@ -19,29 +19,28 @@ use crate::clock::Moment;
 use crate::engine::Core;
 use crate::facts::Ttl;
 
-/// How long a clean-up may take unless somebody says otherwise: others wait for the device.
-const WITHIN: Duration = Duration::from_secs(30);
-/// How often a command is looked after.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// The default time limit of a clean-up.
+const DEFAULT_LIMIT: Duration = Duration::from_secs(30);
+/// How often it is checked whether a command has ended.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Work, or a command, that runs before the lock of a GPU is given back: after the work is done, has
-/// failed, has panicked, was dropped or has lost its lease.
+/// A function or command that runs before the lock of a GPU is released: after the work has ended, failed, panicked, was
+/// dropped or lost its lease.
 ///
-/// Whatever becomes of it, the lock is given back after it: a failure, a panic and a clean-up that takes
-/// too long are told in the log.
+/// The lock is released afterwards in any case. If the clean-up fails, panics or takes too long, a warning is logged.
 ///
 /// ```
 /// use std::time::Duration;
 /// use leasehold::gpu::CleanUp;
 ///
-/// let by_hand = CleanUp::new(async |gpus| println!("freeing {:?}", gpus.devices));
-/// // Sees CUDA_VISIBLE_DEVICES, and LEASEHOLD_LOST=true when the lease was lost.
+/// let function = CleanUp::new(async |gpus| println!("freeing {:?}", gpus.devices));
+/// // The command gets CUDA_VISIBLE_DEVICES, and LEASEHOLD_LOST=true if the lease was lost.
 /// let command = CleanUp::command(["nvidia-smi", "--gpu-reset"]).within(Duration::from_secs(5));
-/// # drop((by_hand, command));
+/// # drop((function, command));
 /// ```
 #[must_use = "a clean-up runs when it is given to a request"]
 pub struct CleanUp {
-    /// Nobody locks it: it lets what is held be looked at from several threads.
+    /// The mutex is never locked. It makes the type `Sync`.
     work: Mutex<Work>,
     within: Duration,
 }
@@ -53,23 +52,22 @@ enum Work {
     Command(Vec<OsString>),
 }
 
-/// What a clean-up is told.
+/// The argument of a clean-up.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Leaving {
-    /// The devices that are about to be given back.
+    /// The devices that are about to be released.
     pub devices: Vec<Device>,
-    /// The lease was lost: somebody else may be on the device already. Nothing that would hurt them may
-    /// be done.
+    /// Whether the lease was lost. Then another holder may already use the device, and the clean-up must not affect its work.
     pub lost: bool,
 }
 
-/// What a clean-up may give back: nothing, or whether it worked.
+/// The return type of a clean-up function: nothing, or a `Result`.
 pub trait Cleaned {
-    /// What went wrong, for the log.
+    /// Returns what went wrong, for the log.
     ///
     /// # Errors
-    /// When something did.
+    /// When the clean-up failed.
     fn outcome(self) -> Result<(), String>;
 }
 
@@ -87,48 +85,49 @@ impl<E: Display> Cleaned for Result<(), E> {
 }
 
 impl CleanUp {
-    /// Runs work, which may fail.
+    /// Creates a clean-up from an async function, which may fail.
     pub fn new<F, R>(work: impl FnOnce(Leaving) -> F + Send + 'static) -> Self
     where
         F: Future<Output = R> + Send + 'static,
         R: Cleaned,
     {
-        // Called inside the future: a panic before its first await is one like any other.
+        // Called inside the future, so that a panic before the first await is caught too.
         let work = |leaving: Leaving| async move { work(leaving).await.outcome() }.boxed();
-        Self { work: Mutex::new(Work::Async(Box::new(work))), within: WITHIN }
+        Self { work: Mutex::new(Work::Async(Box::new(work))), within: DEFAULT_LIMIT }
     }
 
-    /// Runs a command, without a shell. It sees the devices in `CUDA_VISIBLE_DEVICES`, and in
-    /// `LEASEHOLD_LOST` whether the lease was lost (`true` or `false`).
+    /// Creates a clean-up from a command, which runs without a shell. Its variable `CUDA_VISIBLE_DEVICES` has the devices, and
+    /// `LEASEHOLD_LOST` says whether the lease was lost (`true` or `false`).
     pub fn command<W: Into<OsString>>(words: impl IntoIterator<Item = W>) -> Self {
         let words = words.into_iter().map(Into::into).collect();
-        Self { work: Mutex::new(Work::Command(words)), within: WITHIN }
+        Self { work: Mutex::new(Work::Command(words)), within: DEFAULT_LIMIT }
     }
 
-    /// How long it may take, 30 s unless said. A command that takes longer is killed, with all it
-    /// started; other work is dropped.
+    /// Sets the time limit, by default 30 s. After it a command is killed together with all processes it started; a function is
+    /// dropped.
     pub fn within(self, within: Duration) -> Self {
         Self { within, ..self }
     }
 
-    /// Begins at once, and gives the lock back afterwards; whoever waits for it may stop waiting.
+    /// Starts the clean-up in the background, and releases the lock after it. The returned future only waits for that, and can
+    /// be dropped.
     pub(super) fn run_before<T: Send + 'static>(
         self,
         core: &Core,
         leaving: Leaving,
-        give_back: impl Future<Output = T> + Send + 'static,
+        release: impl Future<Output = T> + Send + 'static,
     ) -> impl Future<Output = Option<T>> {
-        let (done, told) = oneshot::channel();
+        let (sender, released) = oneshot::channel();
         core.spawn(async move {
             self.run(leaving).await;
-            // Nobody waits any more: it is given back all the same.
-            let _ = done.send(give_back.await);
+            // The receiver may be gone. The lock is released anyway.
+            let _ = sender.send(release.await);
         });
-        // None when the runtime is gone, and everything with it.
-        async move { told.await.ok() }
+        // `None` when the runtime has shut down.
+        async move { released.await.ok() }
     }
 
-    /// Runs it to its end, or to the end of its time. Never fails.
+    /// Runs the clean-up to its end or its time limit. Never fails.
     async fn run(self, leaving: Leaving) {
         let Self { work, within } = self;
         let devices = visible(&leaving.devices);
@@ -137,18 +136,18 @@ impl CleanUp {
             Work::Command(words) => {
                 let run = tokio::task::spawn_blocking(move || run_command(&words, &leaving, within));
                 let run = run.map(|ran| ran.unwrap_or_else(|error| Err(error.to_string())));
-                // It is ended when its time is over; should even that fail, it is left alone.
+                // `run_command` kills the command at the limit. If even that hangs, waiting ends a second later.
                 (run.boxed(), within.saturating_add(Duration::from_secs(1)))
             }
         };
         let at_most = at_most.min(Ttl::MAX);
         match tokio::time::timeout(at_most, AssertUnwindSafe(work).catch_unwind()).await {
-            Ok(Ok(Ok(()))) => tracing::debug!(%devices, "cleaned up"),
-            Ok(Ok(Err(error))) => tracing::warn!(%devices, %error, "the clean-up failed; the lock is given back"),
+            Ok(Ok(Ok(()))) => tracing::debug!(%devices, "clean-up done"),
+            Ok(Ok(Err(error))) => tracing::warn!(%devices, %error, "the clean-up failed; releasing the lock"),
             Ok(Err(panic)) => {
-                tracing::warn!(%devices, error = message(&*panic), "the clean-up panicked; the lock is given back");
+                tracing::warn!(%devices, error = message(&*panic), "the clean-up panicked; releasing the lock");
             }
-            Err(_) => tracing::warn!(%devices, ?within, "the clean-up took too long; the lock is given back"),
+            Err(_) => tracing::warn!(%devices, ?within, "the clean-up took too long; releasing the lock"),
         }
     }
 }
@@ -161,23 +160,23 @@ fn message(panic: &(dyn Any + Send)) -> &str {
 
 fn run_command(words: &[OsString], leaving: &Leaving, within: Duration) -> CleanUpOutcome {
     let Some((program, arguments)) = words.split_first() else { return Err("the command is empty".into()) };
-    let said = |error: std::io::Error| format!("{}: {error}", program.display());
+    let failed = |error: std::io::Error| format!("{}: {error}", program.display());
     let mut child = Command::new(program)
         .args(arguments)
         .env(VISIBLE, visible(&leaving.devices))
         .env(ORDER.0, ORDER.1)
         .env("LEASEHOLD_LOST", leaving.lost.to_string())
         .stdin(Stdio::null())
-        // So that all it starts can be ended with it.
+        // All processes that it starts can be killed with it.
         .process_group(0)
         .spawn()
-        .map_err(said)?;
+        .map_err(failed)?;
     let end_at = Moment::now() + within;
     loop {
-        match child.try_wait().map_err(said)? {
+        match child.try_wait().map_err(failed)? {
             Some(status) if status.success() => return Ok(()),
             Some(status) => return Err(format!("{}: {status}", program.display())),
-            None if Moment::now() < end_at => std::thread::sleep(LOOK_EVERY),
+            None if Moment::now() < end_at => std::thread::sleep(POLL_INTERVAL),
             None => {
                 let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
                 let _ = group.map(|group| kill_process_group(group, Signal::KILL));

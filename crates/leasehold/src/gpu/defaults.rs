@@ -1,4 +1,4 @@
-//! What a request for a GPU is like when it says nothing else.
+//! The defaults of requests for GPUs.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -8,14 +8,13 @@ use crate::facts::{Invalid, Ttl};
 
 static CONFIGURED: OnceLock<Defaults> = OnceLock::new();
 
-/// Makes the section `gpu_lock` of a configuration that of `#[gpu_lock]` in this process. Once, at the
-/// start; without it, the defaults of the configuration hold.
+/// Sets the configuration of `#[gpu_lock]` for this process. Call it once, at the start of the program. Without it the
+/// defaults of [`Config`] apply.
 ///
-/// How waiters wait and releases are tried again is a matter of the manager: connect it with
-/// [`gpu_options`](Config::gpu_options).
+/// Polling and retries of releases are options of the manager: connect it with [`gpu_options`](Config::gpu_options).
 ///
 /// # Errors
-/// [`Invalid::Setting`] when another one was said before.
+/// [`Invalid::Setting`] when another configuration was set before.
 pub fn configure(config: &Config) -> Result<(), Invalid> {
     let defaults = Defaults::from(config);
     if *CONFIGURED.get_or_init(|| defaults.clone()) == defaults {
@@ -24,30 +23,30 @@ pub fn configure(config: &Config) -> Result<(), Invalid> {
     Err(Invalid::Setting {
         setting: "configuration of GPU locks",
         given: format!("{defaults:?}"),
-        problem: "cannot replace the one that is in use: say it once, at the start of the program".to_owned(),
+        problem: "cannot replace the one that is in use: set it once, at the start of the program".to_owned(),
     })
 }
 
-/// As the configuration has it.
+/// Values from the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Defaults {
     pub(super) max_wait: Duration,
     lock_timeout: Ttl,
-    /// No renewing lease is longer; `None`: leases are not renewed.
+    /// The longest lease that is renewed; `None` when leases are not renewed.
     heartbeat: Option<Ttl>,
     pub(super) scope: GpuScope,
 }
 
 impl Defaults {
-    /// What was said for this process.
+    /// Returns the defaults of this process.
     pub(super) fn configured() -> Self {
         CONFIGURED.get().cloned().unwrap_or_else(|| Self::from(&Config::default()))
     }
 
-    /// The lease, if a task asks for this one.
+    /// Returns the ttl for a request, which may have a `lock_timeout` of its own.
     pub(super) fn ttl(&self, lock_timeout: Option<Ttl>) -> Ttl {
-        let asked = lock_timeout.unwrap_or(self.lock_timeout);
-        self.heartbeat.map_or(asked, |heartbeat| asked.min(heartbeat))
+        let ttl = lock_timeout.unwrap_or(self.lock_timeout);
+        self.heartbeat.map_or(ttl, |heartbeat| ttl.min(heartbeat))
     }
 
     pub(super) fn renews(&self) -> bool {

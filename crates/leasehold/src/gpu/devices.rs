@@ -1,106 +1,104 @@
-//! Which GPUs there are: from the driver, from `CUDA_VISIBLE_DEVICES`, or because somebody says so.
+//! Finds the GPUs of a machine: from the driver, from `CUDA_VISIBLE_DEVICES`, or from a given count.
 
 use serde::{Deserialize, Serialize};
 
-/// The variable by which CUDA programs are shown some of the devices.
+/// The variable that selects the devices of a CUDA program.
 pub const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
-/// The variable that says in which order CUDA numbers them; ours are numbered by bus, as the driver's.
+/// The variable for the order in which CUDA numbers devices, and the value for the driver's order, which this crate uses.
 pub const ORDER: (&str, &str) = ("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
-/// The most devices: as many as a pool can have.
-const MOST: u32 = 64;
+/// The largest number of devices, which is the largest size of a pool.
+const DEVICES_MAX: u32 = 64;
 
-/// A GPU of this machine, as far as it is known.
+/// A GPU of this machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Device {
-    /// Its number, in the order of the bus: the `<id>` of `gpu_lock:<id>`.
+    /// Its number in PCI bus order: the `<id>` of `gpu_lock:<id>`.
     pub id: u32,
-    /// What names it everywhere; known by the driver only.
+    /// Its UUID; `None` without a driver.
     pub uuid: Option<String>,
-    /// Its model.
+    /// Its model; `None` without a driver.
     pub name: Option<String>,
-    /// Its memory at this moment.
+    /// Its memory; `None` without a driver.
     pub memory: Option<Memory>,
 }
 
-/// Memory of a device, in bytes.
+/// The memory of a device, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
-    /// In use.
+    /// Memory in use.
     pub used_bytes: u64,
-    /// All of it.
+    /// Total memory.
     pub total_bytes: u64,
 }
 
 impl Device {
-    /// A device of which only the number is known.
+    /// Creates a device of which only the number is known.
     pub fn numbered(id: u32) -> Self {
         Self { id, uuid: None, name: None, memory: None }
     }
 }
 
-/// What knows the devices of a machine.
+/// Lists the devices of a machine.
 pub trait Driver {
-    /// Its version, for people.
+    /// Returns the version of the driver, for people.
     fn version(&self) -> String;
 
-    /// All devices, by number.
+    /// Returns all devices, sorted by number.
     ///
     /// # Errors
-    /// A sentence, when the driver does not answer.
+    /// A message when the driver does not answer.
     fn devices(&self) -> Result<Vec<Device>, String>;
 }
 
-/// The devices of this machine that may be used, and how they are known.
+/// The devices of this machine that may be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Devices {
-    /// By number.
+    /// The devices, sorted by number.
     pub devices: Vec<Device>,
-    /// How they are known.
+    /// Where the list comes from.
     pub source: Source,
 }
 
-/// How devices are known.
+/// Where a list of devices comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Source {
-    /// The NVIDIA driver of this version said so.
+    /// The NVIDIA driver, with its version.
     Driver(String),
-    /// `CUDA_VISIBLE_DEVICES` names them, and there is no driver to ask.
+    /// `CUDA_VISIBLE_DEVICES`; there is no driver.
     Environment,
-    /// Somebody said how many there are.
+    /// A given count; there is no driver.
     Count,
 }
 
-/// Why it is not known which GPUs there are.
+/// Why the GPUs of this machine cannot be listed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DevicesError {
-    /// Neither a driver nor anybody says so.
-    #[error(
-        "no GPU is known here: there is no NVIDIA driver ({0}); name the GPUs in CUDA_VISIBLE_DEVICES, such as 0,1"
-    )]
+    /// There is no driver, no `CUDA_VISIBLE_DEVICES` and no count.
+    #[error("no GPU found: there is no NVIDIA driver ({0}); list the GPUs in CUDA_VISIBLE_DEVICES, such as 0,1")]
     NoDriver(String),
-    /// The driver is there and has none.
-    #[error("the NVIDIA driver {0} has no GPU")]
+    /// The driver reports no device.
+    #[error("the NVIDIA driver {0} reports no GPU")]
     NoDevice(String),
-    /// The variable shows none.
-    #[error("CUDA_VISIBLE_DEVICES shows no GPU: name some in it, or unset it")]
+    /// The variable lists no device.
+    #[error("CUDA_VISIBLE_DEVICES lists no GPU: add one, or unset it")]
     Hidden,
-    /// The variable names something that is not there, or that cannot be numbered.
-    #[error("CUDA_VISIBLE_DEVICES names `{given}`, {problem}")]
+    /// The variable lists a device that does not exist, or whose number is unknown.
+    #[error("CUDA_VISIBLE_DEVICES lists `{given}`, {problem}")]
     Unknown {
-        /// What it names.
+        /// The listed device.
         given: String,
         /// What is wrong with it.
         problem: String,
     },
-    /// A number of devices that cannot be.
-    #[error("{given} GPUs were said to be here, {problem}")]
+    /// The given count is not possible.
+    #[error("{given} GPUs were requested, {problem}")]
     Count {
-        /// How many.
+        /// The given count.
         given: u32,
         /// What is wrong with it.
         problem: String,
@@ -108,27 +106,27 @@ pub enum DevicesError {
 }
 
 impl Devices {
-    /// Looks for the devices of this machine. `count`: somebody says how many there are.
+    /// Finds the devices of this machine. A `count` replaces `CUDA_VISIBLE_DEVICES`: the first `count` devices are used.
     ///
     /// # Errors
-    /// When nobody knows.
+    /// [`DevicesError`] when the devices are unknown.
     pub fn discover(count: Option<u32>) -> Result<Self, DevicesError> {
         let driver = super::nvml::open();
         let visible = std::env::var_os(VISIBLE).map(|value| value.to_string_lossy().into_owned());
         Self::find(driver.as_deref().map_err(String::as_str), visible.as_deref(), count)
     }
 
-    /// The same with everything it depends on given.
+    /// Finds the devices, given a driver or why there is none, the value of `CUDA_VISIBLE_DEVICES`, and a count.
     ///
     /// # Errors
-    /// When nobody knows.
+    /// [`DevicesError`] when the devices are unknown.
     pub fn find(
         driver: Result<&dyn Driver, &str>,
         visible: Option<&str>,
         count: Option<u32>,
     ) -> Result<Self, DevicesError> {
         let version = driver.map(Driver::version);
-        // A driver that does not answer is as good as none.
+        // A driver that does not answer is treated as missing.
         let known = driver.map_err(str::to_owned).and_then(Driver::devices);
         let source = match (&version, &known) {
             (Ok(version), Ok(_)) => Some(Source::Driver(version.clone())),
@@ -150,8 +148,7 @@ impl Devices {
     }
 }
 
-/// What `CUDA_VISIBLE_DEVICES` has to say for a program to see these devices: by what names them
-/// everywhere, if that is known.
+/// Returns the value of `CUDA_VISIBLE_DEVICES` that selects these devices. It uses UUIDs if all are known.
 pub fn visible(devices: &[Device]) -> String {
     let uuids: Option<Vec<&str>> = devices.iter().map(|device| device.uuid.as_deref()).collect();
     match uuids {
@@ -162,8 +159,8 @@ pub fn visible(devices: &[Device]) -> String {
 
 fn counted(count: u32, known: Option<&[Device]>) -> Result<Vec<Device>, DevicesError> {
     let wrong = |problem: String| Err(DevicesError::Count { given: count, problem });
-    if count == 0 || count > MOST {
-        return wrong(format!("but it is 1 to {MOST} that can be shared"));
+    if count == 0 || count > DEVICES_MAX {
+        return wrong(format!("but a pool has 1 to {DEVICES_MAX}"));
     }
     match known {
         Some(known) if known.len() < count as usize => wrong(format!("but the driver has {}", known.len())),
@@ -176,7 +173,7 @@ fn shown(visible: &str, known: Option<&[Device]>) -> Result<Vec<Device>, Devices
     let mut devices: Vec<Device> = Vec::new();
     for given in visible.split(',').map(str::trim) {
         let unknown = |problem: &str| DevicesError::Unknown { given: given.to_owned(), problem: problem.to_owned() };
-        // CUDA's own way to show none, or no more.
+        // CUDA ignores all entries after an empty one or -1.
         if given.is_empty() || given == "-1" {
             break;
         }
@@ -185,22 +182,22 @@ fn shown(visible: &str, known: Option<&[Device]>) -> Result<Vec<Device>, Devices
                 .iter()
                 .find(|device| device.id == id)
                 .cloned()
-                .ok_or_else(|| unknown("which the driver has not"))?,
+                .ok_or_else(|| unknown("which the driver does not have"))?,
             (Ok(id), None) => Device::numbered(id),
             (Err(_), Some(known)) => {
-                // CUDA takes the beginning of one, too, if it is only one's.
+                // CUDA also accepts a unique prefix of a UUID.
                 let is_it = |device: &&Device| device.uuid.as_deref().is_some_and(|uuid| uuid.starts_with(given));
                 let mut found = known.iter().filter(is_it);
-                let device = found.next().ok_or_else(|| unknown("which the driver has not"))?;
+                let device = found.next().ok_or_else(|| unknown("which the driver does not have"))?;
                 if found.next().is_some() {
-                    return Err(unknown("which is the beginning of several"));
+                    return Err(unknown("which is the prefix of several UUIDs"));
                 }
                 device.clone()
             }
-            (Err(_), None) => return Err(unknown("and there is no driver to say which number that is")),
+            (Err(_), None) => return Err(unknown("but its number is unknown without a driver")),
         };
         if devices.iter().any(|other| other.id == device.id) {
-            return Err(unknown("twice"));
+            return Err(unknown("which is listed twice"));
         }
         devices.push(device);
     }
@@ -244,48 +241,48 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_knows_them_all_and_the_variable_shows_some() {
+    fn the_variable_selects_some_of_the_drivers_devices() {
         let all = with(None, None).expect("two");
         assert_eq!((ids(&all), all.source), (vec![0, 1], Source::Driver("550.1".into())));
         assert_eq!(ids(&with(Some("1"), None).expect("one")), [1]);
-        assert_eq!(ids(&with(Some("GPU-aab"), None).expect("one")), [1], "by the beginning of its name");
+        assert_eq!(ids(&with(Some("GPU-aab"), None).expect("one")), [1], "by a prefix of its UUID");
         assert_eq!(ids(&with(Some("1, 0"), None).expect("two")), [0, 1]);
         assert_eq!(ids(&with(Some("1,-1,0"), None).expect("one")), [1], "nothing after a -1");
-        assert_eq!(ids(&with(Some("1"), Some(1)).expect("one")), [0], "whoever says it outright wins");
+        assert_eq!(ids(&with(Some("1"), Some(1)).expect("one")), [0], "a count replaces the variable");
     }
 
     #[test]
-    fn without_a_driver_somebody_has_to_say() {
+    fn without_a_driver_the_variable_or_a_count_is_needed() {
         let shown = without(Some("2,5"), None).expect("two");
         assert_eq!((ids(&shown), shown.source), (vec![2, 5], Source::Environment));
         let counted = without(None, Some(2)).expect("two");
         assert_eq!((ids(&counted), counted.source), (vec![0, 1], Source::Count));
-        let error = without(None, None).expect_err("nobody says").to_string();
+        let error = without(None, None).expect_err("unknown").to_string();
         assert!(error.contains("no library") && error.contains("CUDA_VISIBLE_DEVICES"), "{error}");
     }
 
     #[test]
-    fn what_is_not_there_is_told() {
-        for (visible, count, told) in [
-            (Some(""), None, "shows no GPU"),
-            (Some("-1"), None, "shows no GPU"),
-            (Some("7"), None, "`7`, which the driver has not"),
-            (Some("GPU-ff"), None, "`GPU-ff`, which the driver has not"),
-            (Some("GPU-aa"), None, "the beginning of several"),
-            (Some("0,GPU-aaaa"), None, "twice"),
+    fn unknown_devices_are_errors() {
+        for (visible, count, text) in [
+            (Some(""), None, "lists no GPU"),
+            (Some("-1"), None, "lists no GPU"),
+            (Some("7"), None, "`7`, which the driver does not have"),
+            (Some("GPU-ff"), None, "`GPU-ff`, which the driver does not have"),
+            (Some("GPU-aa"), None, "the prefix of several"),
+            (Some("0,GPU-aaaa"), None, "listed twice"),
             (None, Some(3), "but the driver has 2"),
             (None, Some(0), "1 to 64"),
         ] {
-            let error = with(visible, count).expect_err("not there").to_string();
-            assert!(error.contains(told), "{visible:?} {count:?}: {error}");
+            let error = with(visible, count).expect_err("unknown device").to_string();
+            assert!(error.contains(text), "{visible:?} {count:?}: {error}");
         }
         let error = without(Some("GPU-aaaa"), None).expect_err("no number").to_string();
-        assert!(error.contains("no driver to say which number"), "{error}");
+        assert!(error.contains("unknown without a driver"), "{error}");
         assert!(without(None, Some(65)).is_err());
     }
 
     #[test]
-    fn a_program_is_shown_them_by_what_names_them_everywhere() {
+    fn devices_are_listed_by_uuid_if_all_are_known() {
         assert_eq!(visible(&[device(0, "GPU-aaaa"), device(1, "GPU-aabb")]), "GPU-aaaa,GPU-aabb");
         assert_eq!(visible(&[Device::numbered(3), Device::numbered(5)]), "3,5");
         assert_eq!(visible(&[device(0, "GPU-aaaa"), Device::numbered(5)]), "0,5", "never a mixture");

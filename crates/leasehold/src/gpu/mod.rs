@@ -1,10 +1,8 @@
-//! GPUs: which there are, one of them by its number, any of them, and what is done before one is given
-//! back.
+//! GPUs: finding them, locking one by number or any of a pool, and cleaning up before the release.
 //!
-//! The lock of a GPU is `gpu_lock:<id>` (or `gpu_lock:<host>:<id>`, see
-//! [`GpuScope`](crate::config::GpuScope)), an ordinary lock: it is seen, waited for and taken away as all
-//! others. How long one waits for it and how long a lease lasts come from the section `gpu_lock` of the
-//! [configuration](crate::config::Config).
+//! The lock of a GPU is `gpu_lock:<id>` (or `gpu_lock:<host>:<id>`, see [`GpuScope`](crate::config::GpuScope)). It is an
+//! ordinary lock and can be inspected, waited for and evicted like any other. Wait limits and leases come from the section
+//! `gpu_lock` of the [configuration](crate::config::Config).
 
 #[cfg(feature = "macros")]
 pub(crate) mod attribute;
@@ -29,7 +27,7 @@ use defaults::Defaults;
 ///
 /// #[gpu_lock(gpu_id = 0, max_wait_time = 1800, locks = locks)]
 /// async fn transcribe(locks: &LockManager, file: &str) -> Result<String, Error> {
-///     Ok(format!("{file}: on GPU 0, by one at a time"))
+///     Ok(format!("{file}: on GPU 0"))
 /// }
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Error> {
 /// # let locks = LockManager::connect("memory:").await?;
@@ -37,17 +35,17 @@ use defaults::Defaults;
 /// # Ok(()) }
 /// ```
 ///
-/// As [`lock`](macro@crate::lock), with the lock `gpu_lock:<id>`, and defaults from the section `gpu_lock` of the
-/// [configuration](configure). The lease is renewed while the body runs. Times are seconds.
+/// It works like [`lock`](macro@crate::lock) with the lock `gpu_lock:<id>`. The defaults come from the section `gpu_lock` of
+/// the [configuration](configure). The lease is renewed while the body runs. Times are in seconds.
 ///
 /// | option | default | |
 /// |---|---|---|
-/// | `gpu_id = 0` | | which GPU: a number, or a `u32` such as a parameter |
+/// | `gpu_id = 0` | | the GPU: a number, or an expression of type `u32` such as a parameter |
 /// | `locks = self.locks` | the [installed](crate::install) one | a [`LockManager`](crate::LockManager), by value or reference |
 /// | `max_wait_time = 1800` | as configured: 300 | how long to wait for the GPU |
-/// | `lock_timeout = 600` | as configured: 600 | the lease; while it is renewed, the heartbeat's timeout if that is shorter |
-/// | `cleanup = free_memory` | | an async function of [`Leaving`], or a command (a text, for `sh`): runs before the GPU is given back, whatever happened. See [`CleanUp`] |
-/// | `cleanup_timeout = 5` | 30 | how long that may take |
-/// | `on_lost = "continue"` | `"cancel"` | a lost lease cancels the body, and the caller gets [`Error::Lost`](crate::Error::Lost); or the body goes on |
+/// | `lock_timeout = 600` | as configured: 600 | the lease; while it is renewed, at most the heartbeat's timeout |
+/// | `cleanup = free_memory` | | an async function of [`Leaving`], or a command (text, run by `sh`) that always runs before the GPU is released. See [`CleanUp`] |
+/// | `cleanup_timeout = 5` | 30 | the time limit of the clean-up |
+/// | `on_lost = "continue"` | `"cancel"` | a lost lease cancels the body and the caller gets [`Error::Lost`](crate::Error::Lost), or the body continues |
 #[cfg(feature = "macros")]
 pub use leasehold_macros::gpu_lock;

@@ -1,4 +1,4 @@
-//! NVIDIA's library, if there is one.
+//! The driver: NVIDIA's management library.
 
 use std::ffi::{OsStr, OsString};
 
@@ -7,12 +7,12 @@ use nvml_wrapper::error::NvmlError;
 
 use super::devices::{Device, Driver, Memory};
 
-/// Names the library where the system does not find it.
+/// The variable with the path of the library, if the system does not find it.
 const LIBRARY: &str = "LEASEHOLD_NVML";
-/// What it is called where a driver is installed, and where one is only mounted into a container.
+/// The names of the library: of an installed driver, and of one that is mounted into a container.
 const LIBRARIES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
-/// The driver of this machine, or why there is none.
+/// Opens the driver, or returns why there is none.
 pub(super) fn open() -> Result<Box<dyn Driver>, String> {
     let named = std::env::var_os(LIBRARY).filter(|path| !path.is_empty());
     let libraries = named.map_or_else(|| LIBRARIES.map(OsString::from).to_vec(), |path| vec![path]);
@@ -20,7 +20,7 @@ pub(super) fn open() -> Result<Box<dyn Driver>, String> {
     for library in &libraries {
         match Nvml::builder().lib_path(library).init() {
             Ok(nvml) => return Ok(Box::new(Library(nvml))),
-            Err(error) => first = first.or(Some(refused(library, &error))),
+            Err(error) => first = first.or(Some(problem(library, &error))),
         }
     }
     Err(first.unwrap_or_default())
@@ -34,11 +34,11 @@ impl Driver for Library {
     }
 
     fn devices(&self) -> Result<Vec<Device>, String> {
-        let said = |error: NvmlError| format!("the driver does not answer: {error}");
+        let failed = |error: NvmlError| format!("the driver does not answer: {error}");
         let mut devices = Vec::new();
-        for id in 0..self.0.device_count().map_err(said)? {
-            let device = self.0.device_by_index(id).map_err(said)?;
-            // What one device does not tell is no reason to do without the others.
+        for id in 0..self.0.device_count().map_err(failed)? {
+            let device = self.0.device_by_index(id).map_err(failed)?;
+            // A device that does not report some values is listed without them.
             let memory = device.memory_info().ok();
             devices.push(Device {
                 id,
@@ -51,7 +51,7 @@ impl Driver for Library {
     }
 }
 
-fn refused(library: &OsStr, error: &NvmlError) -> String {
+fn problem(library: &OsStr, error: &NvmlError) -> String {
     match error {
         NvmlError::LibloadingError(_) => format!("{} cannot be loaded", library.display()),
         error => format!("{}: {error}", library.display()),

@@ -1,4 +1,4 @@
-//! Any GPU, any few, or those one names.
+//! A pool of GPUs: requests for any of them, any few, or particular ones.
 
 use std::fmt;
 use std::future::IntoFuture;
@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 
-use super::{CleanUp, Defaults, Device, Devices, Leaving, visible};
+use super::clean_up::{CleanUp, Leaving};
+use super::defaults::Defaults;
+use super::devices::{Device, Devices, visible};
 use crate::clock::Moment;
 use crate::config::Config;
 use crate::engine::Core;
@@ -23,7 +25,7 @@ use crate::pool::{Permit, Permits, Pool, PoolRequest};
 use crate::request::LockRequest;
 use crate::scope;
 
-/// The GPUs of a machine, of which any are good. Cheap to clone.
+/// A pool of the GPUs of a machine. Cheap to clone.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -34,14 +36,14 @@ use crate::scope;
 ///
 /// let config = Config::default();
 /// let locks = LockManager::connect_with("memory:", config.gpu_options()).await?;
-/// let gpus = GpuPool::new(&locks, &config, Devices::discover(Some(2))?)?; // or None: as the driver says
+/// let gpus = GpuPool::new(&locks, &config, Devices::discover(Some(2))?)?; // or None: all that the driver reports
 ///
-/// // Waits as long as the configuration says (300 s); a long task says more.
+/// // The default wait limit is the configured one (300 s).
 /// let gpu = gpus.acquire().wait_up_to(Duration::from_secs(1800)).clean_up(CleanUp::new(async |gpus| {
 ///     println!("freeing the memory of {:?}", gpus.devices);
 /// })).await?;
 /// println!("on GPU {:?}, CUDA_VISIBLE_DEVICES={}", gpu.ids(), gpu.visible());
-/// gpu.release().await?; // cleans up, then gives it back; so does a drop, in the background
+/// gpu.release().await?; // cleans up, then releases; a drop does the same in the background
 ///
 /// let both = gpus.any(2).run(async |gpus| gpus.ids()).await?;
 /// assert_eq!(both, [0, 1]);
@@ -56,27 +58,27 @@ pub struct GpuPool {
 }
 
 impl GpuPool {
-    /// A pool of these devices, as the sections `gpu_scope` and `gpu_lock` say. The manager is to be
-    /// connected with [`gpu_options`](Config::gpu_options).
+    /// Creates a pool of these devices with the sections `gpu_scope` and `gpu_lock` of a configuration. Connect the manager with
+    /// [`gpu_options`](Config::gpu_options).
     ///
     /// # Errors
-    /// [`Error::Invalid`] when there are none, or more than a pool can have.
+    /// [`Error::Invalid`] when there are no devices, or more than a pool can have.
     pub fn new(locks: &LockManager, config: &Config, devices: Devices) -> Result<Self, Error> {
         let pool = locks.pool(config.gpu_scope.pool(), devices.devices.iter().map(|device| device.id))?;
         Ok(Self { locks: locks.clone(), pool, devices: devices.devices.into(), defaults: config.into() })
     }
 
-    /// Its devices.
+    /// Returns the devices of the pool.
     pub fn devices(&self) -> &[Device] {
         &self.devices
     }
 
-    /// Asks for any one device: await the request, or first say more about it.
+    /// Creates a request for any one device: set its terms, then await it.
     pub fn acquire(&self) -> GpuRequest {
         self.request(Ask::One(self.pool.acquire()))
     }
 
-    /// Asks for any so many devices, all of them or none.
+    /// Creates a request for any `count` devices, all or none.
     pub fn any(&self, count: usize) -> GpuRequest {
         if count == 1 {
             return self.acquire();
@@ -84,23 +86,23 @@ impl GpuPool {
         self.request(Ask::Several(self.pool.any(count)))
     }
 
-    /// Asks for these devices, by number, all of them or none.
+    /// Creates a request for the devices with these numbers, all or none.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when one of them is not in the pool, is named twice, or none is named.
+    /// [`Error::Invalid`] when a device is not in the pool or is listed twice, or the list is empty.
     pub fn only(&self, ids: &[u32]) -> Result<GpuRequest, Error> {
         let unknown = ids.iter().find(|id| !self.devices.iter().any(|device| device.id == **id));
         if let Some(id) = unknown {
             let known: Vec<String> = self.devices.iter().map(|device| device.id.to_string()).collect();
-            let problem = format!("is not here; there are {}", known.join(", "));
+            let problem = format!("is not in the pool, which has {}", known.join(", "));
             return Err(Invalid::Setting { setting: "GPU", given: id.to_string(), problem }.into());
         }
         if let [id] = ids {
             let lock = self.locks.lock(self.defaults.scope.lock(*id));
-            // Like a pool: without a store it is unknown whether another process uses the device.
+            // Never unprotected, like a pool: without a store it is unknown whether another process uses the device.
             return Ok(self.request(Ask::This(*id, lock.protected())));
         }
-        // All of a smaller pool: it collects under the same turn as the whole one does.
+        // All members of a smaller pool with the same name, so both use the same collector lock.
         let these = self.locks.pool(self.pool.name(), ids.iter().copied())?;
         Ok(self.request(Ask::Several(these.any(ids.len()))))
     }
@@ -121,7 +123,7 @@ impl fmt::Debug for GpuPool {
     }
 }
 
-/// A request for GPUs, read like a sentence and sent by awaiting it.
+/// A request for GPUs, sent by awaiting it.
 #[must_use = "a request does nothing until it is awaited"]
 pub struct GpuRequest {
     ask: Ask,
@@ -148,32 +150,32 @@ impl GpuRequest {
         }
     }
 
-    /// Waits without limit, also where the configuration sets one.
+    /// Waits without limit, even if the configuration sets one.
     pub fn wait_for_ever(self) -> Self {
         self.wait_up_to(Duration::MAX)
     }
 
-    /// Sets the lease: a long task's `lock_timeout`. While leases are renewed it is never longer than the heartbeat's
-    /// timeout, so that a dead holder is found.
+    /// Sets the lease. While leases are renewed it is at most the heartbeat's timeout, so that the lease of a dead holder ends
+    /// soon.
     pub fn lock_timeout(mut self, lock_timeout: Ttl) -> Self {
         let ttl = self.defaults.ttl(Some(lock_timeout)).duration();
         self.terms_mut().set_ttl(ttl);
         self
     }
 
-    /// What is done before the devices are given back, always.
+    /// Sets a clean-up that always runs before the devices are released.
     pub fn clean_up(self, clean_up: CleanUp) -> Self {
         Self { clean_up: Some(clean_up), ..self }
     }
 
-    /// Runs work on the devices: cleaned up and given back afterwards in any case; cancelled, with
-    /// [`Error::Lost`], when a lease is lost.
+    /// Runs work on the devices, then cleans up and releases them. If a lease is lost, the work is cancelled with
+    /// [`Error::Lost`].
     ///
     /// # Errors
-    /// Whatever kept them from being acquired, or [`Error::Lost`].
+    /// As awaiting the request; [`Error::Lost`].
     ///
     /// # Cancel safety
-    /// Dropped, the work is dropped first; cleaning up and giving back go on in the background.
+    /// If the future is dropped, the work is dropped first; the clean-up and the release follow in the background.
     pub async fn run<T>(self, work: impl AsyncFnOnce(&Gpus) -> T) -> Result<T, Error> {
         let gpus = self.await?;
         let guards: Vec<&Guard> = gpus.guards().iter().collect();
@@ -191,7 +193,7 @@ impl IntoFuture for GpuRequest {
     /// Sends the request.
     ///
     /// # Cancel safety
-    /// Dropped at any point, it keeps no device; there is nothing to clean up.
+    /// If the future is dropped, no device is kept, and no clean-up is needed.
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let taken: Vec<(u32, Guard)> = match self.ask {
@@ -211,10 +213,10 @@ fn numbered(permit: Permit) -> (u32, Guard) {
     (permit.index(), permit.into_guard())
 }
 
-/// Holds GPUs, at least one. Dropping it cleans up and gives them back, in the background.
-#[must_use = "dropping it gives the devices up"]
+/// Holds one or more GPUs. Dropping it cleans up and releases them in the background.
+#[must_use = "dropping it releases the devices"]
 pub struct Gpus {
-    /// There until they are given back.
+    /// `None` only while they are released.
     held: Option<HeldGpu>,
     core: Arc<Core>,
 }
@@ -226,73 +228,72 @@ struct HeldGpu {
 }
 
 impl Gpus {
-    /// The devices.
+    /// Returns the devices.
     pub fn devices(&self) -> &[Device] {
         &self.held().devices
     }
 
-    /// Their numbers.
+    /// Returns the numbers of the devices.
     pub fn ids(&self) -> Vec<u32> {
         self.devices().iter().map(|device| device.id).collect()
     }
 
-    /// What `CUDA_VISIBLE_DEVICES` has to say for a program to see them (and them alone).
+    /// Returns the value of `CUDA_VISIBLE_DEVICES` that selects exactly these devices.
     pub fn visible(&self) -> String {
         visible(self.devices())
     }
 
-    /// The guards on their locks, in the same order.
+    /// Returns the guards of the locks, in the order of the devices.
     pub fn guards(&self) -> &[Guard] {
         &self.held().guards
     }
 
-    /// Until when all leases are proven.
+    /// Returns until when all leases are proven.
     pub fn valid_until(&self) -> Moment {
         self.guards().iter().map(Guard::valid_until).min().expect("at least one")
     }
 
-    /// Waits until a lease is lost; says which, and why.
+    /// Waits until a lease is lost, and returns its lock and the reason.
     ///
     /// # Cancel safety
-    /// Cancel safe: the loss stays told.
+    /// Cancel safe: a later call returns the same loss.
     pub async fn lost(&self) -> (LockName, LossReason) {
         let guards: Vec<&Guard> = self.guards().iter().collect();
         let (which, why) = first_lost(&guards).await;
         (guards[which].name().clone(), why)
     }
 
-    /// Cleans up and gives them back. `true`: all were ours until now.
+    /// Cleans up and releases the devices. Returns `true` when all locks were still held.
     ///
     /// # Errors
-    /// [`Error::Store`] when the store did not answer; the rest goes on in the background.
+    /// [`Error::Store`] when the store did not answer; the releases continue in the background.
     ///
     /// # Cancel safety
-    /// Dropped before the answer, both go on in the background.
+    /// If the future is dropped, the clean-up and the releases continue in the background.
     pub async fn release(mut self) -> Result<bool, Error> {
         let Some(HeldGpu { guards, devices, clean_up }) = self.held.take() else { return Ok(false) };
-        let Some(clean_up) = clean_up else { return give_back(guards).await };
+        let Some(clean_up) = clean_up else { return release(guards).await };
         let leaving = leaving(&guards, devices);
-        clean_up.run_before(&self.core, leaving, give_back(guards)).await.unwrap_or(Ok(false))
+        clean_up.run_before(&self.core, leaving, release(guards)).await.unwrap_or(Ok(false))
     }
 
-    /// The guards and their devices, in the same order. What was to be done before they are given back is
-    /// up to whoever has them.
+    /// Returns the guards and their devices, in the same order. The clean-up does not run.
     pub fn into_guards(mut self) -> (Vec<Guard>, Vec<Device>) {
-        let HeldGpu { guards, devices, .. } = self.held.take().expect("there until they are given back");
+        let HeldGpu { guards, devices, .. } = self.held.take().expect("present until they are released");
         (guards, devices)
     }
 
     fn held(&self) -> &HeldGpu {
-        self.held.as_ref().expect("there until they are given back")
+        self.held.as_ref().expect("present until they are released")
     }
 }
 
 impl Drop for Gpus {
     fn drop(&mut self) {
-        // Without a clean-up every guard gives its own lock back.
+        // Without a clean-up every guard releases its own lock.
         if let Some(HeldGpu { guards, devices, clean_up: Some(clean_up) }) = self.held.take() {
             let leaving = leaving(&guards, devices);
-            drop(clean_up.run_before(&self.core, leaving, give_back(guards)));
+            drop(clean_up.run_before(&self.core, leaving, release(guards)));
         }
     }
 }
@@ -307,10 +308,10 @@ fn leaving(guards: &[Guard], devices: Vec<Device>) -> Leaving {
     Leaving { devices, lost: guards.iter().any(|guard| guard.loss().is_some()) }
 }
 
-async fn give_back(guards: Vec<Guard>) -> Result<bool, Error> {
-    let mut all_ours = true;
-    for answer in join_all(guards.into_iter().map(Guard::release)).await {
-        all_ours &= answer?;
+async fn release(guards: Vec<Guard>) -> Result<bool, Error> {
+    let mut all_held = true;
+    for released in join_all(guards.into_iter().map(Guard::release)).await {
+        all_held &= released?;
     }
-    Ok(all_ours)
+    Ok(all_held)
 }

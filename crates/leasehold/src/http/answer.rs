@@ -1,4 +1,4 @@
-//! Errors as answers.
+//! Errors as HTTP responses.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -11,30 +11,29 @@ use serde_json::{Map, Value};
 use crate::error::Error;
 use crate::facts::{Invalid, LockName};
 
-static HELD: OnceLock<StatusCode> = OnceLock::new();
+static HELD_STATUS: OnceLock<StatusCode> = OnceLock::new();
 
-/// When to try again after "somebody else holds it": soon. Nobody knows when the holder is done; a
-/// lease says only when it is at the latest.
-const SOON: Duration = Duration::from_secs(1);
+/// The longest `Retry-After`. A holder usually releases long before its lease ends.
+pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Which status says that somebody else holds the lock, in this whole process: 409 (Conflict) unless
-/// said otherwise, for example 423 (Locked). Once, at the start.
+/// Sets the status of responses for a held lock, for the whole process: 409 (Conflict) by default, for example 423 (Locked).
+/// Call it once, at the start of the program.
 ///
 /// # Errors
-/// [`Invalid::Setting`] when it is no status of an error (400 to 599), or another one was said before.
+/// [`Invalid::Setting`] when it is not the status of an error (400 to 599), or another status was set before.
 pub fn answer_held_with(status: StatusCode) -> Result<(), Invalid> {
-    let refused = |problem: &str| Invalid::Setting {
+    let invalid = |problem: &str| Invalid::Setting {
         setting: "status of a held lock",
         given: status.as_str().to_owned(),
         problem: problem.to_owned(),
     };
     if !status.is_client_error() && !status.is_server_error() {
-        return Err(refused("is not the status of an error: use one from 400 to 599, such as 409 or 423"));
+        return Err(invalid("is not the status of an error: use one from 400 to 599, such as 409 or 423"));
     }
-    if *HELD.get_or_init(|| status) == status {
+    if *HELD_STATUS.get_or_init(|| status) == status {
         return Ok(());
     }
-    Err(refused("cannot replace the one that is in use: say it once, at the start of the program"))
+    Err(invalid("cannot replace the one that is in use: set it once, at the start of the program"))
 }
 
 impl IntoResponse for Error {
@@ -43,41 +42,47 @@ impl IntoResponse for Error {
         let name = name.as_ref();
         match &self {
             Self::NotAcquired { holder, .. } => {
-                let left = holder.as_ref().and_then(|holder| holder.ttl_left).unwrap_or(SOON);
-                let status = *HELD.get_or_init(|| StatusCode::CONFLICT);
-                answer(status, "held", "somebody else is working on this; try again soon", name, Some(left.min(SOON)))
+                let left = holder.as_ref().and_then(|holder| holder.ttl_left).unwrap_or(RETRY_AFTER);
+                let status = *HELD_STATUS.get_or_init(|| StatusCode::CONFLICT);
+                answer(
+                    status,
+                    "held",
+                    "another request is working on this; try again soon",
+                    name,
+                    Some(left.min(RETRY_AFTER)),
+                )
             }
             Self::PoolBusy { .. } => {
-                let status = *HELD.get_or_init(|| StatusCode::CONFLICT);
-                answer(status, "held", "all of these are in use; try again soon", name, Some(SOON))
+                let status = *HELD_STATUS.get_or_init(|| StatusCode::CONFLICT);
+                answer(status, "held", "all of these are in use; try again soon", name, Some(RETRY_AFTER))
             }
             Self::Lost { .. } => {
                 tracing::warn!(error = %format_args!("{self:#}"), "answered with lease_lost");
-                let text = "the lock was lost while this was worked on; see what was done before you try again";
-                answer(StatusCode::SERVICE_UNAVAILABLE, "lease_lost", text, name, Some(SOON))
+                let text = "the lock was lost during the work; check what was done before you try again";
+                answer(StatusCode::SERVICE_UNAVAILABLE, "lease_lost", text, name, Some(RETRY_AFTER))
             }
             Self::Store { .. } | Self::Connect { .. } => {
                 tracing::error!(error = %format_args!("{self:#}"), "answered with store_unreachable");
                 let text = "the lock store did not answer; try again later";
-                answer(StatusCode::SERVICE_UNAVAILABLE, "store_unreachable", text, name, Some(SOON))
+                answer(StatusCode::SERVICE_UNAVAILABLE, "store_unreachable", text, name, Some(RETRY_AFTER))
             }
             Self::ShutDown { .. } => {
-                let text = "this instance is shutting down; try another one";
-                answer(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", text, name, Some(SOON))
+                let text = "this instance is shutting down; try another instance";
+                answer(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", text, name, Some(RETRY_AFTER))
             }
             Self::OtherPayload { .. } => {
-                let text = "this id was used before with another payload; use a new one for a new request";
+                let text = "this id was used before with another payload; use a new id for a new request";
                 answer(StatusCode::UNPROCESSABLE_ENTITY, "other_payload", text, name, None)
             }
             Self::ResultNotStored { .. } => {
                 tracing::error!(error = %format_args!("{self:#}"), "answered with result_not_stored");
-                let text = "this was carried out before; its result could not be stored";
+                let text = "this was already carried out, but its result could not be stored";
                 answer(StatusCode::CONFLICT, "result_not_stored", text, name, None)
             }
-            // Names are made of what callers send.
+            // Names are built from what callers send, so this is their error.
             Self::Invalid(Invalid::Name { .. }) => {
                 tracing::debug!(error = %format_args!("{self:#}"), "answered with invalid_name");
-                let text = "this cannot be the name of a lock: it is empty, too long or has control characters";
+                let text = "not a valid lock name: it is empty, too long or has control characters";
                 answer(StatusCode::BAD_REQUEST, "invalid_name", text, None, None)
             }
             Self::Unreadable { .. }
@@ -86,11 +91,14 @@ impl IntoResponse for Error {
             | Self::NotInstalled { .. }
             | Self::InsideRuntime => {
                 tracing::error!(error = %format_args!("{self:#}"), "answered with internal");
-                answer(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the service is set up wrongly", None, None)
+                answer(StatusCode::INTERNAL_SERVER_ERROR, "internal", MISCONFIGURED, None, None)
             }
         }
     }
 }
+
+/// The text for errors that only the service's developers can solve; the cause is in the log.
+pub(super) const MISCONFIGURED: &str = "the service is misconfigured";
 
 pub(super) fn answer(
     status: StatusCode,
@@ -109,7 +117,7 @@ pub(super) fn answer(
     if let Some(after) = retry_after {
         let ms = u64::try_from(after.as_millis()).unwrap_or(u64::MAX).max(1);
         body.insert("retry_after_ms".into(), ms.into());
-        // Whole seconds, rounded up: 0 would mean a busy loop.
+        // Whole seconds, rounded up: 0 would make clients retry without a pause.
         response = response.header(header::RETRY_AFTER, ms.div_ceil(1000));
     }
     let body = Body::from(Value::Object(body).to_string());

@@ -1,5 +1,4 @@
-//! Callers, hashed into names: with a key that all instances share, so that a reader of the name cannot find out
-//! the caller by trying.
+//! Hashes callers into names with a key that all instances share, so that a caller cannot be found from a name by guessing.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,13 +14,13 @@ use crate::store::{BindingId, Change, Create, Expected, NewBinding, Operation};
 /// The id of the shared key in the store.
 const KEY_ID: &str = "idempotency";
 const KEY_BYTES: usize = 32;
-/// How much of a hash is in a name: enough that no two callers meet.
+/// The length of the hash in a name, long enough that two callers never have the same one.
 const HASH_BYTES: usize = 16;
-/// How often an instance makes sure that the store still has the key. A store that lost everything (FLUSHALL) may get
-/// another key from a new instance, and until then the two would not see each other's records.
-const CONFIRM_EVERY: Duration = Duration::from_secs(10);
-/// How often an instance prolongs the key.
-const PROLONG_EVERY: Duration = Duration::from_secs(60 * 60);
+/// How often an instance checks that the store still has the key. After a FLUSHALL a new instance may create another key, and
+/// until the check the two instances do not see each other's records.
+const CONFIRM_INTERVAL: Duration = Duration::from_secs(10);
+/// How often an instance extends the retention of the key.
+const EXTEND_INTERVAL: Duration = Duration::from_secs(60 * 60);
 
 /// Hashes callers with a key that the first instance creates in the store.
 #[derive(Clone)]
@@ -31,29 +30,30 @@ pub(super) struct CallerHash {
 
 #[derive(Clone)]
 struct SharedKey {
-    /// What this instance offers: the store's own once that is known, so that a store that lost it gets it back.
+    /// The key that this instance offers to the store. Once the store's key is known, it is that one, so that a store that lost
+    /// its key gets the same key again.
     offered: NewBinding,
     confirmed: Option<Moment>,
-    prolonged: Option<Moment>,
+    extended: Option<Moment>,
 }
 
 impl CallerHash {
     pub(super) fn new() -> Self {
         let mut key = vec![0; KEY_BYTES];
-        getrandom::fill(&mut key).expect("the system has random numbers");
+        getrandom::fill(&mut key).expect("the operating system returns random bytes");
         let id = BindingId { kind: BindingKind::Secrets, id: LockName::new(KEY_ID).expect("a name") };
-        let keep = Retention::new(Retention::MAX).expect("the longest there is");
+        let keep = Retention::new(Retention::MAX).expect("the longest retention");
         let offered = NewBinding { id, claim: ClaimId::random(), keep, slot: None, value: key };
-        Self { key: Arc::new(Mutex::new(SharedKey { offered, confirmed: None, prolonged: None })) }
+        Self { key: Arc::new(Mutex::new(SharedKey { offered, confirmed: None, extended: None })) }
     }
 
-    /// The hash of a caller, in hex: the same on every instance.
+    /// Returns the hash of a caller, in hex. It is the same on every instance.
     pub(super) async fn of(&self, core: &Core, caller: &[u8]) -> Result<String, Error> {
         let mut key = self.known().clone();
         let now = Moment::now();
-        if is_due(key.confirmed, CONFIRM_EVERY, now) {
-            // Requests that find it unconfirmed at the same time all ask, with the same offer: nobody waits for
-            // another one's question to a store that does not answer.
+        if is_due(key.confirmed, CONFIRM_INTERVAL, now) {
+            // Concurrent requests all ask, with the same offer, so that none waits for another one's request to a store that
+            // does not answer.
             key.confirm(core, now).await?;
             key.confirmed = Some(now);
             self.known().clone_from(&key);
@@ -68,11 +68,10 @@ impl CallerHash {
 }
 
 impl SharedKey {
-    /// Creates the key in the store, or takes over the one that is there.
+    /// Creates the key in the store, or adopts the existing one.
     async fn confirm(&mut self, core: &Core, now: Moment) -> Result<(), Error> {
         let id = &self.offered.id;
-        // Nothing is undone when the answer is lost: another instance may have read it by then. The same
-        // offer is made again.
+        // Without a reply nothing is undone: another instance may already have read the key. The same key is offered again.
         let answer = core.within(core.store.create(&self.offered)).await;
         if let Create::Exists(found) = answer.map_err(|error| core.store_error(Operation::Create, &id.id, error))? {
             if found.value.len() != KEY_BYTES {
@@ -81,14 +80,14 @@ impl SharedKey {
             }
             (self.offered.claim, self.offered.value) = (found.claim, found.value);
         }
-        if is_due(self.prolonged, PROLONG_EVERY, now) {
-            self.prolong(core).await?;
-            self.prolonged = Some(now);
+        if is_due(self.extended, EXTEND_INTERVAL, now) {
+            self.extend(core).await?;
+            self.extended = Some(now);
         }
         Ok(())
     }
 
-    async fn prolong(&self, core: &Core) -> Result<(), Error> {
+    async fn extend(&self, core: &Core) -> Result<(), Error> {
         let NewBinding { id, claim, keep, value, .. } = &self.offered;
         let change = Change { value: value.clone(), keep: Some(*keep), give_slot_back: false };
         core.change(id, &Expected::Claim(claim.clone()), &change).await.map(drop)
@@ -99,8 +98,8 @@ fn is_due(last: Option<Moment>, every: Duration, now: Moment) -> bool {
     last.is_none_or(|last| last.until(now) >= every)
 }
 
-/// HMAC-SHA-256 (RFC 2104) with a key of at most one block. From `sha2` alone: it is pure Rust, whereas `ring` would
-/// bring a C compiler to every user of this feature.
+/// HMAC-SHA-256 (RFC 2104) with a key of at most one block. It uses only `sha2`, which is pure Rust; `ring` would require a
+/// C compiler.
 fn hmac(key: &[u8], message: &[u8]) -> [u8; 32] {
     let padded = |pad: u8| {
         let mut block = [pad; 64];
@@ -122,7 +121,7 @@ mod tests {
 
     /// The first two test cases of RFC 4231.
     #[test]
-    fn hashes_are_those_of_the_standard() {
+    fn hmac_matches_rfc_4231() {
         let first = hmac(&[0x0b; 20], b"Hi There");
         assert_eq!(hex(&first), "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
         let second = hmac(b"Jefe", b"what do ya want for nothing?");
@@ -130,7 +129,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn instances_share_the_key_and_give_it_back_to_a_store_that_lost_it() {
+    async fn instances_share_the_key_and_restore_it_in_a_store_that_lost_it() {
         let locks = LockManager::connect("memory:").await.expect("memory");
         let core = locks.core();
         let (one, other) = (CallerHash::new(), CallerHash::new());
@@ -139,7 +138,7 @@ mod tests {
         assert_ne!(one.of(core, b"bob").await.expect("answered"), hash);
         let elsewhere = LockManager::connect("memory:").await.expect("memory");
         assert_ne!(CallerHash::new().of(elsewhere.core(), b"alice").await.expect("answered"), hash, "a key per store");
-        // The store lost it; an instance that knows it looks again before a new one comes.
+        // The store loses the key; an instance that knows it checks before a new instance starts.
         let (id, claim) = {
             let key = other.known();
             (key.offered.id.clone(), key.offered.claim.clone())
@@ -151,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_instance_takes_over_a_new_key_soon_after_the_store_lost_the_old_one() {
+    async fn an_instance_adopts_a_new_key_soon_after_the_store_lost_the_old_one() {
         let locks = LockManager::connect("memory:").await.expect("memory");
         let core = locks.core();
         let (one, other) = (CallerHash::new(), CallerHash::new());

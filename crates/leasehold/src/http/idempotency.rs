@@ -1,4 +1,4 @@
-//! The header `Idempotency-Key`: a request that is sent again is answered again, and not carried out again.
+//! The header `Idempotency-Key`: a repeated request gets the stored response and is not carried out again.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 use tracing::Instrument;
 
-use super::answer::answer;
+use super::answer::{MISCONFIGURED, RETRY_AFTER, answer};
 use super::caller::CallerHash;
 use super::stored::{self, Collected};
 use crate::engine::Core;
@@ -27,17 +27,14 @@ use crate::scope::{Entered, OnLoss};
 use crate::store::VALUE_BYTES_MAX;
 
 const KEY: HeaderName = HeaderName::from_static("idempotency-key");
-/// Says that an answer was given before.
+/// Marks a response that was stored before.
 const REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
 /// The longest key.
 const KEY_BYTES_MAX: usize = 255;
-/// What a record has besides a response.
+/// Space for the headers of a response in its record.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
-/// When to ask again while the first request is under way.
-const SOON: Duration = Duration::from_secs(1);
-
-/// Answers requests with an `Idempotency-Key` once: the handler is called for the first, and a request that is
-/// sent again gets the stored response, with `Idempotency-Replayed: true`.
+/// Calls the handler once per `Idempotency-Key`: the first request is handled, and a repeated
+/// request gets the stored response, with `Idempotency-Replayed: true`.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -52,28 +49,27 @@ const SOON: Duration = Duration::from_secs(1);
 /// # drop(app); Ok(()) }
 /// ```
 ///
-/// | what happened | answer |
+/// | situation | response |
 /// |---|---|
-/// | the same request was answered before | its response, `Idempotency-Replayed: true` |
-/// | it is under way | 409 `in_flight` with `Retry-After`, at once or after [`wait_up_to`](Self::wait_up_to) |
+/// | the request was answered before | the stored response, `Idempotency-Replayed: true` |
+/// | the first request is still running | 409 `in_flight` with `Retry-After`, at once or after [`wait_up_to`](Self::wait_up_to) |
 /// | the key was used for another method, path, query or body | 422 `other_payload` |
-/// | the key is empty, longer than 255 bytes or not plain text, or there are two | 400 `invalid_key` |
-/// | no key, and one is [required](Self::required) | 400 `missing_header` |
-/// | a key, but not the header that tells callers apart | 400 `missing_header` |
-/// | a key, but the scope's function does not know the caller | 400 `unknown_caller` |
+/// | the key is empty, longer than 255 bytes or not plain text, or the header is repeated | 400 `invalid_key` |
+/// | the key is missing and [required](Self::required) | 400 `missing_header` |
+/// | the header that identifies the caller is missing | 400 `missing_header` |
+/// | the scope's function returns no caller | 400 `unknown_caller` |
 /// | the body is larger than [`body_limit`](Self::body_limit) | 413 `body_too_large` |
-/// | it was answered, with more than [`response_limit`](Self::response_limit) | 409 `response_not_stored` |
+/// | the request was answered before, with more than [`response_limit`](Self::response_limit) | 409 `response_not_stored` |
 /// | the store did not answer | 503 `store_unreachable`; the handler was not called |
 ///
-/// - Requests without a key, and `GET`, `HEAD`, `OPTIONS` and `TRACE`, pass untouched.
-/// - A response with a status of 5xx is not stored: the request was not carried out, and the same key may be
-///   tried again. Everything else is stored, refusals (4xx) as well, but without `Set-Cookie`: a session
-///   belongs to the connection that opened it.
-/// - A request that meets the same one under way does not wait unless [`wait_up_to`](Self::wait_up_to) says so. The
-///   [`ttl`](Self::ttl) is how long a key is blocked by an instance that crashed.
-/// - The handler runs to its end when its client goes away: the next request with the key gets what came of
-///   it. It is cancelled only when its lease is lost, and answered with 503 `lease_lost`.
-/// - A [scope](IdempotencyScope) is required: the same key from two callers must not meet.
+/// - Requests without a key, and `GET`, `HEAD`, `OPTIONS` and `TRACE` requests, are passed on unchanged.
+/// - Responses with a status of 5xx are not stored: the request counts as not carried out, and the same key can be tried
+///   again. All other responses are stored, also 4xx, but without `Set-Cookie`: a session belongs to one client.
+/// - A repeated request does not wait for the first one unless [`wait_up_to`](Self::wait_up_to) is set. After a crash the
+///   key is blocked for the [`ttl`](Self::ttl).
+/// - The handler runs to its end if its client disconnects: the next request with the key gets the result. It is cancelled
+///   only when its lease is lost; the response is 503 `lease_lost`.
+/// - A [scope](IdempotencyScope) is required, so that two callers can use the same key.
 #[derive(Clone)]
 pub struct IdempotencyLayer {
     locks: LockManager,
@@ -85,30 +81,29 @@ pub struct IdempotencyLayer {
     response_limit: usize,
 }
 
-/// An [`IdempotencyLayer`] that does not know yet whose keys are whose. It is no layer before one of these is
-/// called:
+/// An [`IdempotencyLayer`] without a scope. It cannot be used as a layer before one of its methods is called:
 ///
 /// ```compile_fail
 /// # use leasehold::http::IdempotencyLayer;
 /// # use leasehold::LockManager;
 /// # fn layer(locks: LockManager, app: axum::Router) -> axum::Router {
-/// app.layer(IdempotencyLayer::new(locks)) // whose keys?
+/// app.layer(IdempotencyLayer::new(locks)) // the scope is missing
 /// # }
 /// ```
 ///
-/// A caller is hashed into the names of locks and records (HMAC-SHA-256, with a random key that the first
-/// instance creates in the store), so lists and logs do not show it.
+/// The names of locks and records have a hash of the caller (HMAC-SHA-256, with a random key that the first instance creates
+/// in the store), so lists and logs do not show it.
 ///
-/// **Never scope by a value that rotates**, such as a bearer token: a client that renews its token between two
-/// tries is another caller then, and its payment is made twice. Use what stays the same, an account or tenant.
-#[must_use = "it is a layer once its scope is known: `per`, `per_header` or `shared`"]
+/// **Never scope by a value that rotates**, such as a bearer token: a client that renews its token between two attempts
+/// counts as another caller, and its payment is made twice. Use a stable value, such as an account or tenant.
+#[must_use = "call `per`, `per_header` or `shared` to get a layer"]
 pub struct IdempotencyScope {
     locks: LockManager,
 }
 
 impl IdempotencyScope {
-    /// Tells callers apart by what a function makes of a request, such as the account that authentication has
-    /// put into its extensions. `None` or an empty text: the caller is unknown, and a request with a key is refused.
+    /// Identifies callers with a function of the request, for example by the account that authentication stored in its
+    /// extensions. If it returns `None` or an empty text, a request with a key is rejected.
     ///
     /// ```
     /// # use leasehold::http::IdempotencyLayer;
@@ -124,18 +119,18 @@ impl IdempotencyScope {
         self.with(CallerScope::Function(Arc::new(caller), CallerHash::new()))
     }
 
-    /// Tells callers apart by a header that a proxy or the authentication in front has verified, such as
-    /// `x-tenant`: a caller that can choose its value can choose whose responses it gets. Not `authorization`, where
-    /// that is a token that rotates. A request with a key and without the header is refused.
+    /// Identifies callers by a header such as `x-tenant`. A proxy or the authentication must have verified it: a client that can
+    /// choose the value can read the responses of others. Do not use `authorization` if its token rotates. A request with a key
+    /// and without the header is rejected.
     ///
     /// # Panics
-    /// When this cannot be the name of a header: lower case, plain text.
+    /// When `header` is not a valid header name in lower case.
     pub fn per_header(self, header: &'static str) -> IdempotencyLayer {
         self.with(CallerScope::Header(HeaderName::from_static(header), CallerHash::new()))
     }
 
-    /// All callers share one set of keys: for a service with one client, or clients that trust each other. A
-    /// caller that uses a key of another one gets its response.
+    /// Uses one set of keys for all callers: for a service with one client, or with clients that trust each other. A client that
+    /// repeats the key of another one gets its response.
     pub fn shared(self) -> IdempotencyLayer {
         self.with(CallerScope::Shared)
     }
@@ -153,19 +148,19 @@ impl IdempotencyScope {
     }
 }
 
-/// Says who calls; `None` when that is not known.
-type Caller = dyn Fn(&Parts) -> Option<String> + Send + Sync;
+/// Returns the caller of a request; `None` when it is unknown.
+type CallerFunction = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
-/// How callers are told apart.
+/// How callers are identified.
 #[derive(Clone)]
 enum CallerScope {
     Shared,
     Header(HeaderName, CallerHash),
-    Function(Arc<Caller>, CallerHash),
+    Function(Arc<CallerFunction>, CallerHash),
 }
 
 impl CallerScope {
-    /// What stands for the caller in a name, or the answer to a caller that is not known.
+    /// Returns the caller's part of a name, or the response to an unknown caller.
     async fn caller(&self, parts: &Parts, core: &Core) -> Result<String, Box<Response>> {
         let (caller, hash) = match self {
             Self::Shared => return Ok(String::new()),
@@ -173,14 +168,14 @@ impl CallerScope {
                 let values: Vec<&[u8]> = parts.headers.get_all(header).iter().map(HeaderValue::as_bytes).collect();
                 let caller = values.join(&b'\n');
                 if caller.is_empty() {
-                    let text = format!("with an idempotency key, the header `{header}` must say who calls");
+                    let text = format!("with an idempotency key, the header `{header}` is required");
                     return Err(answer(StatusCode::BAD_REQUEST, "missing_header", &text, None, None).into());
                 }
                 (caller, hash)
             }
             Self::Function(function, hash) => {
                 let Some(caller) = function(parts).filter(|caller| !caller.is_empty()) else {
-                    let text = "an idempotency key belongs to its caller, and who calls is not known";
+                    let text = "the caller of this idempotency key is unknown";
                     return Err(answer(StatusCode::BAD_REQUEST, "unknown_caller", text, None, None).into());
                 };
                 (caller.into_bytes(), hash)
@@ -191,13 +186,13 @@ impl CallerScope {
 }
 
 impl IdempotencyLayer {
-    /// Responses in the store of this manager, kept for 24 h. The scope comes next.
-    #[expect(clippy::new_ret_no_self, reason = "without a scope it is no layer yet")]
+    /// Creates a layer that stores responses in the store of this manager, by default for 24 h. Set the scope next.
+    #[expect(clippy::new_ret_no_self, reason = "the scope is still missing")]
     pub fn new(locks: LockManager) -> IdempotencyScope {
         IdempotencyScope { locks }
     }
 
-    /// How long a response is kept, 1 s to 400 days.
+    /// Sets how long a response is kept: 1 s to 400 days.
     pub fn keep(mut self, keep: Duration) -> Self {
         self.keep = keep;
         self
@@ -209,26 +204,27 @@ impl IdempotencyLayer {
         &mut self.terms
     }
 
-    /// Whether a request without a key is refused.
+    /// Sets whether a request without a key is rejected.
     pub fn required(mut self, required: bool) -> Self {
         self.required = required;
         self
     }
 
-    /// The largest body of a request with a key, 256 KiB unless said: it is read whole, to be told from others.
+    /// Sets the largest body of a request with a key, by default 256 KiB. The body is read whole, because it is compared with
+    /// that of the first request.
     pub fn body_limit(mut self, bytes: usize) -> Self {
         self.body_limit = bytes;
         self
     }
 
-    /// The largest body of a response that is stored, 256 KiB unless said, 960 KiB at most. A larger one is
-    /// passed on, and cannot be had again.
+    /// Sets the largest body of a response that is stored, by default 256 KiB, at most 960 KiB. A larger response is passed on
+    /// but cannot be replayed.
     pub fn response_limit(mut self, bytes: usize) -> Self {
         self.response_limit = bytes.min(VALUE_BYTES_MAX - HEAD_BYTES_MAX);
         self
     }
 
-    /// The name of a request's work, if it has a key; or the answer to a request whose key makes no sense.
+    /// Returns the id of a request's work if the request has a key, or the response to an invalid key.
     async fn name(&self, parts: &Parts) -> Result<Option<String>, Box<Response>> {
         let invalid = |text: &str| answer(StatusCode::BAD_REQUEST, "invalid_key", text, None, None);
         let mut keys = parts.headers.get_all(KEY).iter();
@@ -240,15 +236,15 @@ impl IdempotencyLayer {
         };
         let key = key.to_str().unwrap_or_default();
         if more.is_some() || key.is_empty() || key.len() > KEY_BYTES_MAX || key.chars().any(char::is_control) {
-            return Err(invalid("the header `idempotency-key` must be there once, as 1 to 255 plain characters").into());
+            return Err(invalid("the header `idempotency-key` must occur once, with 1 to 255 plain characters").into());
         }
-        // A hash has a fixed length, so no caller and key read like another caller's.
+        // A hash has a fixed length, so no two pairs of caller and key make the same name.
         let caller = self.scope.caller(parts, self.locks.core()).await?;
         Ok(Some(format!("http:{caller}:{key}")))
     }
 
-    fn once(&self, name: &str, asked: &[u8]) -> Once {
-        self.locks.once(name).keep(self.keep).terms(&self.terms).payload_bytes(asked)
+    fn once(&self, name: &str, payload: &[u8]) -> Once {
+        self.locks.once(name).keep(self.keep).terms(&self.terms).payload_bytes(payload)
     }
 }
 
@@ -283,7 +279,7 @@ where
 
     fn call(&mut self, request: Request) -> Self::Future {
         let layer = self.layer.clone();
-        // The one that said it was ready is the one that is called.
+        // The service that was polled ready must be the one that is called.
         let next = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, next);
         Box::pin(async move {
@@ -297,26 +293,26 @@ where
                 Err(response) => return Ok(*response),
             };
             let Ok(body) = to_bytes(body, layer.body_limit).await else {
-                let text = format!("with an idempotency key, a body may have {} bytes", layer.body_limit);
+                let text = format!("with an idempotency key, a body may have at most {} bytes", layer.body_limit);
                 return Ok(answer(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", &text, None, None));
             };
-            let asked = [parts.method.as_str().as_bytes(), parts.uri.to_string().as_bytes(), &body].join(&b'\n');
-            match layer.once(&name, &asked).start().await {
+            let payload = [parts.method.as_str().as_bytes(), parts.uri.to_string().as_bytes(), &body].join(&b'\n');
+            match layer.once(&name, &payload).start().await {
                 Ok(Started::Done(done)) => Ok(replay(done.bytes())),
                 Ok(Started::Run(running)) => {
                     let request = Request::from_parts(parts, Body::from(body));
-                    // On a task of its own: a client that goes away does not undo what was begun for it.
-                    // What it logs belongs to the request all the same.
+                    // It runs in a task of its own, so that a client that disconnects does not cancel it. Its log lines belong
+                    // to the span of the request.
                     let work = carry_out(running, inner, request, layer.response_limit).in_current_span();
                     let work = tokio::spawn(work);
                     work.await.unwrap_or_else(|failed| match failed.try_into_panic() {
                         Ok(panic) => std::panic::resume_unwind(panic),
-                        Err(_) => Ok(internal("the runtime is going down")),
+                        Err(_) => Ok(internal("the service is shutting down")),
                     })
                 }
                 Err(Error::NotAcquired { .. }) => {
-                    let text = "the same request is under way; ask again for its answer";
-                    Ok(answer(StatusCode::CONFLICT, "in_flight", text, None, Some(SOON)))
+                    let text = "the same request is being processed; try again soon for its response";
+                    Ok(answer(StatusCode::CONFLICT, "in_flight", text, None, Some(RETRY_AFTER)))
                 }
                 Err(Error::ResultNotStored { .. }) => Ok(not_stored()),
                 Err(error) => Ok(error.into_response()),
@@ -325,7 +321,7 @@ where
     }
 }
 
-/// Calls the handler under its lock, and stores what it answers.
+/// Calls the handler under its lock and stores its response.
 async fn carry_out<S>(running: Running, mut inner: S, request: Request, limit: usize) -> Result<Response, S::Error>
 where
     S: Service<Request, Response = Response>,
@@ -342,8 +338,8 @@ where
     let (response, result) = match done {
         Ok(Ok(Collected::Whole(response, result) | Collected::Large(response, result))) => (Ok(response), Some(result)),
         Ok(Ok(Collected::Broken(error))) => {
-            tracing::error!(%error, "the body of a response broke off");
-            (Ok(internal("the answer could not be made")), None)
+            tracing::error!(%error, "the body of a response ended with an error");
+            (Ok(internal("the response could not be completed")), None)
         }
         Ok(Err(error)) => (Err(error), None),
         Err(lost) => (Ok(lost.into_response()), None),
@@ -351,15 +347,15 @@ where
     let carried_out = response.as_ref().is_ok_and(|response: &Response| !response.status().is_server_error());
     let stored = match result.filter(|_| carried_out) {
         Some(result) => slot.store(entered.guard(), &result).await,
-        // Not carried out: the key is as good as new.
+        // Not carried out: the key can be used again.
         None => slot.forget().await,
     };
     entered.leave().await;
     match stored {
-        // Somebody else has begun it anew: what this one did is not the answer.
+        // Another instance has begun the work again, so this response does not count.
         Err(error @ Error::Lost { .. }) if carried_out => Ok(error.into_response()),
         Err(error) => {
-            tracing::warn!(error = %format_args!("{error:#}"), "the answer was not stored");
+            tracing::warn!(error = %format_args!("{error:#}"), "the response was not stored");
             response
         }
         Ok(_) => response,
@@ -374,14 +370,14 @@ fn replay(stored: &[u8]) -> Response {
         }
         Ok(None) => not_stored(),
         Err(problem) => {
-            tracing::error!(problem, "what is stored for an idempotency key is no response");
-            internal("the service is set up wrongly")
+            tracing::error!(problem, "the value stored for an idempotency key is not a response");
+            internal(MISCONFIGURED)
         }
     }
 }
 
 fn not_stored() -> Response {
-    let text = "this was carried out before; its answer was too large to be stored";
+    let text = "this was already carried out, but its response was too large to be stored";
     answer(StatusCode::CONFLICT, "response_not_stored", text, None, None)
 }
 

@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::answer::answer;
+use super::answer::{MISCONFIGURED, answer};
 use crate::facts::Invalid;
 use crate::lease::Terms;
 use crate::lease::terms::setters;
@@ -20,8 +20,8 @@ use crate::manager::LockManager;
 use crate::request::LockRequest;
 use crate::scope::{Entered, Entry, OnLoss};
 
-/// Takes a lock around a route, named after a path parameter (`{order_id}`) or a header
-/// (`{header:x-tenant}`). Whoever does not get it is answered at once, and the handler is not called.
+/// Runs a route under a lock that is named by path parameters (`{order_id}`) and headers (`{header:x-tenant}`). If the lock is
+/// held, the handler is not called and the response is 409.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -36,13 +36,13 @@ use crate::scope::{Entered, Entry, OnLoss};
 /// # drop(app); Ok(()) }
 /// ```
 ///
-/// Where a key has several variable parts, text must part them, and a `%` or the first character of such a text
-/// inside a value is written as `%25`, `%3A`: `a:b` and `c` never make the name of `a` and `b:c`. With a single
-/// variable part, and for values without these characters, a name reads as its parts do.
+/// Several variable parts must be separated by text. A `%`, or the first character of a separator, inside a value is
+/// escaped (`%25`, `%3A`), so that `a:b` and `c` never make the same name as `a` and `b:c`. Other values appear in the name
+/// unchanged.
 ///
-/// By default as `#[lock]`: a lease of 10 s that is not renewed, and no waiting. The lock is held until
-/// the handler has made its response; a body that is streamed afterwards is outside. A lost lease, or a
-/// client that goes away, cancels the handler.
+/// The defaults are those of `#[lock]`: a lease of 10 s that is not renewed, and no waiting. The lock is held until the
+/// handler has returned its response; a body that is streamed afterwards is not covered. A lost lease cancels the handler,
+/// and so does a client that disconnects.
 #[derive(Clone)]
 pub struct LockLayer {
     locks: LockManager,
@@ -58,12 +58,11 @@ enum Piece {
 }
 
 impl LockLayer {
-    /// A lock of this manager, named by a key such as `order:{order_id}` or
-    /// `tenant:{header:x-tenant}`.
+    /// Creates a layer for locks of this manager, with a key such as `order:{order_id}` or `tenant:{header:x-tenant}`.
     ///
     /// # Errors
-    /// [`Invalid::Setting`] when the key makes no sense. That a route has a parameter of that name
-    /// shows only when it is called: a route without it is answered with 500, and the log says why.
+    /// [`Invalid::Setting`] when the key is invalid. A path parameter that the route does not have is found only when the route
+    /// is called: the response is 500, and the log gives the reason.
     pub fn new(locks: LockManager, key: &str) -> Result<Self, Invalid> {
         let key = parse(key).map_err(|problem| Invalid::Setting {
             setting: "key of a lock layer",
@@ -84,7 +83,7 @@ impl LockLayer {
         self.locks.lock(name).terms(&self.terms)
     }
 
-    /// The name of the lock of one request, or the answer to it.
+    /// Returns the name of the lock of a request, or the response to a request without one.
     async fn name(&self, parts: &mut Parts) -> Result<String, Response> {
         let wants_path = self.key.iter().any(|piece| matches!(piece, Piece::Path(_)));
         let params = if wants_path {
@@ -107,10 +106,15 @@ impl LockLayer {
                         None => {
                             tracing::error!(
                                 param = wanted,
-                                "a lock layer names a path parameter that its route does not have"
+                                "the key of a lock layer has a path parameter that its route does not have"
                             );
-                            let text = "the service is set up wrongly";
-                            return Err(answer(StatusCode::INTERNAL_SERVER_ERROR, "internal", text, None, None));
+                            return Err(answer(
+                                StatusCode::INTERNAL_SERVER_ERROR,
+                                "internal",
+                                MISCONFIGURED,
+                                None,
+                                None,
+                            ));
                         }
                     }
                 }
@@ -127,16 +131,16 @@ impl LockLayer {
     }
 }
 
-/// A name that is put together so that no other values make the same one.
+/// Builds a name so that no other values make the same name.
 struct Name {
     text: String,
-    /// What may not be inside a value.
+    /// The characters that are escaped in values.
     escaped: String,
 }
 
 impl Name {
     fn new(key: &[Piece]) -> Self {
-        let mut escaped: String = partings(key).filter_map(|text| text.chars().next()).collect();
+        let mut escaped: String = separators(key).filter_map(|text| text.chars().next()).collect();
         if !escaped.is_empty() {
             escaped.push('%');
         }
@@ -154,8 +158,8 @@ impl Name {
     }
 }
 
-/// The text between each two variable parts, empty where there is none.
-fn partings(key: &[Piece]) -> impl Iterator<Item = &str> {
+/// Returns the text between each two variable parts; empty where there is none.
+fn separators(key: &[Piece]) -> impl Iterator<Item = &str> {
     let is_value = |piece: &Piece| !matches!(piece, Piece::Text(_));
     let first = key.iter().position(is_value).unwrap_or(key.len());
     let values = key[first..].iter().enumerate().filter(move |(_, piece)| is_value(piece)).skip(1);
@@ -196,7 +200,7 @@ where
 
     fn call(&mut self, request: Request) -> Self::Future {
         let layer = self.layer.clone();
-        // The one that said it was ready is the one that is called.
+        // The service that was polled ready must be the one that is called.
         let next = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, next);
         Box::pin(async move {
@@ -242,10 +246,10 @@ fn parse(key: &str) -> Result<Vec<Piece>, String> {
     if !rest.is_empty() {
         pieces.push(Piece::Text(rest.to_owned()));
     }
-    // An escaped character is `%` and two digits, so none of these may part two values.
-    let parts = |text: &str| text.chars().next().is_some_and(|c| c.is_ascii_punctuation() && c != '%');
-    if let Some(text) = partings(&pieces).find(|text| !parts(text)) {
-        let problem = "between two values, where text must begin with a sign such as `:` or `/`";
+    // An escaped character is `%` and two hex digits, so a separator must not begin with one of these.
+    let separates = |text: &str| text.chars().next().is_some_and(|c| c.is_ascii_punctuation() && c != '%');
+    if let Some(text) = separators(&pieces).find(|text| !separates(text)) {
+        let problem = "between two values: use text that begins with punctuation such as `:` or `/`";
         return Err(if text.is_empty() { format!("has nothing {problem}") } else { format!("has `{text}` {problem}") });
     }
     if pieces.is_empty() { Err("is empty".into()) } else { Ok(pieces) }
@@ -286,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_sets_of_values_make_one_name() {
+    fn different_values_never_make_the_same_name() {
         for (key, one, other) in [
             ("{a}/{b}", ["a/b", "c"], ["a", "b/c"]),
             ("cart:{a}:{b}", ["x:y", "z"], ["x", "y:z"]),
@@ -297,6 +301,6 @@ mod tests {
         }
         assert_eq!(name("cart:{a}:{b}", &["eu/7", "42"]), "cart:eu/7:42");
         assert_eq!(name("cart:{a}:{b}", &["x:y", "100%"]), "cart:x%3Ay:100%25");
-        assert_eq!(name("order:{a}", &["x:y%"]), "order:x:y%", "nothing to mix it up with");
+        assert_eq!(name("order:{a}", &["x:y%"]), "order:x:y%", "one value needs no escapes");
     }
 }

@@ -1,25 +1,24 @@
-//! Locks at the edge of an HTTP service (feature `axum`).
+//! Locks in HTTP services (feature `axum`).
 //!
-//! - [`Error`](crate::Error) is an answer: a handler under `#[lock]` returns
-//!   `Result<T, leasehold::Error>`, or an error of its own that turns ours into a response.
-//! - [`LockLayer`] takes a lock around a route, by a path parameter or a header.
-//! - [`IdempotencyLayer`] answers a request that is sent again with the response of the first.
+//! - [`Error`](crate::Error) implements `IntoResponse`: a handler under `#[lock]` returns `Result<T, leasehold::Error>`, or an
+//!   error of its own that contains ours.
+//! - [`LockLayer`] runs a route under a lock that is named by path parameters and headers.
+//! - [`IdempotencyLayer`] answers a repeated request with the response of the first.
 //!
-//! | what happened | status | `code` |
+//! | error | status | `code` |
 //! |---|---|---|
-//! | somebody else holds the lock | 409, or what [`answer_held_with`] says | `held` |
-//! | the lease was lost in the middle | 503 | `lease_lost` |
+//! | the lock is held | 409, or the status set with [`answer_held_with`] | `held` |
+//! | the lease was lost during the work | 503 | `lease_lost` |
 //! | the store did not answer | 503 | `store_unreachable` |
-//! | the service is going down | 503 | `shutting_down` |
+//! | the service is shutting down | 503 | `shutting_down` |
 //! | a request id was used with another payload | 422 | `other_payload` |
-//! | work was done before, and its result could not be stored | 409 | `result_not_stored` |
-//! | the name is no name (too long, control characters) | 400 | `invalid_name` |
-//! | a header that the key needs is missing | 400 | `missing_header` |
-//! | the program is wrong: a ttl out of bounds, no manager | 500 | `internal` |
+//! | the work was done before, but its result could not be stored | 409 | `result_not_stored` |
+//! | the name is invalid: empty, too long, control characters | 400 | `invalid_name` |
+//! | a header that the key requires is missing | 400 | `missing_header` |
+//! | an error in the program: a ttl out of bounds, no manager | 500 | `internal` |
 //!
-//! The body is JSON: `code` for programs, `message` for people, `name` of the lock, and where trying
-//! again makes sense `retry_after_ms`, also as the header `Retry-After`. Hosts, keys, owners and
-//! causes are not in it: they go to the log.
+//! The body is JSON: `code` for programs, `message` for people, the `name` of the lock, and `retry_after_ms` if the request
+//! can be tried again, also as the header `Retry-After`. Hosts, keys, owners and causes are only in the log.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() {

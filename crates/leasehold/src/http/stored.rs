@@ -1,4 +1,4 @@
-//! A response as it is stored: a line of JSON, and after it the body.
+//! The stored form of a response: a line of JSON, then the body.
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
@@ -6,8 +6,8 @@ use axum::response::Response;
 use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
 
-/// About one connection, one session or one moment, not about the answer. Neither stored nor replayed: an
-/// earlier build may have stored them.
+/// Headers that belong to one connection, session or moment. They are not stored, and not replayed either, because earlier
+/// builds stored some of them.
 const NOT_STORED: [HeaderName; 7] = [
     header::CONNECTION,
     header::CONTENT_LENGTH,
@@ -22,22 +22,22 @@ const NOT_STORED: [HeaderName; 7] = [
 struct ResponseHead {
     status: u16,
     headers: Vec<(String, String)>,
-    /// The body was too large; nothing follows.
+    /// The body was too large and is not stored.
     #[serde(default)]
     cut: bool,
 }
 
-/// A response that was read to its end, or as far as allowed.
+/// A response whose body was read up to the limit.
 pub(super) enum Collected {
-    /// All of it.
+    /// The response, and its stored form.
     Whole(Response, Vec<u8>),
-    /// Too large. It is passed on as it comes; in the store stands only that there was one.
+    /// A response with a larger body, and the stored form, which has only its status.
     Large(Response, Vec<u8>),
-    /// Its body ended with an error.
+    /// The body ended with an error.
     Broken(axum::Error),
 }
 
-/// Reads a response's body, so that it can be stored.
+/// Reads the body of a response, so that it can be stored.
 pub(super) async fn collect(response: Response, limit: usize) -> Collected {
     let (parts, body) = response.into_parts();
     let mut stream = body.into_data_stream();
@@ -62,10 +62,10 @@ pub(super) async fn collect(response: Response, limit: usize) -> Collected {
     Collected::Whole(Response::from_parts(parts, Body::from(body)), written)
 }
 
-/// What was stored, as a response again; `None` when its body was too large to be stored.
+/// Parses a stored response; `None` when its body was too large to be stored.
 ///
 /// # Errors
-/// When this is no response: something else uses the id.
+/// When the value is not a stored response: something else uses the id.
 pub(super) fn read(stored: &[u8]) -> Result<Option<Response>, &'static str> {
     let end = stored.iter().position(|byte| *byte == b'\n').ok_or("no first line")?;
     let head: ResponseHead = serde_json::from_slice(&stored[..end]).map_err(|_| "no head")?;
@@ -86,7 +86,7 @@ pub(super) fn read(stored: &[u8]) -> Result<Option<Response>, &'static str> {
 }
 
 fn head(status: StatusCode, headers: &HeaderMap, cut: bool) -> Vec<u8> {
-    // A value is bytes; each is written as the character of its number.
+    // JSON has no bytes, so each byte of a value becomes the character with its number.
     let text = |value: &HeaderValue| value.as_bytes().iter().copied().map(char::from).collect();
     let kept = headers.iter().filter(|(name, _)| !NOT_STORED.contains(name));
     let headers = kept.map(|(name, value)| (name.as_str().to_owned(), text(value))).collect();
@@ -117,11 +117,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_response_is_read_back_but_for_what_is_of_the_moment() {
+    async fn a_response_is_read_back_without_headers_of_the_connection() {
         let Collected::Whole(passed, stored) = collect(response(), 6).await else { panic!("it is small enough") };
         assert_eq!(passed.headers().len(), 5);
         assert!(!stored.windows(6).any(|part| part == b"secret"), "a session is not stored");
-        let read = read(&stored).expect("ours").expect("whole");
+        let read = read(&stored).expect("a stored response").expect("whole");
         assert_eq!(read.status(), 201);
         let values: Vec<_> = read.headers().get_all("x-a").iter().map(HeaderValue::as_bytes).collect();
         assert_eq!((values, read.headers().len()), (vec![&b"1"[..], b"\xe9"], 2));
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn a_cookie_that_an_earlier_build_stored_is_not_replayed() {
         let stored = b"{\"status\":200,\"headers\":[[\"set-cookie\",\"a=b\"],[\"x-a\",\"1\"]]}\n";
-        let read = read(stored).expect("ours").expect("whole");
+        let read = read(stored).expect("a stored response").expect("whole");
         assert_eq!((read.headers().len(), &read.headers()["x-a"]), (1, &HeaderValue::from_static("1")));
     }
 
@@ -139,7 +139,7 @@ mod tests {
     async fn a_large_response_is_passed_on_whole() {
         let Collected::Large(passed, stored) = collect(response(), 5).await else { panic!("it is too large") };
         assert_eq!(axum::body::to_bytes(passed.into_body(), 99).await.expect("read"), "hello\n");
-        assert!(read(&stored).expect("ours").is_none());
+        assert!(read(&stored).expect("a stored response").is_none());
         assert!(read(b"7").is_err() && read(b"7\n").is_err() && read(b"{\"status\":7,\"headers\":[]}\n").is_err());
     }
 }

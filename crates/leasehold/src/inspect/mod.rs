@@ -1,7 +1,7 @@
-//! Who holds what, who waits for it, and what the fleet counted.
+//! Holders, waiters, lists of locks, and the metrics of the fleet.
 //!
-//! [`LockManager::info`], [`overview`](LockManager::overview) and [`long_held`](LockManager::long_held) answer with
-//! [`LockInfo`] and [`Holder`]; the types whose names end in `View` are the same in JSON.
+//! [`LockManager::info`], [`overview`](LockManager::overview) and [`long_held`](LockManager::long_held) return
+//! [`LockInfo`] and [`Holder`]. The types whose names end in `View` are their JSON.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -27,14 +27,15 @@ pub use crate::store::finding::{Finding, Level};
 pub use crate::store::holder::{Cursor, EvictMode, Evicted, FinishRequest, Holder, Page, Waiter};
 pub use view::{AcquiredView, EvictOutcome, EvictedView, LockInfo, LockView, ReleasedView, WaiterView};
 
-/// Locks asked for in one page of an overview, and queues looked at at once.
+/// The number of locks per page of an overview.
 const LIST_PAGE: usize = 1_000;
+/// The number of queues that are read concurrently.
 const QUEUES_AT_ONCE: usize = 64;
-/// A checkup reads a whole file, and asks a server many things.
-const CHECKUP_WITHIN: Duration = Duration::from_secs(20);
+/// The time limit of a checkup. It reads a whole database file, or sends a server many requests.
+const CHECKUP_TIMEOUT: Duration = Duration::from_secs(20);
 
 impl LockManager {
-    /// Whether anybody holds a lock.
+    /// Returns whether a lock is held.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
@@ -42,16 +43,16 @@ impl LockManager {
         Ok(self.holder(name).await?.is_some())
     }
 
-    /// Who holds a lock.
+    /// Returns the holder of a lock.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
     pub async fn holder<N: IntoLockName>(&self, name: N) -> Result<Option<Holder>, Error> {
         let name = name.into_lock_name()?;
-        self.look(&name, self.core().store.holder(&name)).await
+        self.read(&name, self.core().store.holder(&name)).await
     }
 
-    /// How long a lock's lease still runs; `None` when it is free or has no end.
+    /// Returns the time left of a lock's lease; `None` when the lock is free or has no expiry.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
@@ -59,28 +60,28 @@ impl LockManager {
         Ok(self.holder(name).await?.and_then(|holder| holder.ttl_left))
     }
 
-    /// Who holds a lock and who waits for it.
+    /// Returns the holder and the waiters of a lock.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
     pub async fn info<N: IntoLockName>(&self, name: N) -> Result<LockInfo, Error> {
         let name = name.into_lock_name()?;
-        let holder = self.look(&name, self.core().store.holder(&name)).await?;
-        let waiters = self.look(&name, self.core().store.queue(&name)).await?;
+        let holder = self.read(&name, self.core().store.holder(&name)).await?;
+        let waiters = self.read(&name, self.core().store.queue(&name)).await?;
         Ok(LockInfo { name, holder, waiters })
     }
 
-    /// A page of the locks whose names begin with `prefix`, at most about `limit` of them; go on
-    /// with the cursor of the page before.
+    /// Returns a page of about `limit` locks whose names begin with `prefix`. Pass the cursor of the page before to get the next
+    /// one.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer, or does not know the cursor.
     pub async fn list(&self, prefix: &str, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
         let name = LockName::new(if prefix.is_empty() { "*" } else { prefix })?;
-        self.look(&name, self.core().store.list(prefix, after, limit.clamp(1, 10_000))).await
+        self.read(&name, self.core().store.list(prefix, after, limit.clamp(1, 10_000))).await
     }
 
-    /// All locks whose names begin with `prefix`, by name, with who waits for them.
+    /// Returns all locks whose names begin with `prefix`, sorted by name, with their waiters.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
@@ -98,8 +99,8 @@ impl LockManager {
         self.with_queues(held.into_iter()).await
     }
 
-    /// A page of [`overview`](Self::overview): at most about `limit` locks, in no promised order, with who waits
-    /// for them. Go on with the cursor of the page before; a page may be empty and not the last.
+    /// Returns a page of [`overview`](Self::overview): about `limit` locks in any order, with their waiters. Pass the cursor of
+    /// the page before to get the next one. A page may be empty without being the last.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer, or does not know the cursor.
@@ -117,36 +118,35 @@ impl LockManager {
         let mut infos = Vec::with_capacity(held.size_hint().0);
         let mut held = held.peekable();
         while held.peek().is_some() {
-            let asked = held.by_ref().take(QUEUES_AT_ONCE).map(async |(name, holder)| {
-                let waiters = self.look(&name, self.core().store.queue(&name)).await?;
+            let queues = held.by_ref().take(QUEUES_AT_ONCE).map(async |(name, holder)| {
+                let waiters = self.read(&name, self.core().store.queue(&name)).await?;
                 Ok::<_, Error>(LockInfo { name, holder: Some(holder), waiters })
             });
-            infos.extend(try_join_all(asked).await?);
+            infos.extend(try_join_all(queues).await?);
         }
         Ok(infos)
     }
 
-    /// Whether the store can keep a promise: one finding per check, the last of them a lock that is
-    /// taken and given back.
+    /// Checks whether the store is set up safely. Returns one finding per check; the last checks acquire and release a lock.
     pub async fn checkup(&self) -> Vec<Finding> {
         let core = self.core();
-        let mut findings = match tokio::time::timeout(CHECKUP_WITHIN, core.store.checkup()).await {
+        let mut findings = match tokio::time::timeout(CHECKUP_TIMEOUT, core.store.checkup()).await {
             Ok(findings) => findings,
-            Err(_) => vec![Finding::bad("reachable", format!("no answer within {CHECKUP_WITHIN:?}"))],
+            Err(_) => vec![Finding::bad("reachable", format!("no answer within {CHECKUP_TIMEOUT:?}"))],
         };
-        findings.push(match core.within(self.try_a_grant()).await {
+        findings.push(match core.within(self.acquire_and_release()).await {
             Ok(text) => Finding::ok("grant", text),
-            Err(error) => Finding::bad("grant", format!("a lock cannot be taken and given back: {error}")),
+            Err(error) => Finding::bad("grant", format!("a lock cannot be acquired and released: {error}")),
         });
-        // Nothing is said where nothing is known, and nothing where all is well: few have GPUs.
+        // No finding when the check fails or finds nothing: few stores have GPU locks.
         if let Ok(gpus) = self.gpus_held().await {
             findings.extend(gpus_of_several_hosts(&gpus).map(|text| Finding::warn("gpu_scope", text)));
         }
         findings
     }
 
-    /// Locks held for longer than half a second, from the store's index: cheap however many keys
-    /// the store holds, and complete for holders that are leasehold's.
+    /// Returns the locks that have been held for longer than half a second. They are read from the store's index, which is
+    /// cheap for any number of keys and has all holders except foreign ones.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
@@ -163,54 +163,54 @@ impl LockManager {
         }
     }
 
-    /// A page of [`long_held`](Self::long_held): at most about `limit` locks, in no promised order. Go on with the
-    /// cursor of the page before; a page may be empty and not the last, and a lock may be on two of them.
+    /// Returns a page of [`long_held`](Self::long_held): about `limit` locks in any order. Pass the cursor of the page before to
+    /// get the next one. A page may be empty without being the last, and a lock may be on two pages.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer, or does not know the cursor.
     pub async fn long_held_page(&self, after: Option<Cursor>, limit: usize) -> Result<Page, Error> {
         let name = LockName::new("*")?;
-        self.look(&name, self.core().store.long_held(after, limit.clamp(1, 10_000))).await
+        self.read(&name, self.core().store.long_held(after, limit.clamp(1, 10_000))).await
     }
 
-    /// Events of the whole fleet from now on. A follower that does not keep up misses some.
+    /// Subscribes to the events of the whole fleet. A subscriber that is too slow misses events.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
     pub async fn events(&self) -> Result<mpsc::Receiver<LockEvent>, Error> {
         let name = LockName::new("*")?;
-        self.look(&name, self.core().store.follow()).await
+        self.read(&name, self.core().store.follow()).await
     }
 
-    /// What the whole fleet counted, at most some seconds old.
+    /// Returns the counters of the whole fleet, a few seconds old at most.
     ///
     /// # Errors
     /// [`Error::Store`] when the store did not answer.
     pub async fn fleet_counters(&self) -> Result<Vec<(String, u64)>, Error> {
         let name = LockName::new("*")?;
-        self.look(&name, self.core().store.counters()).await
+        self.read(&name, self.core().store.counters()).await
     }
 
-    /// Adds to what [`fleet_counters`](Self::fleet_counters) answers, for programs that count something of their own.
+    /// Adds to the counters of [`fleet_counters`](Self::fleet_counters), for programs with counters of their own.
     ///
     /// # Errors
-    /// [`Error::Store`] when the store did not answer; it may have been added all the same.
+    /// [`Error::Store`] when the store did not answer; the counts may have been added.
     pub async fn add_to_fleet_counters(&self, counts: &[(&'static str, u64)]) -> Result<(), Error> {
         let name = LockName::new("*")?;
         if counts.is_empty() {
             return Ok(());
         }
-        self.look(&name, self.core().store.count(counts)).await
+        self.read(&name, self.core().store.count(counts)).await
     }
 
-    /// The locks of GPUs that are held for a while, from the index: a server may hold millions of keys.
+    /// Returns the long-held GPU locks. They are read from the index, because a server may have millions of keys.
     async fn gpus_held(&self) -> Result<Vec<LockInfo>, Error> {
         let held = self.long_held().await?.into_iter().map(|(name, _)| name);
         let gpus = held.filter(|name| name.as_str().starts_with("gpu_lock:")).take(LIST_PAGE);
         try_join_all(gpus.map(async |name| self.info(&name).await)).await
     }
 
-    async fn try_a_grant(&self) -> Result<String, StoreError> {
+    async fn acquire_and_release(&self) -> Result<String, StoreError> {
         let core = self.core();
         let token = Token::random();
         let name = format!("leasehold-checkup:{}", token.holder_id());
@@ -223,28 +223,28 @@ impl LockManager {
             listens: false,
             since_ms: wall_ms(),
         };
-        let asked_at = Moment::now();
-        let taken = core.store.try_acquire(&claim).await?;
-        let given_back = core.store.release(&claim.name, &claim.token).await?;
-        let took = asked_at.until(Moment::now());
-        match (taken, given_back) {
+        let sent_at = Moment::now();
+        let acquired = core.store.try_acquire(&claim).await?;
+        let released = core.store.release(&claim.name, &claim.token).await?;
+        let took = sent_at.until(Moment::now());
+        match (acquired, released) {
             (Try::Granted(Grant { fence: Some(fence), .. }), Release::Released) => {
-                Ok(format!("a lock was taken and given back in {took:.1?}, fence {fence}"))
+                Ok(format!("a lock was acquired and released in {took:.1?}, fence {fence}"))
             }
-            _ => Err(StoreError::new(StoreErrorKind::Other, "it was not granted, or was gone at once")),
+            _ => Err(StoreError::new(StoreErrorKind::Other, "it was not granted, or it was lost at once")),
         }
     }
 
-    async fn look<T>(&self, name: &LockName, ask: impl Future<Output = Result<T, StoreError>>) -> Result<T, Error> {
+    async fn read<T>(&self, name: &LockName, request: impl Future<Output = Result<T, StoreError>>) -> Result<T, Error> {
         let core = self.core();
-        core.within(ask).await.map_err(|e| core.store_error(Operation::Inspect, name, e))
+        core.within(request).await.map_err(|e| core.store_error(Operation::Inspect, name, e))
     }
 }
 
-/// What is suspicious about locks of GPUs: one number, on hosts that have a GPU of that number each.
+/// Finds a GPU lock that several hosts use. They probably have a GPU of that number each, and share one lock by mistake.
 fn gpus_of_several_hosts(gpus: &[LockInfo]) -> Option<String> {
     let suspicious = gpus.iter().find_map(|gpu| {
-        // With `gpu_scope: host` the host stands in between.
+        // With `gpu_scope: host` the name has the host before the number.
         gpu.name.as_str().strip_prefix("gpu_lock:")?.parse::<u32>().ok()?;
         let owners =
             gpu.holder.iter().map(|holder| &holder.owner).chain(gpu.waiters.iter().map(|waiter| &waiter.owner));
@@ -253,7 +253,7 @@ fn gpus_of_several_hosts(gpus: &[LockInfo]) -> Option<String> {
     });
     suspicious.map(|(name, hosts)| {
         format!(
-            "{name} is wanted by the hosts {hosts}. If each has GPUs of its own, set gpu_scope to host on all of them."
+            "{name} is used by the hosts {hosts}. If each has GPUs of its own, set gpu_scope to host on all of them."
         )
     })
 }
@@ -286,10 +286,10 @@ mod tests {
     #[test]
     fn one_gpu_lock_on_several_hosts_is_suspicious() {
         assert_eq!(gpus_of_several_hosts(&[gpu("gpu_lock:0", "a", &["a", "a"]), gpu("gpu_lock:1", "b", &[])]), None);
-        assert_eq!(gpus_of_several_hosts(&[gpu("gpu_lock:a:0", "a", &["b"])]), None, "that is its own");
+        assert_eq!(gpus_of_several_hosts(&[gpu("gpu_lock:a:0", "a", &["b"])]), None, "one per host");
         assert_eq!(gpus_of_several_hosts(&[gpu("gpu_lock:collecting", "a", &["b"])]), None);
-        let told = gpus_of_several_hosts(&[gpu("gpu_lock:0", "a", &[]), gpu("gpu_lock:1", "b", &["b", "a"])]);
-        let told = told.expect("suspicious");
-        assert!(told.contains("gpu_lock:1") && told.contains("a, b") && told.contains("gpu_scope"), "{told}");
+        let text = gpus_of_several_hosts(&[gpu("gpu_lock:0", "a", &[]), gpu("gpu_lock:1", "b", &["b", "a"])]);
+        let text = text.expect("suspicious");
+        assert!(text.contains("gpu_lock:1") && text.contains("a, b") && text.contains("gpu_scope"), "{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! A lock as programs read it: one vocabulary for the command, the API and Python.
+//! The JSON of a lock, shared by the command, the API and Python.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,19 +6,18 @@ use crate::clock::wall_ms;
 use crate::facts::{LockName, Token};
 use crate::store::{EvictMode, Holder, Waiter};
 
-/// What a store knows of one lock: the answer to "why can I not have it?".
+/// The holder and the waiters of one lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LockInfo {
     /// The lock.
     pub name: LockName,
-    /// Who holds it; `None` when it is free.
+    /// The holder; `None` when the lock is free.
     pub holder: Option<Holder>,
-    /// Who waits, in order.
+    /// The waiters, in the order of the queue.
     pub waiters: Vec<Waiter>,
 }
 
-/// A [`LockInfo`] for JSON. What is not known is `null`; moments are wall-clock milliseconds, and
-/// it carries no secret.
+/// The JSON of a [`LockInfo`]. Unknown values are `null`, times are wall-clock milliseconds, and it contains no secret.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -35,59 +34,59 @@ pub struct LockInfo {
 pub struct LockView {
     /// The lock.
     pub name: String,
-    /// Whether anybody holds it.
+    /// Whether it is held.
     pub held: bool,
-    /// Who, for people; what a foreign holder wrote.
+    /// The owner, for people; for a foreign holder the value at the key.
     pub owner: Option<String>,
-    /// Names the holder without its secret.
+    /// The holder's public id.
     pub holder_id: Option<String>,
-    /// The fence of this tenure.
+    /// The fence of this grant.
     pub fence: Option<u64>,
-    /// Since when it is held.
+    /// When it was granted.
     pub since_ms: Option<u64>,
     /// For how long it has been held.
     pub held_ms: Option<u64>,
-    /// The lease that was asked for.
+    /// The ttl that was requested.
     pub ttl_ms: Option<u64>,
-    /// What is left of it if nobody renews it; `null` also for a foreign key without an end.
+    /// The time left of the lease; `null` also for a foreign key without an expiry.
     pub ttl_left_ms: Option<u64>,
-    /// The last sign of life: when the lease was taken or last renewed.
+    /// When the lease was granted or last renewed.
     pub last_seen_ms: Option<u64>,
-    /// Whether the holder's process can be reached; `null` for a lease that belongs to no process.
+    /// Whether the holder's process is connected; `null` for a lease that belongs to no process.
     pub connected: Option<bool>,
-    /// Told to give the lock up.
+    /// Whether the lease was revoked: the holder was notified and cannot renew.
     pub revoked: bool,
-    /// Held by another kind of client.
+    /// Whether another kind of client holds it.
     pub foreign: bool,
-    /// Who waits, in order.
+    /// The waiters, in the order of the queue.
     pub waiters: Vec<WaiterView>,
 }
 
-/// A [`Waiter`] for JSON.
+/// The JSON of a [`Waiter`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct WaiterView {
-    /// Who.
+    /// The owner.
     pub owner: String,
-    /// Its place: lower is earlier.
+    /// Its queue position: lower is earlier.
     pub ticket: u64,
     /// For how long it has been waiting.
     pub waiting_ms: u64,
 }
 
-/// A lease that was taken for somebody else: the lock, and the one answer that carries a token.
+/// The JSON of a lease that was acquired for a client: the lock and its token. No other response contains a token.
 #[derive(Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct AcquiredView {
-    /// The lock as its holder may know it.
+    /// The lock.
     #[serde(flatten)]
     pub lock: LockView,
-    /// The secret that alone can renew and release it.
+    /// The secret that alone renews and releases it.
     pub token: String,
 }
 
 impl AcquiredView {
-    /// For whoever asked for the lease.
+    /// Creates the response for the client that requested the lease.
     pub fn new(lock: LockView, token: &Token) -> Self {
         Self { lock, token: token.reveal().to_owned() }
     }
@@ -99,54 +98,54 @@ impl std::fmt::Debug for AcquiredView {
     }
 }
 
-/// A lock that was given back by its token.
+/// The JSON of a release by token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ReleasedView {
     /// The lock.
     pub name: String,
-    /// Whether it was given back now.
+    /// Whether this request released it.
     pub released: bool,
 }
 
-/// What an eviction did, and to whom.
+/// The JSON of an eviction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct EvictedView {
     /// The lock.
     pub name: String,
-    /// What was done.
+    /// The outcome.
     pub outcome: EvictOutcome,
-    /// Whether the lock was freed by this: not by a revocation, which waits for its holder, and not when it
-    /// was free already.
+    /// Whether this eviction freed the lock: not if it was revoked, because a revoked holder releases it itself, and not if it
+    /// was already free.
     pub released: bool,
-    /// The holder it was taken from; `null` when it was free.
+    /// The evicted holder; `null` when the lock was free.
     pub holder_id: Option<String>,
-    /// The owner of that holder, for people.
+    /// The holder's owner, for people.
     pub owner: Option<String>,
-    /// Its fence.
+    /// The holder's fence.
     pub fence: Option<u64>,
-    /// Since when it held the lock.
+    /// When the lock was granted to the holder.
     pub since_ms: Option<u64>,
-    /// Its last sign of life.
+    /// When its lease was granted or last renewed.
     pub last_seen_ms: Option<u64>,
 }
 
-/// The ends of an eviction that is no error.
+/// The outcome of an eviction that did not fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum EvictOutcome {
-    /// The holder is told to stop; its renewals are refused.
+    /// The holder was notified and cannot renew.
     Revoked,
     /// The lock was freed at once.
     Forced,
-    /// Nobody held it.
+    /// The lock was not held.
     Free,
 }
 
 impl EvictedView {
-    /// Taken from a holder.
+    /// Describes the eviction of a holder.
     pub fn done(name: &LockName, mode: EvictMode, old: Holder) -> Self {
         let outcome = if mode == EvictMode::Force { EvictOutcome::Forced } else { EvictOutcome::Revoked };
         let old = LockInfo { name: name.clone(), holder: Some(old), waiters: Vec::new() }.view();
@@ -162,7 +161,7 @@ impl EvictedView {
         }
     }
 
-    /// Nobody held it.
+    /// Describes an eviction of a lock that was not held.
     pub fn free(name: &LockName) -> Self {
         Self {
             name: name.to_string(),
@@ -178,7 +177,7 @@ impl EvictedView {
 }
 
 impl LockInfo {
-    /// As programs read it, now.
+    /// Returns its JSON, with durations up to now.
     pub fn view(&self) -> LockView {
         self.view_at(wall_ms())
     }
@@ -211,18 +210,18 @@ impl LockInfo {
     }
 }
 
-/// A renewal restores the recorded ttl, so what is missing of it is the time since the last one.
-/// Never before the tenure began, and never in the future: two clocks are compared here.
+/// Returns when the lease was last renewed: a renewal restores the full ttl, so the missing part is the time since then. Two
+/// clocks are compared here, so the result is limited to the time between the grant and now.
 fn last_seen_ms(holder: &Holder, now_ms: u64) -> Option<u64> {
     let ago = holder.ttl?.saturating_sub(holder.ttl_left?);
     let renewed = now_ms.saturating_sub(u64::try_from(ago.as_millis()).unwrap_or(u64::MAX));
     Some(renewed.max(holder.since_ms).min(now_ms))
 }
 
-/// One member of a pool, and who holds it: an answer of [`Pool::status`](crate::pool::Pool::status).
+/// One member of a pool and its holder; see [`Pool::status`](crate::pool::Pool::status).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolMember {
-    /// Its number in the pool.
+    /// Its index in the pool.
     pub index: u32,
     /// Its lock.
     pub lock: LockInfo,
@@ -253,24 +252,24 @@ mod tests {
     }
 
     #[test]
-    fn the_last_sign_of_life_is_the_last_renewal() {
+    fn last_seen_is_the_last_renewal() {
         let view = info(1_000_000, 300, 297).view_at(1_520_000);
         assert_eq!((view.held_ms, view.last_seen_ms), (Some(520_000), Some(1_517_000)));
         assert_eq!((view.ttl_ms, view.ttl_left_ms), (Some(300_000), Some(297_000)));
     }
 
     #[test]
-    fn the_last_sign_of_life_is_neither_before_the_tenure_nor_in_the_future() {
+    fn last_seen_is_neither_before_the_grant_nor_in_the_future() {
         // A provisional grant has less left than it will have once it is confirmed.
         assert_eq!(info(1_000_000, 300, 2).view_at(1_000_500).last_seen_ms, Some(1_000_000));
-        // Prolonged beyond its recorded ttl, or by another clock than ours.
+        // Extended beyond its recorded ttl, or measured by another clock.
         assert_eq!(info(1_000_000, 10, 300).view_at(1_500_000).last_seen_ms, Some(1_500_000));
         assert_eq!(info(2_000_000, 30, 30).view_at(1_000_000).last_seen_ms, Some(1_000_000));
         assert_eq!(info(2_000_000, 30, 30).view_at(1_000_000).held_ms, Some(0));
     }
 
     #[test]
-    fn what_is_not_known_is_null_and_what_is_free_is_not_held() {
+    fn unknown_values_are_null() {
         let mut info = info(1, 1, 1);
         info.holder = Some(Holder::foreign(b"somebody", None));
         let json = serde_json::to_value(info.view_at(5)).expect("JSON");

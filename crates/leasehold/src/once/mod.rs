@@ -1,9 +1,8 @@
-//! Work that is done once for an id: the first caller does it, and the others get its result.
+//! Work that is done once for an id: the first caller does it, and later callers get its result.
 //!
-//! The lock `once:<id>` says who works now, so others wait in its line and are woken by its release. The
-//! record says how far the work is. It carries the claim and the fence of its runner, and the store compares
-//! them with every step: a runner that was paused for longer than its lease meets the record of a higher
-//! fence, or a finished one, and touches neither.
+//! Callers wait for each other with the lock `once:<id>`. A record in the store says whether the work is running or done. It
+//! has the claim and the fence of its runner, and the store compares them in every step: a runner that was paused for
+//! longer than its lease finds a finished record or one with a higher fence, and changes neither.
 
 use std::fmt;
 use std::future::IntoFuture;
@@ -25,54 +24,40 @@ use crate::lease::terms::setters;
 use crate::loss::LossReason;
 use crate::manager::LockManager;
 use crate::request::LockRequest;
-use crate::scope;
 use crate::store::record::{self, State};
 use crate::store::{BindingId, Bound, Changed, Operation, StoreErrorKind};
 
 mod running;
 
-pub use running::{Done, ResultSlot, Running, Started};
+use running::release;
+pub use running::{Done, Outcome, ResultSlot, Running, Started};
 
-/// The longest id: its lock is called `once:<id>`.
+/// The longest id. The name of its lock is `once:<id>`.
 const ID_BYTES_MAX: usize = LockName::MAX_BYTES - "once:".len();
-/// How long a result is kept unless said.
+/// How long a result is kept by default.
 const KEEP: Duration = Duration::from_secs(24 * 60 * 60);
-/// A call may overrun its deadline by this much to hear the answer to a question already asked. Longer than
-/// the lock's own, so that the lock says who holds it.
+/// A call may exceed its deadline by this much to read the reply to a request in flight. It is longer than the lock's own
+/// grace, so that the lock's error, which names the holder, comes first.
 const GRACE: Duration = Duration::from_millis(170);
 
 /// Work that is done once for an id; see [`LockManager::once`].
 ///
-/// Without a limit it waits for as long as another runner works. The lock is renewed while the work runs, and the
-/// [`ttl`](Self::ttl) is how long it outlives a runner that crashed. A limit bounds everything before the work begins, a
-/// store that does not answer included.
-#[must_use = "nothing happens until it is run"]
+/// By default it waits for as long as another caller runs the work. A wait limit bounds everything before the work begins,
+/// including requests to a store that does not answer. The lock is renewed while the work runs; after a crash it is blocked
+/// for the [`ttl`](Self::ttl).
+#[must_use = "the work does not start until `run` is called"]
 pub struct Once {
     manager: LockManager,
     id: Result<LockName, Invalid>,
     keep: Duration,
     payload: Result<Option<String>, Invalid>,
-    /// The lock that the work runs under. Its wait bounds everything before the work begins.
+    /// The request for the lock. Its wait limit bounds everything before the work begins.
     request: LockRequest,
 }
 
-/// The result of work that is done once.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Outcome<R> {
-    /// The result.
-    pub value: R,
-    /// Whether the work was done by this very call. Otherwise it was done before, and this is its stored
-    /// result.
-    pub fresh: bool,
-    /// Whether the result is stored. `false` only for a fresh one when the store went away: the work was
-    /// done, and the next caller does it again, unless the store took the result and only its answer was lost.
-    pub stored: bool,
-}
-
 impl LockManager {
-    /// Work that is done once for an id, across all processes: one runs it, everybody else waits for it and
-    /// gets its stored result.
+    /// Returns work that is done once for an id, across all processes: one caller runs it, the others wait and get its stored
+    /// result.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), leasehold::Error> {
@@ -82,16 +67,16 @@ impl LockManager {
     /// assert!(first.fresh && first.value == Ok(999));
     ///
     /// let again = locks.once("payment-7").payload(&("order 42", 999)).run(charge).await?;
-    /// assert!(!again.fresh && again.value == Ok(999), "already processed: the stored result");
+    /// assert!(!again.fresh && again.value == Ok(999), "the stored result");
     ///
     /// let other = locks.once("payment-7").payload(&("order 43", 5)).run(charge).await;
     /// assert!(matches!(other, Err(leasehold::Error::OtherPayload { .. })));
     /// # Ok(()) }
     /// ```
     ///
-    /// The work runs under the lock `once:<id>` and is cancelled when that is lost. A runner that crashes
-    /// stores nothing: its lease lapses (on SQLite at once), and the next one works. So work may be *begun*
-    /// more than once; what is stored is the result of one.
+    /// The work runs under the lock `once:<id>` and is cancelled when that lock is lost. A runner that crashes stores nothing;
+    /// when its lease ends (on SQLite at once), the next caller runs the work. So the work may *start* more than once, but
+    /// only one result is stored.
     pub fn once(&self, id: impl AsRef<str>) -> Once {
         let id = request_id(id).and_then(|id| {
             let too_long = Invalid::Id { what: "request id", problem: "is longer than 507 bytes" };
@@ -104,22 +89,21 @@ impl LockManager {
 }
 
 impl Once {
-    /// How long the result is kept: 24 h unless said, 1 s to 400 days. After that the id is new again.
+    /// Sets how long the result is kept: 1 s to 400 days, by default 24 h. After that the work can be done again.
     pub fn keep(mut self, keep: Duration) -> Self {
         self.keep = keep;
         self
     }
 
-    /// What the work is asked with. The id belongs to the first payload: another one under the same id is
-    /// refused with [`Error::OtherPayload`]. Only a fingerprint is stored. Its JSON must come out the same
-    /// each time, so no `HashMap`.
+    /// Sets the payload of the request. A call with the same id and another payload fails with [`Error::OtherPayload`]. Only a
+    /// hash of its JSON is stored, so the JSON must be the same each time: no `HashMap`.
     pub fn payload(self, payload: &(impl Serialize + ?Sized)) -> Self {
         let written = serde_json::to_vec(payload);
         match written {
             Ok(bytes) => self.payload_bytes(&bytes),
             Err(error) => {
                 let id = self.id.as_ref().map_or_else(|_| String::new(), ToString::to_string);
-                let problem = format!("cannot be told from others, because its payload is no JSON: {error}");
+                let problem = format!("has a payload that cannot be written as JSON: {error}");
                 Self { payload: Err(Invalid::Value { id, problem }), ..self }
             }
         }
@@ -137,18 +121,20 @@ impl Once {
         self.request.terms_mut()
     }
 
-    /// Does the work, or gets its stored result. Whatever it returns is stored, a `Result`'s error as well:
-    /// then everybody gets the same error.
+    /// Does the work, or returns its stored result. Everything that the work returns is stored, errors too: later callers get
+    /// the same error.
     ///
     /// # Errors
-    /// [`Error::OtherPayload`]; [`Error::NotAcquired`] when the time to wait is over; [`Error::Lost`] when
-    /// the lease was lost (the work was cancelled, and nothing stored); [`Error::Store`] before the work
-    /// began; [`Error::Invalid`] also for a result that is larger than 1 MiB or cannot be written as JSON: the
-    /// work was done, that is stored in its place, and later callers get [`Error::ResultNotStored`];
-    /// [`Error::Unreadable`] when the stored result is no `R`.
+    /// - [`Error::OtherPayload`]: the id was used with another payload.
+    /// - [`Error::NotAcquired`]: the wait limit passed.
+    /// - [`Error::Lost`]: the lease was lost. The work was cancelled and nothing was stored.
+    /// - [`Error::Store`]: the store did not answer before the work began.
+    /// - [`Error::Invalid`]: an option is out of bounds, or the result is larger than 1 MiB or cannot be written as JSON. In the
+    ///   second case the work was done, and later callers get [`Error::ResultNotStored`].
+    /// - [`Error::Unreadable`]: the stored result is not an `R`.
     ///
     /// # Cancel safety
-    /// Dropped, the work is dropped, nothing is stored, and the next one works.
+    /// If the future is dropped, the work is dropped and nothing is stored. The next caller does the work.
     pub async fn run<R>(self, work: impl AsyncFnOnce(&Guard) -> R) -> Result<Outcome<R>, Error>
     where
         R: Serialize + DeserializeOwned,
@@ -163,12 +149,11 @@ impl Once {
         }
     }
 
-    /// As [`run`](Self::run), but only an `Ok` is stored: an error is this caller's alone, and the next one
-    /// tries again. For work whose errors pass. What is stored is the value alone, so one id is run by this
-    /// or by [`run`](Self::run), not by both.
+    /// Does the work, or returns its stored result; only an `Ok` is stored. After an error the next caller tries again. The
+    /// value is stored without its `Result`, so do not use this and [`run`](Self::run) for the same id.
     ///
     /// # Errors
-    /// As [`run`](Self::run); the work's own error is inside.
+    /// As [`run`](Self::run). The error of the work is in the inner `Result`.
     ///
     /// # Cancel safety
     /// As [`run`](Self::run).
@@ -190,82 +175,84 @@ impl Once {
         }
     }
 
-    /// The stored result, without doing anything; `None` when there is none (yet).
+    /// Returns the stored result, or `None` when there is none. It does not wait and runs nothing.
     ///
     /// # Errors
     /// [`Error::Store`], [`Error::Unreadable`], [`Error::ResultNotStored`].
     pub async fn result<R: DeserializeOwned>(self) -> Result<Option<R>, Error> {
         let id = BindingId { kind: BindingKind::Results, id: self.id? };
         let Some((bound, _)) = self.manager.core().read(&id).await? else { return Ok(None) };
-        match look(&id.id, &bound, None)? {
+        match read_record(&id.id, &bound, None)? {
             Found::Done(done) => Ok(Some(done.value()?)),
             Found::Running => Ok(None),
         }
     }
 
-    /// Forgets the stored result, or that it could not be stored: the next caller does the work. `false`: there
-    /// is none. Work under way is not touched.
+    /// Removes the stored result, or the record that it could not be stored, so that the next caller does the work. Returns
+    /// `false` when there is none. Running work is not affected.
     ///
     /// # Errors
     /// [`Error::Store`], [`Error::Unreadable`].
     pub async fn forget(self) -> Result<bool, Error> {
         let (core, id) = (self.manager.core(), BindingId { kind: BindingKind::Results, id: self.id? });
         let Some((bound, _)) = core.read(&id).await? else { return Ok(false) };
-        match look(&id.id, &bound, None) {
+        match read_record(&id.id, &bound, None) {
             Ok(Found::Done(_)) | Err(Error::ResultNotStored { .. }) => core.remove(&id, &bound.claim).await,
             Ok(Found::Running) => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    /// Waits for its turn and says whether there is anything left to do: for work that is not a future, and
+    /// Waits for its turn and returns either the stored result or the right to do the work. For work that is not a future and
     /// results that are not JSON.
     ///
     /// # Errors
     /// As [`run`](Self::run).
     ///
     /// # Cancel safety
-    /// Dropped, nothing was begun.
+    /// If the future is dropped, no work was begun.
     pub async fn start(self) -> Result<Started, Error> {
         let (core, id) = (self.manager.core().clone(), BindingId { kind: BindingKind::Results, id: self.id? });
         let (keep, payload) = (Retention::new(self.keep)?, self.payload?);
         let deadline = Deadline::of(&core, self.request.wait());
         let read = deadline.bound(&core, Operation::Read, &id.id, core.read(&id)).await?;
         if let Some((bound, _)) = read
-            && let Found::Done(done) = look(&id.id, &bound, payload.as_deref())?
+            && let Found::Done(done) = read_record(&id.id, &bound, payload.as_deref())?
         {
             return Ok(Started::Done(done));
         }
-        // Without the lock, or after its end, two runners would work at once. The fence sets their records apart.
+        // Without the lock, or after its end, two runners could work at once; without a fence the store could not order their
+        // records.
         let request = deadline.left(self.request).protected().renew(true);
         let guard = deadline.bound(&core, Operation::Acquire, &id.id, request.into_future()).await?;
         let slot = ResultSlot::new(self.manager, id, keep, payload, &guard);
         match begin(&core, &deadline, &guard, &slot).await {
             Ok(None) => Ok(Started::Run(Running::new(guard, slot))),
             Ok(Some(done)) => {
-                deadline.give_back(guard).await;
+                deadline.release(guard).await;
                 Ok(Started::Done(done))
             }
             Err(error) => {
-                deadline.give_back(guard).await;
+                deadline.release(guard).await;
                 Err(error)
             }
         }
     }
 }
 
-/// Writes that the work is under way, in place of what a dead runner left. `Some`: it was done while we waited.
+/// Records that the work is running, replacing the record of a dead runner. Returns the result if the work was done while
+/// this call waited.
 async fn begin(core: &Arc<Core>, deadline: &Deadline, guard: &Guard, slot: &ResultSlot) -> Result<Option<Done>, Error> {
     let lost = |why| Error::Lost { name: guard.name().clone(), why };
     let (step, _call) = (slot.step(State::Running, b""), core.call());
-    // Armed before the request leaves: a record that nobody works under would refuse other payloads.
+    // Armed before the request is sent: the record of a runner that does not exist would reject other payloads.
     let mut undo = BindingUndo::arm(core.clone(), step.id.clone(), step.claim.clone());
     match deadline.bound(core, Operation::Create, &step.id.id, core.advance(&step)).await {
         Ok(Changed::Other(found)) => {
             undo.disarm();
-            match look(&step.id.id, &found, slot.payload())? {
+            match read_record(&step.id.id, &found, slot.payload())? {
                 Found::Done(done) => Ok(Some(done)),
-                // Its fence is higher: our lease is over, and another runner has begun.
+                // The record has a higher fence: our lease ended and another runner began.
                 Found::Running => Err(lost(LossReason::Gone)),
             }
         }
@@ -285,55 +272,54 @@ async fn begin(core: &Arc<Core>, deadline: &Deadline, guard: &Guard, slot: &Resu
     }
 }
 
-/// Until when the work has to begin.
+/// The time by which the work has to begin.
 struct Deadline {
     ends: Option<Moment>,
-    /// The wait that was asked for is zero.
-    at_once: bool,
+    no_wait: bool,
 }
 
 impl Deadline {
-    /// Without a wait, a store may still take as long as it is allowed for one answer.
+    /// Without waiting, the deadline is the request timeout.
     fn of(core: &Core, wait: Wait) -> Self {
         let limit = match wait {
             Wait::Not => Some(core.options.request_timeout),
             Wait::UpTo(limit) => Some(limit),
             Wait::Forever => None,
         };
-        Self { ends: limit.map(|limit| Moment::now() + limit), at_once: wait == Wait::Not }
+        Self { ends: limit.map(|limit| Moment::now() + limit), no_wait: wait == Wait::Not }
     }
 
-    /// The request with what is left of the wait.
+    /// Sets the rest of the wait on the request.
     fn left(&self, request: LockRequest) -> LockRequest {
         match self.ends {
-            _ if self.at_once => request.no_wait(),
-            // Zero would mean a try with a time limit of its own.
+            _ if self.no_wait => request.no_wait(),
+            // Zero would mean a try without waiting, which has a time limit of its own.
             Some(ends) => request.wait_up_to(Moment::now().until(ends).max(Duration::from_millis(1))),
             None => request,
         }
     }
 
-    /// Asks, but not beyond the deadline.
+    /// Waits for a reply until the deadline.
     async fn bound<T>(
         &self,
         core: &Core,
         operation: Operation,
         id: &LockName,
-        ask: impl Future<Output = Result<T, Error>>,
+        request: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
         tokio::select! {
             biased;
-            answer = ask => answer,
+            reply = request => reply,
             () = sleep_until(self.ends.map(|ends| ends + GRACE)) => {
                 Err(core.store_error(operation, id, StoreErrorKind::NoAnswer.into()))
             }
         }
     }
 
-    /// Releases, and waits for that until the deadline; what is left goes on in the background.
-    async fn give_back(&self, guard: Guard) {
+    /// Releases the lock and waits for that until the deadline. After it the release continues in the background.
+    async fn release(&self, guard: Guard) {
         tokio::select! {
-            () = give_back(guard) => {}
+            () = release(guard) => {}
             () = sleep_until(self.ends.map(|ends| ends + GRACE)) => {}
         }
     }
@@ -344,10 +330,10 @@ enum Found {
     Done(Done),
 }
 
-/// What a record says to a caller with this payload.
-fn look(id: &LockName, bound: &Bound, payload: Option<&str>) -> Result<Found, Error> {
+/// Reads a record for a caller with this payload.
+fn read_record(id: &LockName, bound: &Bound, payload: Option<&str>) -> Result<Found, Error> {
     let Some((head, result)) = record::parse(&bound.value) else {
-        let problem = "it is not a record of work that is done once".to_owned();
+        let problem = "it is not a record of `once`".to_owned();
         return Err(Error::Unreadable { name: id.clone(), problem });
     };
     if let (Some(stored), Some(asked)) = (&head.payload, payload)
@@ -365,14 +351,10 @@ fn look(id: &LockName, bound: &Bound, payload: Option<&str>) -> Result<Found, Er
     }
 }
 
-/// Tells payloads apart: the same id with another one is a mistake of the caller. It is no protection against a
-/// caller that wants two payloads to look the same.
+/// Hashes a payload, to find an id that is used with another payload by mistake. SHA-1 does not protect against a caller that
+/// constructs two payloads with the same hash.
 fn fingerprint(payload: &[u8]) -> String {
     sha1_smol::Sha1::from(payload).digest().to_string()
-}
-
-async fn give_back(guard: Guard) {
-    scope::log_release(guard.release().await);
 }
 
 impl fmt::Debug for Once {

@@ -1,11 +1,10 @@
-//! A run of work that is done once, from its beginning to its stored result.
+//! The work of a [`Once`](super::Once), from its beginning to its stored result.
 
 use std::fmt;
 use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
-use super::{Outcome, give_back};
 use crate::backoff::Backoff;
 use crate::bindings::{fits, from_json};
 use crate::clock::Moment;
@@ -14,45 +13,57 @@ use crate::error::Error;
 use crate::facts::{ClaimId, Invalid, LockName, Retention};
 use crate::loss::LossReason;
 use crate::manager::LockManager;
-use crate::scope::{Entered, OnLoss};
+use crate::scope::{self, Entered, OnLoss};
 use crate::store::record::{Head, State};
 use crate::store::{BindingId, Changed, Step};
 
-/// Pauses between attempts to store a result while the store is away.
+/// The pauses between attempts to store a result while the store is unreachable.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
-/// The longest reason that is kept for a result that cannot be stored.
+/// Longer texts about a result that cannot be stored are cut.
 const PROBLEM_CHARS_MAX: usize = 1_000;
 
-/// Whether there is anything left to do.
+/// The result of work that is done once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Outcome<R> {
+    /// The result.
+    pub value: R,
+    /// Whether this call did the work. Otherwise the value is the stored result of an earlier call.
+    pub fresh: bool,
+    /// Whether the result is stored. It is `false` only for a fresh result, when the store became unreachable. The next caller
+    /// then does the work again, unless the store received the result and only its reply was lost.
+    pub stored: bool,
+}
+
+/// The stored result, or the right to do the work.
 #[derive(Debug)]
 pub enum Started {
-    /// It was done before.
+    /// The work was done before.
     Done(Done),
-    /// It is ours to do.
+    /// The caller is to do the work.
     Run(Running),
 }
 
-/// Work that was done before.
+/// The stored result of work that was done before.
 pub struct Done {
     id: LockName,
-    /// The result as it was stored.
     result: Vec<u8>,
     by: String,
     at_ms: u64,
 }
 
 impl Done {
-    /// The result, as it was stored.
+    /// Returns the stored result.
     pub fn bytes(&self) -> &[u8] {
         &self.result
     }
 
-    /// Who did it, for people.
+    /// Returns the owner of the run that did the work.
     pub fn by(&self) -> &str {
         &self.by
     }
 
-    /// When, in wall-clock milliseconds.
+    /// Returns when the result was stored, in wall-clock milliseconds.
     pub fn at_ms(&self) -> u64 {
         self.at_ms
     }
@@ -70,8 +81,8 @@ impl Done {
     }
 }
 
-/// Work that is ours to do. Dropped, nothing is stored, and the next one does it.
-#[must_use = "dropped, somebody else does the work"]
+/// Work that the caller is to do. If it is dropped, nothing is stored and the next caller does the work.
+#[must_use = "if this is dropped, another caller does the work"]
 pub struct Running {
     guard: Guard,
     slot: ResultSlot,
@@ -86,27 +97,27 @@ impl Running {
         &self.slot.id.id
     }
 
-    /// The lock the work is done under: stop when it is lost.
+    /// Returns the guard of the lock. Stop the work when it is lost.
     pub fn guard(&self) -> &Guard {
         &self.guard
     }
 
-    /// Stores the result and lets the others have it; see [`ResultSlot::store`].
+    /// Stores the result and releases the lock; see [`ResultSlot::store`].
     ///
     /// # Errors
     /// As [`ResultSlot::store`].
     pub async fn finish(self, result: &[u8]) -> Result<bool, Error> {
         let stored = self.slot.store(&self.guard, result).await;
-        give_back(self.guard).await;
+        release(self.guard).await;
         stored
     }
 
-    /// Splits it into its two parts, for a caller that releases the lock by other means.
+    /// Splits it into the guard and the result slot, for a caller that releases the lock by itself.
     pub fn split(self) -> (Guard, ResultSlot) {
         (self.guard, self.slot)
     }
 
-    /// Works under the lock, then stores what `written` makes of the value: `None` stores nothing.
+    /// Runs the work under the lock, then stores what `written` returns for its value; `None` stores nothing.
     pub(super) async fn work<R>(
         self,
         work: impl AsyncFnOnce(&Guard) -> R,
@@ -123,11 +134,10 @@ impl Running {
                     slot.note_unstorable(entered.guard(), &invalid).await;
                     Err(invalid.into())
                 }
-                // Nothing came of it: the id is as good as new. The work's own error is what the caller has to
-                // know; a record that stays is taken over by the next runner.
+                // The caller gets the work's own error. If the record cannot be removed, the next runner takes it over.
                 None => {
                     if let Err(error) = slot.forget().await {
-                        tracing::warn!(id = %slot.id.id, error = %format_args!("{error:#}"), "the record of work that came to nothing stays");
+                        tracing::warn!(id = %slot.id.id, error = %format_args!("{error:#}"), "the record of unfinished work could not be removed");
                     }
                     Ok(false)
                 }
@@ -138,7 +148,7 @@ impl Running {
     }
 }
 
-/// Where the result of work under way is stored.
+/// Stores the result of running work.
 pub struct ResultSlot {
     manager: LockManager,
     id: BindingId,
@@ -158,19 +168,17 @@ impl ResultSlot {
         guard: &Guard,
     ) -> Self {
         let (claim, by) = (ClaimId::random(), guard.owner().to_string());
-        // Without a fence nothing could be taken over; `once` asks for one.
+        // `once` requests a fence: without it the store could not replace the record of a dead runner.
         let fence = guard.fence().get();
         Self { manager, id, claim, fence, keep, payload, by }
     }
 
-    /// Stores the result, if the lease is still valid: never over another runner's. `false`: the store is
-    /// away, and was asked again and again for [`outage_timeout`](crate::Options::outage_timeout) or until the lease
-    /// was over.
+    /// Stores the result if the lease is still valid, and never replaces the record of another runner. Returns `false` when the
+    /// store stayed unreachable for [`outage_timeout`](crate::Options::outage_timeout) or until the lease ended.
     ///
     /// # Errors
-    /// [`Error::Lost`] when the lease is over, or another runner has begun the work anew; [`Error::Invalid`]
-    /// for more than 1 MiB, which is noted as by [`store_problem`](Self::store_problem); [`Error::Store`]
-    /// where asking again cannot help.
+    /// [`Error::Lost`] when the lease ended or another runner began; [`Error::Invalid`] for a result of more than 1 MiB, which
+    /// is recorded as by [`store_problem`](Self::store_problem); [`Error::Store`] when the store rejected the request.
     pub async fn store(&self, guard: &Guard, result: &[u8]) -> Result<bool, Error> {
         let step = self.step(State::Done, result);
         if let Err(invalid) = fits(&self.id.id, step.value.len()) {
@@ -180,9 +188,9 @@ impl ResultSlot {
         self.settle(guard, &step).await
     }
 
-    /// Stores, in place of a result, that the work was done and why its result cannot be stored. Nobody does
-    /// the work again: until this is forgotten, or its time to keep is over, callers get
-    /// [`Error::ResultNotStored`]. At most 1,000 characters of the problem are kept.
+    /// Stores, instead of a result, that the work was done and why its result cannot be stored. The work is not done again:
+    /// callers get [`Error::ResultNotStored`] until the record is [forgotten](crate::once::Once::forget) or expires. The text is cut to 1,000
+    /// characters.
     ///
     /// # Errors
     /// As [`store`](Self::store).
@@ -191,10 +199,10 @@ impl ResultSlot {
         self.settle(guard, &self.step(State::Unstored, problem.as_bytes())).await
     }
 
-    /// Takes back that the work was begun, if nothing is stored and no other runner has begun.
+    /// Removes the record that the work was begun, unless a result is stored or another runner began.
     ///
     /// # Errors
-    /// [`Error::Store`].
+    /// [`Error::Store`] when the store did not answer.
     pub async fn forget(&self) -> Result<bool, Error> {
         self.manager.core().withdraw(&self.id, &self.claim).await
     }
@@ -208,30 +216,30 @@ impl ResultSlot {
         self.payload.as_deref()
     }
 
-    /// The record of this run in a state, as the store takes it.
+    /// Builds the record of this run in a state.
     pub(super) fn step(&self, state: State, result: &[u8]) -> Step {
         let head = Head::new(state, self.by.clone(), self.fence, self.payload.clone());
         let (id, claim, fence, keep) = (self.id.clone(), self.claim.clone(), self.fence, self.keep);
         Step { id, claim, fence, over: state != State::Running, keep, value: head.with(result) }
     }
 
-    /// The caller gets the problem itself; what goes wrong here is logged.
+    /// Records that the result cannot be stored. The caller gets the problem itself, so errors are only logged.
     async fn note_unstorable(&self, guard: &Guard, problem: &Invalid) {
         if let Err(error) = self.store_problem(guard, &problem.to_string()).await {
-            tracing::error!(id = %self.id.id, error = %format_args!("{error:#}"), "the work was done, and that is not stored");
+            tracing::error!(id = %self.id.id, error = %format_args!("{error:#}"), "the work was done, but that could not be recorded");
         }
     }
 
-    /// Writes the last step, again and again while the store does not answer and the lease is valid.
+    /// Writes the last record. It is repeated while the store does not answer and the lease is valid.
     async fn settle(&self, guard: &Guard, step: &Step) -> Result<bool, Error> {
         let lost = |why| Error::Lost { name: guard.name().clone(), why };
         let core = self.manager.core();
         let give_up_at = Moment::now() + core.options.outage_timeout;
         let mut backoff = BACKOFF;
-        let mut away = false;
+        let mut unreachable = false;
         loop {
             if let Some(why) = guard.loss().or_else(|| (!guard.is_valid()).then_some(LossReason::Expired)) {
-                return if away { Ok(false) } else { Err(lost(why)) };
+                return if unreachable { Ok(false) } else { Err(lost(why)) };
             }
             match core.advance(step).await {
                 Ok(Changed::Done) => return Ok(true),
@@ -242,10 +250,10 @@ impl ResultSlot {
                     return Ok(false);
                 }
                 Err(error) => {
-                    tracing::warn!(id = %self.id.id, error = %format_args!("{error:#}"), "the result is not stored yet");
+                    tracing::warn!(id = %self.id.id, error = %format_args!("{error:#}"), "the result is not stored yet; trying again");
                 }
             }
-            away = true;
+            unreachable = true;
             tokio::select! {
                 () = tokio::time::sleep(backoff.pause()) => {}
                 _ = guard.lost() => {}
@@ -254,7 +262,12 @@ impl ResultSlot {
     }
 }
 
-/// Without the result: it is the user's, and a log is no place for it.
+/// Releases the lock. If that fails, the release continues in the background and the caller still gets its result.
+pub(super) async fn release(guard: Guard) {
+    scope::log_release(guard.release().await);
+}
+
+/// Omits the result, which may be confidential and does not belong in a log.
 impl fmt::Debug for Done {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct("Done");

@@ -1,5 +1,5 @@
-//! A writer that does not look whether it still has its lock, as a program does that was stopped between
-//! looking and writing: `writer LOCKS ACCOUNTS`. It takes the lock, then writes each number it reads.
+//! A writer that does not check whether it still has its lock, like a program that was stopped between the check and the write:
+//! `writer LOCKS ACCOUNTS`. It acquires the lock, then writes each number that it reads.
 
 use std::error::Error;
 use std::io::BufRead;

@@ -1,4 +1,4 @@
-//! A server in the test, and the client's `Host`.
+//! A server in the test, and the `Host` of the client.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -24,7 +24,7 @@ pub(crate) async fn ask(to: SocketAddr, request: &str, headers: &str, body: &str
     http::ask(to, request, &format!("Host: test\r\n{headers}"), body).await
 }
 
-/// Whether it was answered before.
+/// Returns whether the response was replayed.
 pub(crate) fn replayed(answer: &Answer) -> bool {
     answer.head.contains("\r\nidempotency-replayed: true")
 }

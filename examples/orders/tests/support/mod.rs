@@ -25,7 +25,7 @@ pub(crate) async fn ask(to: SocketAddr, request: &str) -> Answer {
     http::ask(to, request, "Host: test\r\n", "").await
 }
 
-/// The lock is free now, or within a tenth of a second.
+/// Checks that the lock is free within a tenth of a second.
 pub(crate) async fn free_at_once(locks: &LockManager, name: &str, after: &str) {
     let free = locks.lock(name).wait_up_to(Duration::from_millis(100)).await;
     let guard = free.unwrap_or_else(|error| panic!("after {after}: {error}"));

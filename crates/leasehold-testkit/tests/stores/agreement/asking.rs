@@ -1,4 +1,4 @@
-//! What a client asks, the same for every store.
+//! Requests, in a form that is the same for every store.
 
 use leasehold::inspect::{EvictMode, HolderId};
 use leasehold::lease::{Token, Ttl};
@@ -8,7 +8,7 @@ use leasehold::{LockName, Owner};
 use super::case::{Letter, TTLS, Verb};
 use super::seen::lock;
 
-/// One attempt by one life of one client.
+/// An attempt of a client's process.
 pub(crate) struct Attempt {
     pub(crate) client: usize,
     pub(crate) name: usize,
@@ -16,7 +16,7 @@ pub(crate) struct Attempt {
     pub(crate) id: HolderId,
 }
 
-/// The same for every store.
+/// A request, in a form that is the same for every store.
 #[derive(Clone)]
 pub(crate) enum Request {
     Ask { verb: Verb, attempt: usize },
@@ -33,7 +33,7 @@ pub(crate) struct RenewOne {
     pub(crate) ttl: Ttl,
     pub(crate) prolong: bool,
     pub(crate) rewrite: Option<Owner>,
-    /// The attempt whose lease it is from then on.
+    /// The attempt that gets the lease.
     pub(crate) hand_to: Option<usize>,
 }
 
@@ -45,7 +45,7 @@ pub(crate) enum FenceOf {
 }
 
 impl Attempt {
-    /// Fenced, listening, for the shortest time.
+    /// Fenced, listening, with the shortest ttl.
     pub(crate) fn new(client: usize, name: usize, lock: LockName, number: usize) -> Self {
         let token = Token::random();
         let id = token.holder_id();
@@ -53,7 +53,7 @@ impl Attempt {
             name: lock,
             token,
             ttl: Ttl::new(TTLS[0]).expect("a ttl"),
-            // With everything that separates the parts of a record.
+            // With all separators of a record.
             owner: Owner::named(format!("attempt {number} of {}@a:1", Letter(client))).expect("an owner"),
             fenced: true,
             listens: true,
@@ -64,7 +64,7 @@ impl Attempt {
 }
 
 impl Request {
-    /// The request in words.
+    /// Describes the request.
     pub(crate) fn words(&self, attempts: &[Attempt]) -> String {
         let who = |attempt: &usize| format!("{} (attempt {attempt})", Letter(attempts[*attempt].client));
         match self {

@@ -1,4 +1,4 @@
-//! What is asked of the stores: random sequences of steps, small enough to be read when one fails.
+//! Random sequences of steps, small enough to read when one fails.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,15 +6,15 @@ use std::time::Duration;
 use leasehold::inspect::EvictMode;
 use proptest::prelude::*;
 
-/// Leases last one of these; a grant nobody has confirmed lasts less than any of them.
+/// The ttls, all longer than an unconfirmed grant.
 pub(crate) const TTLS: [Duration; 3] = [Duration::from_secs(60), Duration::from_secs(120), Duration::from_secs(600)];
-/// So long that no grant lapses while a case runs.
+/// So long that no grant expires during a case.
 pub(crate) const PROVISIONAL: Duration = Duration::from_secs(20);
-/// Values of other kinds of clients. The last two look nearly like ours.
+/// Values of other kinds of clients. The last two look almost like leasehold's.
 pub(crate) const FOREIGN: [&str; 4] =
     ["locked_by_tts", "5a0c1ab0-87a1-4a2b-9b0c-a1c0ffee0001", "lh2 0 a newer version", "lh1 0 nearly, but not ours"];
 
-/// One sequence. Numbers of claims, clients and names in steps are taken modulo what there is.
+/// A sequence. The indices of claims, clients and names in steps are taken modulo their number.
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
     pub(crate) clients: usize,
@@ -23,7 +23,7 @@ pub(crate) struct Case {
     pub(crate) steps: Vec<Step>,
 }
 
-/// An attempt that a client may make.
+/// A possible attempt of a client.
 #[derive(Debug, Clone)]
 pub(crate) struct ClaimSpec {
     pub(crate) client: usize,
@@ -44,13 +44,13 @@ pub(crate) enum Step {
         what: Vec<RenewSpec>,
         fate: Fate,
     },
-    /// A token was handed on: whoever has it now releases, which may be late.
+    /// A token was handed to another claim, which releases it, perhaps late.
     Release {
         claim: usize,
         dead: bool,
         by: usize,
     },
-    /// What was asked and never answered is asked again.
+    /// Sends an unanswered request again.
     Resend,
     Evict {
         name: usize,
@@ -63,21 +63,21 @@ pub(crate) enum Step {
         whom: Whom,
         by: usize,
     },
-    /// The lease ends.
+    /// The lease expires.
     Expire {
         name: usize,
     },
-    /// A process dies; it comes back under another address when it is next asked to do something.
+    /// A process dies. Its next step starts it again with another address.
     Die {
         client: usize,
         politely: bool,
     },
-    /// Many stand in line, and their process dies.
+    /// Many attempts of one process wait, and the process dies.
     Crowd {
         name: usize,
         many: usize,
     },
-    /// Another kind of client takes the key, whoever has it.
+    /// Another kind of client overwrites the key.
     Foreign {
         name: usize,
         value: usize,
@@ -92,15 +92,15 @@ pub(crate) enum Verb {
     },
     Release,
     Leave,
-    /// Draws a ticket, to ask with it when it likes.
+    /// Draws a ticket for a later request.
     Draw,
 }
 
-/// What becomes of a request.
+/// What happens to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     Answered,
-    /// It is carried out, and whoever asked does not know.
+    /// It is carried out, but the reply is lost.
     Lost,
     /// It arrives twice.
     Twice,
@@ -109,36 +109,36 @@ pub(crate) enum Fate {
 #[derive(Debug, Clone)]
 pub(crate) struct RenewSpec {
     pub(crate) claim: usize,
-    /// Not the claim's present token but one whose process has died.
+    /// Uses a token whose process has died instead of the claim's current one.
     pub(crate) dead: bool,
     pub(crate) fence: FenceSpec,
     pub(crate) ttl: usize,
     /// Not a check.
     pub(crate) prolong: bool,
     pub(crate) rewrite: bool,
-    /// It is handed on to the token of this claim.
+    /// It is handed to the token of this claim.
     pub(crate) hand_to: Option<usize>,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum FenceSpec {
     None,
-    /// The one the claim was granted with, as far as it knows.
+    /// The fence of the claim's grant, as far as it knows.
     Own,
-    /// Any that was ever given for the name.
+    /// Any earlier fence of the name.
     Other(usize),
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Whom {
-    /// Whoever holds the lock.
+    /// The holder of the lock.
     Current,
-    /// Whoever has this claim, which may have held the lock once.
+    /// The owner of this claim, which may have held the lock before.
     Claim(usize),
     Unknown,
 }
 
-/// Sequences; those with foreign values are for stores that can meet them.
+/// Generates sequences. Those with foreign values are for stores that can have them.
 pub(crate) fn cases(foreign: bool) -> impl Strategy<Value = Case> {
     let claims = prop::collection::vec(claim(), 3..=8);
     let steps = prop::collection::vec(step(foreign), 5..=60);
@@ -224,7 +224,7 @@ fn whom() -> impl Strategy<Value = Whom> {
     ]
 }
 
-/// A client by its letter.
+/// Returns the letter of a client.
 pub(crate) struct Letter(pub(crate) usize);
 
 impl fmt::Display for Letter {

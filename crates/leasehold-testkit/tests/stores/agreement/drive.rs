@@ -1,15 +1,14 @@
-//! Carries a sequence out on every store at once, and compares after each step.
+//! Runs a sequence on every store at once, and compares after each step.
 //!
-//! Some things differ by design. They are stepped around here, each where it would be met:
+//! Some differences are by design and are avoided here:
 //!
-//! - Only SQLite sees a process die, and takes its leases for ended. Elsewhere they run out: a death
-//!   ends them there.
-//! - On Redis the fence of a plain try is not in the value until a renewal writes it. Sent again, the
-//!   try gets a fresh one, and gives way to whoever has come meanwhile; a renewal that carried another
-//!   attempt's fence would be believed; handed on without its fence, it would never have one. No client
-//!   sends any of these: [`Drive::leave_out`].
-//! - An unfenced try on Redis does not see the queue. It may overtake it, and its release serves nobody
-//!   until the head of the queue has asked again: here, it does so at once.
+//! - Only SQLite notices the death of a process and ends its leases. In the other stores leases expire, so a death ends them
+//!   here.
+//! - On Redis the value has the fence of a plain try only after a renewal. If the try is sent again, it gets a new fence and
+//!   yields to requests that came meanwhile; a renewal with another attempt's fence would be believed; and a lease that is
+//!   handed on without its fence would never have one. No client sends any of these: [`Drive::leave_out`].
+//! - An unfenced try on Redis does not see the queue. It may overtake it, and its release serves no waiter until the head of
+//!   the queue sends its next request, which it does at once here.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt::Write;
@@ -27,31 +26,31 @@ use super::case::{Case, FOREIGN, Fate, FenceSpec, Letter, RenewSpec, Step, TTLS,
 use super::seen::{Answer, Memory, Reply, Sight, View, granted, lock};
 use super::worlds::World;
 
-/// A case that takes longer is not judged: a waiter that polls and has not asked for three seconds is
-/// passed over, and no two stores notice that in the same instant.
+/// A case that takes longer is not judged: a polling waiter that sends nothing for three seconds loses its turn, and the stores
+/// notice that at different times.
 const TOO_LONG: Duration = Duration::from_millis(2_500);
 
-/// Why a case ended before its end.
+/// Why a case was stopped early.
 pub(crate) enum Stop {
-    /// The machine was too slow for it.
+    /// The machine was too slow.
     Slow,
     Disagreement(String),
 }
 
-/// What a client knows of an attempt, in one store's numbers.
+/// What a client knows about an attempt, with the numbers of one store.
 #[derive(Default, Clone, Copy)]
 struct Known {
     ticket: Option<Ticket>,
     fence: Option<Fence>,
 }
 
-/// A sequence under way.
+/// A running sequence.
 pub(crate) struct Drive<'a> {
     worlds: &'a mut [World],
     case: &'a Case,
     names: Vec<LockName>,
     attempts: Vec<Attempt>,
-    /// The attempt a claim of the case stands for now.
+    /// The current attempt of a claim.
     current: Vec<usize>,
     dead: HashSet<usize>,
     known: Vec<HashMap<usize, Known>>,
@@ -62,7 +61,7 @@ pub(crate) struct Drive<'a> {
 }
 
 impl<'a> Drive<'a> {
-    /// Carries a case out.
+    /// Runs a case.
     pub(crate) async fn run(worlds: &'a mut [World], case: &'a Case) -> Result<(), Stop> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -157,7 +156,7 @@ impl<'a> Drive<'a> {
         }
     }
 
-    /// Sends a request to every store, unless it is one that no client sends.
+    /// Sends a request to every store, unless no client would send it.
     async fn ask(&mut self, request: Request, fate: Fate) -> Result<(), Stop> {
         for again in [false, true] {
             if again && fate != Fate::Twice {
@@ -191,7 +190,7 @@ impl<'a> Drive<'a> {
         Ok(())
     }
 
-    /// Why nobody sends this request now.
+    /// Returns why no client would send this request now.
     fn leave_out(&self, request: &Request) -> Option<&'static str> {
         match request {
             Request::Ask { verb: Verb::Try, attempt } => {
@@ -202,7 +201,7 @@ impl<'a> Drive<'a> {
             }
             Request::Renew { what, .. } => {
                 let strange = |one: &RenewOne| {
-                    // A hand-on that is sent again carries the fence that the first one has written.
+                    // A repeated hand-on has the fence that the first one has written.
                     if one.hand_to.is_some_and(|to| to != one.attempt && self.unwritten(to).is_some()) {
                         return true;
                     }
@@ -219,13 +218,13 @@ impl<'a> Drive<'a> {
         }
     }
 
-    /// The store where an attempt holds its lock by a plain try whose fence is not written yet.
+    /// Returns the store in which an attempt holds its lock by a plain try whose fence is not written yet.
     fn unwritten(&self, attempt: usize) -> Option<usize> {
         let name = self.attempts[attempt].name;
         self.memories.iter().position(|m| m.unwritten(name, &self.attempts) == Some(attempt))
     }
 
-    /// Whom an unfenced try overtakes: the first in line who lives, if any.
+    /// Returns the waiter that an unfenced try overtakes: the first living one in the queue.
     fn overtaken(&self, request: &Request) -> Option<Option<usize>> {
         let Request::Ask { verb: Verb::Try, attempt } = request else { return None };
         let Attempt { name, claim, .. } = &self.attempts[*attempt];
@@ -237,7 +236,7 @@ impl<'a> Drive<'a> {
         Some(waiting.into_iter().find(|w| w != attempt && self.is_living(*w)))
     }
 
-    /// A process dies. Where the store cannot see that, what it held runs out.
+    /// Kills a process. In stores that do not notice this, its leases expire.
     async fn die(&mut self, client: usize, politely: bool) -> Result<(), Stop> {
         self.dead.insert(client);
         for name in 0..self.names.len() {
@@ -252,7 +251,7 @@ impl<'a> Drive<'a> {
         for world in &mut *self.worlds {
             world.kill(client, politely).await;
         }
-        // Nobody is left who would send them again.
+        // No process is left to send them again.
         let attempts = &self.attempts;
         self.unanswered.retain(|request| match request {
             Request::Ask { attempt, .. } => attempts[*attempt].client != client,
@@ -264,7 +263,7 @@ impl<'a> Drive<'a> {
         self.exchange(&[], true).await
     }
 
-    /// A process comes, stands in line many times, and dies.
+    /// Starts a process that waits many times, and kills it.
     async fn crowd(&mut self, name: usize, many: usize) -> Result<(), Stop> {
         let client = self.case.clients;
         for world in &mut *self.worlds {
@@ -283,10 +282,10 @@ impl<'a> Drive<'a> {
         self.die(client, false).await
     }
 
-    /// Sends requests to every store and compares what they show.
+    /// Sends requests to every store and compares the results.
     async fn exchange(&mut self, requests: &[Request], learn: bool) -> Result<(), Stop> {
         let mut shown = Vec::new();
-        // Before any store has answered: what a client forgets does not depend on the store.
+        // Before any reply, because what a client forgets does not depend on the store.
         let unwritten: HashSet<usize> = (0..self.attempts.len()).filter(|a| self.unwritten(*a).is_some()).collect();
         for world in 0..self.worlds.len() {
             let mut replies = Vec::new();
@@ -356,14 +355,14 @@ impl<'a> Drive<'a> {
         }
     }
 
-    /// What the clients know from now on.
+    /// Updates what the clients know.
     fn learn(&mut self, world: usize, sight: &Sight, answered: bool, unwritten: &HashSet<usize>) {
         for Reply { attempt, answer, .. } in &sight.replies {
             let Some(attempt) = attempt else { continue };
             let known = self.known[world].entry(*attempt).or_default();
             match granted(answer) {
                 Some(Grant { fence, .. }) if answered => known.fence = *fence,
-                // Whoever asks again after a plain try forgets what the first answer said.
+                // A client that repeats a plain try forgets the first reply.
                 Some(_) if unwritten.contains(attempt) => known.fence = None,
                 _ => {}
             }
@@ -400,11 +399,11 @@ impl<'a> Drive<'a> {
         Err(Stop::Disagreement(text))
     }
 
-    /// What was done so far.
+    /// Returns the steps so far.
     fn story(&self) -> String {
         let mut text = String::new();
         for (number, Attempt { client, name, claim, .. }) in self.attempts.iter().enumerate() {
-            // Those of a crowd are all alike.
+            // The attempts of a crowd are all alike.
             if *client < self.case.clients {
                 let unfenced = if claim.fenced { "" } else { ", unfenced" };
                 let deaf = if claim.listens { "" } else { ", does not listen" };
@@ -434,7 +433,7 @@ impl<'a> Drive<'a> {
             let attempt = self.token(spec.claim, spec.dead);
             let ttl = Ttl::new(TTLS[spec.ttl]).expect("a ttl");
             let rewrite = spec.rewrite.then(|| Owner::named(format!("{attempt}, renewed")).expect("an owner"));
-            // One that wants the same lock; it may hold it, wait for it, or never have asked.
+            // One for the same lock; it may hold the lock, wait for it, or not have sent a request.
             let same_name = |other: &usize| self.attempts[*other].name == self.attempts[attempt].name;
             let hand_to = spec.hand_to.map(|claim| self.token(claim, false)).filter(same_name);
             let (fence, prolong) = (self.choose(attempt, spec.fence), spec.prolong);
@@ -443,14 +442,14 @@ impl<'a> Drive<'a> {
         Request::Renew { what: what.iter().map(one).collect(), by }
     }
 
-    /// An attempt whose token is used: a claim's present one, or one whose process has died.
+    /// Returns the attempt whose token is used: the current one of a claim, or one whose process has died.
     fn token(&self, claim: usize, dead: bool) -> usize {
         let dead: Vec<usize> = (0..self.attempts.len()).filter(|a| dead && !self.is_living(*a)).collect();
         let number = claim % dead.len().max(1);
         dead.get(number).copied().unwrap_or_else(|| self.current[claim % self.current.len()])
     }
 
-    /// The fence of a renewal in one store's numbers.
+    /// Returns the fence of a renewal, in the numbers of one store.
     fn fence(&self, world: usize, one: &RenewOne) -> Option<Fence> {
         match one.fence {
             FenceOf::Nobody => None,
@@ -472,7 +471,7 @@ impl<'a> Drive<'a> {
         }
     }
 
-    /// The attempt a claim stands for; its client lives from here on.
+    /// Returns the attempt of a claim, and starts its client if it is dead.
     async fn attempt(&mut self, claim: usize) -> usize {
         let claim = claim % self.current.len();
         self.client(self.case.claims[claim].client).await;

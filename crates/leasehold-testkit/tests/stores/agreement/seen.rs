@@ -1,8 +1,8 @@
-//! What one store showed in one step, in words that are the same for every store.
+//! Describes the results of a step in a form that is the same for every store.
 //!
-//! Fences and tickets are numbers of different size in each store: they are shown by their rank among
-//! all that were seen for the name, and each new one has to be above all before it. Times are shown as
-//! the length they count down from. Owners, holders and everything else are shown as they are.
+//! Fences and tickets have different numbers in each store. They are shown by their rank among all numbers of the name; each
+//! new number must be higher than all before. Times are shown as the duration from which they count down. Owners, holders
+//! and all other values are shown unchanged.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, SystemTime};
@@ -16,7 +16,7 @@ use leasehold_testkit::Kind;
 use super::asking::Attempt;
 use super::case::{Letter, PROVISIONAL, TTLS};
 
-/// An answer, of whichever verb.
+/// A reply of any operation.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Try(Result<Try, StoreError>),
@@ -29,39 +29,39 @@ pub(crate) enum Answer {
     Finish(Result<FinishRequest, StoreError>),
 }
 
-/// An answer and what it is about.
+/// A reply and its subject.
 #[derive(Debug)]
 pub(crate) struct Reply {
-    /// `None` for a verb that is about a name, not an attempt.
+    /// `None` for operations on a name.
     pub(crate) attempt: Option<usize>,
     pub(crate) name: usize,
     pub(crate) answer: Answer,
 }
 
-/// A lock as the look path shows it.
+/// An inspected lock.
 #[derive(Debug, Default)]
 pub(crate) struct View {
     pub(crate) holder: Option<Holder>,
     pub(crate) queue: Vec<Waiter>,
 }
 
-/// Everything one store showed.
+/// All results of a store.
 pub(crate) struct Sight {
     pub(crate) replies: Vec<Reply>,
     pub(crate) pushes: Vec<Vec<Push>>,
     pub(crate) views: Vec<View>,
 }
 
-/// What a store has shown so far.
+/// The results of a store so far.
 pub(crate) struct Memory {
     kind: Kind,
     ranks: Vec<Ranks>,
     grants: HashMap<usize, LastGrant>,
-    /// As of the last step.
+    /// After the last step.
     pub(crate) views: Vec<View>,
 }
 
-/// Numbers of one name.
+/// The numbers of one name.
 #[derive(Default)]
 struct Ranks {
     of: HashMap<u64, usize>,
@@ -69,7 +69,7 @@ struct Ranks {
     fences: BTreeMap<usize, Fence>,
 }
 
-/// How an attempt got the lock last.
+/// How an attempt last got the lock.
 #[derive(Clone, Copy)]
 struct LastGrant {
     name: usize,
@@ -90,10 +90,10 @@ impl Memory {
         Self { kind, ranks: (0..names).map(each).collect(), grants: HashMap::new(), views }
     }
 
-    /// Takes in a step and says it in words.
+    /// Adds a step and describes it.
     ///
     /// # Errors
-    /// When a number is not above those before it.
+    /// If a number is not higher than those before.
     pub(crate) fn take_in(&mut self, sight: Sight, attempts: &[Attempt]) -> Result<Vec<String>, String> {
         self.follow_fresh_fences(&sight, attempts);
         let mut numbers = Vec::new();
@@ -114,8 +114,8 @@ impl Memory {
         Ok(lines)
     }
 
-    /// Whether the lock's holder got it by a plain try whose fence no renewal has written yet: Redis
-    /// keeps none until then.
+    /// Returns whether the holder got the lock by a plain try and no renewal has written the fence yet. Until then Redis keeps no
+    /// fence.
     pub(crate) fn unwritten(&self, name: usize, attempts: &[Attempt]) -> Option<usize> {
         let holder = self.views[name].holder.as_ref()?;
         if self.kind != Kind::Redis || holder.fence.is_some() || holder.foreign {
@@ -124,19 +124,18 @@ impl Memory {
         attempts.iter().position(|a| a.id == holder.id)
     }
 
-    /// The fence an attempt was granted with last.
+    /// Returns the fence of an attempt's last grant.
     pub(crate) fn granted(&self, attempt: usize) -> Option<Fence> {
         let LastGrant { name, rank, .. } = self.grants.get(&attempt)?;
         self.ranks[*name].fences.get(rank).copied()
     }
 
-    /// Ranks that are fences, of one name.
+    /// Returns the ranks that are fences, of one name.
     pub(crate) fn fences(&self, name: usize) -> &BTreeMap<usize, Fence> {
         &self.ranks[name].fences
     }
 
-    /// A plain try that is sent again gets a fresh fence on Redis, which does not know the first: the
-    /// same rank, for it is the same grant.
+    /// Gives a repeated plain try the rank of its first fence. On Redis it gets a new fence, but it is the same grant.
     fn follow_fresh_fences(&mut self, sight: &Sight, attempts: &[Attempt]) {
         for Reply { attempt, name, answer } in &sight.replies {
             let (Some(attempt), Some(fence)) = (attempt, granted(answer).and_then(|g| g.fence)) else { continue };
@@ -244,7 +243,7 @@ pub(crate) fn granted(answer: &Answer) -> Option<&Grant> {
     }
 }
 
-/// The holder an answer shows.
+/// Returns the holder in a reply.
 fn shown(answer: &Answer) -> Option<&Holder> {
     match answer {
         Answer::Try(Ok(Try::Held(holder))) => holder.as_ref(),
@@ -257,7 +256,7 @@ fn shown(answer: &Answer) -> Option<&Holder> {
     }
 }
 
-/// A lock by its letter.
+/// Returns the letter of a lock.
 pub(crate) fn lock(name: usize) -> &'static str {
     ["x", "y"][name]
 }
@@ -279,7 +278,7 @@ impl Words<'_> {
             Answer::Try(Ok(Try::Granted(grant))) | Answer::Acquire(Ok(Acquire::Granted(grant))) => {
                 format!("granted, fence {}, for {:?}", self.fence(name, grant.fence), grant.lasts)
             }
-            // A try on Redis costs one round trip, and the rest of the lease is not looked up.
+            // A try on Redis is one round trip, which does not read the time left.
             Answer::Try(Ok(Try::Held(Some(h)))) => format!("held by {}", self.holder(name, &without_end(h))),
             Answer::Try(Ok(Try::Held(None))) => "held by somebody".to_owned(),
             Answer::Try(Ok(Try::Revoked)) | Answer::Acquire(Ok(Acquire::Revoked)) => "revoked".to_owned(),
@@ -337,7 +336,7 @@ impl Words<'_> {
         let who = self.attempts.iter().position(|a| a.id == h.id);
         let last = who.and_then(|who| self.memory.grants.get(&who));
         let fence = match (h.fence, last) {
-            // Until the first renewal Redis keeps no fence of a plain try.
+            // Redis keeps the fence of a plain try only after the first renewal.
             (None, Some(last)) if self.memory.kind == Kind::Redis && last.by_try => last.rank.to_string(),
             (fence, _) => self.fence(name, fence),
         };
@@ -374,14 +373,14 @@ fn without_end(holder: &Holder) -> Holder {
     Holder { ttl_left: None, ..holder.clone() }
 }
 
-/// The length a time counts down from.
+/// Returns the duration from which a time counts down.
 fn length(left: Option<Duration>) -> String {
     let Some(left) = left else { return "no end".to_owned() };
     let whole = [PROVISIONAL].iter().chain(&TTLS).find(|whole| left <= **whole);
     whole.map_or_else(|| format!("{left:?}, too much"), |whole| format!("{whole:?}"))
 }
 
-/// The wall clock of the step, but for a foreign holder, whose beginning nobody knows.
+/// Checks a wall-clock time; the start of a foreign holder is unknown.
 fn is_odd(holder: &Holder) -> bool {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_millis();
     let distance = now.abs_diff(u128::from(holder.since_ms));

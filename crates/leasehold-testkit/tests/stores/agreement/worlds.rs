@@ -1,4 +1,4 @@
-//! The three places where locks live, each with the same clients on it.
+//! The three stores, each with the same clients.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,15 +19,15 @@ use tokio::time::timeout;
 
 use super::case::PROVISIONAL;
 
-/// Longer than anything here may take; only a hang does.
+/// A limit that is reached only by a hang.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// One store and everybody who uses it.
+/// One store and its clients.
 pub(crate) struct World {
     backend: Backend,
-    /// Looks at locks, and writes the letters that follow every step.
+    /// Inspects locks, and sends the message after every step.
     pub(crate) onlooker: SharedStore,
-    /// `None`: dead.
+    /// `None` for dead clients.
     pub(crate) clients: Vec<Option<Client>>,
 }
 
@@ -37,12 +37,11 @@ enum Backend {
     Redis(RedisServer),
 }
 
-/// A process, as far as a store can tell.
+/// A process, from the store's point of view.
 pub(crate) struct Client {
     pub(crate) store: SharedStore,
     pushes: mpsc::UnboundedReceiver<Push>,
-    /// A lock of its own. Asked to finish it, the client hears of it after everything it was told
-    /// before.
+    /// A lock of its own. A request to finish it arrives after all earlier messages.
     letter_box: Claim,
 }
 
@@ -78,7 +77,7 @@ impl World {
         }
     }
 
-    /// Everything is forgotten, and this many clients are there.
+    /// Resets everything and starts this many clients.
     pub(crate) async fn begin(&mut self, clients: usize) {
         if let Backend::Redis(server) = &self.backend {
             server.command(&["FLUSHALL"]).await;
@@ -91,7 +90,7 @@ impl World {
         }
     }
 
-    /// Lets a client live, under a new address when it was dead.
+    /// Starts a client if it is dead, with a new address.
     pub(crate) async fn revive(&mut self, client: usize) {
         while self.clients.len() <= client {
             self.clients.push(None);
@@ -117,7 +116,7 @@ impl World {
         client
     }
 
-    /// Ends a client, and returns when nobody can take it for alive.
+    /// Ends a client, and returns when the store counts it as dead.
     pub(crate) async fn kill(&mut self, client: usize, politely: bool) {
         let Some(Client { store, pushes, letter_box }) = self.clients[client].take() else { return };
         let before = self.listeners().await;
@@ -133,11 +132,11 @@ impl World {
             };
             timeout(PATIENCE, gone).await.expect("a store notices that its client is gone");
         }
-        // Where a lease outlives its process, this one is not needed any more.
+        // In stores where a lease outlives its process, this lock is not needed any more.
         self.onlooker.release(&letter_box.name, &letter_box.token).await.expect("an answer");
     }
 
-    /// How many the store takes for alive; `None` where that is known at once.
+    /// Returns how many processes the store counts as alive; `None` if it knows at once.
     async fn listeners(&self) -> Option<usize> {
         match &self.backend {
             Backend::Memory(_) => None,
@@ -153,7 +152,7 @@ impl World {
         }
     }
 
-    /// Ends a lease as if its time had run out.
+    /// Makes a lease expire now.
     pub(crate) async fn expire(&self, name: &LockName) {
         match &self.backend {
             Backend::Memory(world) => world.expire(name),
@@ -162,7 +161,7 @@ impl World {
         }
     }
 
-    /// Another kind of client takes the key.
+    /// Makes another kind of client overwrite the key.
     pub(crate) async fn put_foreign(&self, name: &LockName, value: &str, ttl: Duration) {
         match &self.backend {
             Backend::Memory(world) => world.put_foreign(name, value, ttl),
@@ -173,7 +172,7 @@ impl World {
         }
     }
 
-    /// What each client was told since the last time.
+    /// Returns the messages to each client since the last call.
     pub(crate) async fn told(&mut self) -> Vec<Vec<Push>> {
         let mut told = Vec::new();
         for client in &mut self.clients {
@@ -185,7 +184,7 @@ impl World {
         told
     }
 
-    /// For the failure report.
+    /// Returns the state for the failure report.
     pub(crate) fn log(&self) -> String {
         match &self.backend {
             Backend::Redis(server) => format!("\nthe server's log ends:\n{}", server.log_tail()),

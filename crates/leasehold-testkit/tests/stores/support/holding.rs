@@ -1,4 +1,4 @@
-//! Taking, renewing and giving back.
+//! Acquiring, renewing and releasing.
 
 use leasehold::Owner;
 use leasehold::inspect::{EvictMode, Holder};
@@ -73,7 +73,7 @@ pub(crate) async fn a_try_sent_twice_is_granted_twice(world: &impl World) {
     let first = takes(&*store, &mine).await;
     let second = takes(&*store, &mine).await;
     assert!(second.fence >= first.fence && second.asked_at >= first.asked_at);
-    // The fence of the later answer is the one that counts.
+    // The fence of the later reply counts.
     assert_eq!(store.renew(&[renewal(&mine, second.fence)]).await, [Renewed::Renewed]);
 }
 
@@ -87,7 +87,7 @@ pub(crate) async fn an_acquire_sent_twice_keeps_its_ticket(world: &impl World) {
     let again = queues(&*store, &first).await;
     assert_eq!((again.ticket, again.position), (place.ticket, 0));
     assert_eq!(again.holder.expect("a holder").id, holder.token.holder_id());
-    // After a reconnect the queue may be gone; the ticket is not.
+    // After a reconnect the queue may be gone, but the ticket is still valid.
     store.leave(&first).await.expect("an answer");
     let kept = store.acquire(&first, Some(place.ticket)).await;
     assert!(matches!(kept, Ok(Acquire::Queued(p)) if p.ticket == place.ticket && p.position == 0));
@@ -156,19 +156,19 @@ pub(crate) async fn a_lease_can_be_handed_to_another_token(world: &impl World) {
     let holder = store.holder(&mine.name).await.expect("an answer").expect("a holder");
     assert_eq!((holder.id, holder.fence, holder.owner), (theirs.token.holder_id(), fence, owner.clone()));
     assert!(!holder.listens, "it belongs to no process");
-    // Sent again, it finds what it has done; the old token is nobody's.
+    // Sent again, it finds its own change; the old token is not used any more.
     assert_eq!(store.renew(&[hand(&theirs)]).await, [Renewed::Renewed]);
     assert_eq!(store.renew(&[hand(&claim("a")), renewal(&mine, fence)]).await, [Renewed::Lost, Renewed::Lost]);
     assert_eq!(store.release(&mine.name, &mine.token).await, Ok(Release::NotOwner));
     store.leave(&mine).await.expect("an answer");
     assert_eq!(store.renew(&[renewal(&theirs, fence)]).await, [Renewed::Renewed]);
-    // Granted to that token anew, it is another lease, which a late copy does not take for its own.
+    // A new grant to that token is another lease, which a late copy must not change.
     assert_eq!(store.release(&theirs.name, &theirs.token).await, Ok(Release::Released));
     assert_eq!(store.renew(&[hand(&theirs)]).await, [Renewed::Lost], "never re-created");
     let anew = acquires(&*store, &theirs).await.fence;
     assert_eq!(store.renew(&[hand(&theirs)]).await, [Renewed::Lost]);
     assert!(store.holder(&mine.name).await.expect("an answer").expect("a holder").listens);
-    // A lease that was taken away is not handed on.
+    // A revoked lease is not handed on.
     store.evict(&mine.name, theirs.token.holder_id(), EvictMode::Revoke).await.expect("an answer");
     let revoked = Renewal { hand_to: Some(mine.token.clone()), ..renewal(&theirs, anew) };
     assert_eq!(store.renew(&[revoked]).await, [Renewed::Revoked]);
@@ -185,7 +185,7 @@ pub(crate) async fn a_renewal_never_shortens(world: &impl World) {
     assert_eq!(holder.ttl, Some(LONG));
 }
 
-pub(crate) async fn a_check_says_whose_it_is_and_changes_nothing(world: &impl World) {
+pub(crate) async fn a_check_reports_the_holder_and_changes_nothing(world: &impl World) {
     let store = world.open().await;
     let (mine, queued) = (claim("a"), claim("b"));
     let fence = takes(&*store, &mine).await.fence;
@@ -202,7 +202,7 @@ pub(crate) async fn a_check_says_whose_it_is_and_changes_nothing(world: &impl Wo
     let after = store.holder(&mine.name).await.expect("an answer").expect("a holder");
     assert!(after.ttl_left <= before.ttl_left, "not prolonged");
     assert_eq!(Holder { ttl_left: None, ..after }, Holder { ttl_left: None, ..before });
-    // Nobody's, another's, and one that was granted anew since.
+    // A free lock, another holder's, and one with a newer grant.
     assert_eq!(
         store.renew(&[check(&claim("nobody"), None), check(&claim("a"), fence)]).await,
         [Renewed::Lost, Renewed::Lost]
@@ -221,7 +221,7 @@ pub(crate) async fn many_renewals_are_answered_in_order(world: &impl World) {
     let mut renewals = Vec::new();
     for i in 0..50 {
         let mine = claim(&format!("many:{i}"));
-        // Every third was never taken.
+        // Every third was never acquired.
         let fence = if i % 3 == 0 { None } else { takes(&*store, &mine).await.fence };
         renewals.push(renewal(&mine, fence));
     }

@@ -1,4 +1,4 @@
-//! Seeing locks, queues, counters and events.
+//! Inspection of locks, queues, counters and events.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use leasehold::store::Note;
 
 use super::*;
 
-/// Every lock of a list, with how often it was shown.
+/// Returns every lock of a list and how often it was listed.
 async fn pages(store: &dyn Store, prefix: &str, limit: usize) -> HashMap<String, usize> {
     let (mut shown, mut cursor) = (HashMap::new(), None);
     for _ in 0..10_000 {
@@ -93,7 +93,7 @@ pub(crate) async fn events_reach_a_follower(world: &impl World) {
     assert_eq!(heard, Some(event));
 }
 
-/// Every page of the long-held locks. None may be longer than was asked for by much.
+/// Returns every page of the long-held locks. No page may be much longer than requested.
 async fn all_long_held(store: &dyn Store) -> Vec<(LockName, Holder)> {
     let (mut found, mut cursor) = (Vec::new(), None);
     for _ in 0..1_000 {
@@ -132,7 +132,7 @@ pub(crate) async fn long_held_locks_are_found(world: &impl World) {
         here.note(vec![Note::Enter { name, holder, lasts: LONG }]).await.expect("noted");
     }
     assert_eq!(all_long_held(&*there).await.len(), 2);
-    // Freed without a word: the index still says otherwise, the lock does not.
+    // Freed without an event: the index still lists it, but the lock is free.
     here.release(&gone.name, &gone.token).await.expect("an answer");
     let found = all_long_held(&*there).await;
     assert_eq!(found.iter().map(|(_, h)| h.id).collect::<Vec<_>>(), [long.token.holder_id()]);

@@ -1,4 +1,4 @@
-//! The worlds the battery runs in, and what its cases have in common.
+//! The stores of the battery, and helpers of its cases.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::sync::Arc;
@@ -21,20 +21,20 @@ pub(crate) mod looking;
 pub(crate) mod queueing;
 pub(crate) mod taking;
 
-/// A place where locks live, shared by the stores opened on it.
+/// A store that several processes share.
 pub(crate) trait World {
-    /// A store of its own, as another process would open it.
+    /// Opens the store like another process.
     async fn open(&self) -> Arc<dyn Store>;
 
-    /// Ends a store as a crash would, and returns when nobody can take it for alive.
+    /// Ends a process like a crash, and returns when the store counts it as dead.
     async fn crash(&self, store: Arc<dyn Store>);
 
-    /// Whether a dead holder's lock is free at once, rather than when its lease ends.
+    /// Whether the lock of a dead holder is free at once, not only when its lease ends.
     fn sees_death(&self) -> bool {
         false
     }
 
-    /// Ends a lease as if its time had run out.
+    /// Makes a lease expire now.
     async fn expire(&self, name: &LockName);
 }
 
@@ -68,13 +68,13 @@ impl SqliteHere {
 }
 
 impl SqliteHere {
-    /// How many processes the store takes for alive.
+    /// Returns how many processes the store counts as alive.
     fn alive(&self) -> usize {
         open_fifos(&self.0.path().join("locks.db.alive"))
     }
 }
 
-/// How many FIFOs in a directory a process has open. Those that none has open are left there for a while.
+/// Returns the number of FIFOs in a directory that a process has open. Others are removed later.
 pub(crate) fn open_fifos(dir: &std::path::Path) -> usize {
     use rustix::fs::{Mode, OFlags, open};
     let is_open = |path: std::path::PathBuf| open(path, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty()).is_ok();
@@ -114,7 +114,7 @@ impl RedisHere {
         connected.expect("the server of this test is up")
     }
 
-    /// How many processes the server takes for listening.
+    /// Returns how many processes the server counts as subscribers.
     pub(crate) async fn listeners(&self) -> usize {
         match self.0.command(&["PUBSUB", "SHARDCHANNELS", "lh1:inbox:*"]).await {
             redis::Value::Array(channels) => channels.len(),
@@ -150,7 +150,7 @@ pub(crate) fn ttl(lasts: Duration) -> Ttl {
     Ttl::new(lasts).expect("a ttl")
 }
 
-/// An attempt for 30 s, fenced and listening.
+/// Creates an attempt with a ttl of 30 s, fenced and listening.
 pub(crate) fn claim(lock: &str) -> Claim {
     Claim {
         name: name(lock),
@@ -203,7 +203,7 @@ pub(crate) fn renewal(claim: &Claim, fence: Option<Fence>) -> Renewal {
     }
 }
 
-/// The next message about a lock; what concerns the connection is passed over.
+/// Waits for the next message about a lock and skips messages about the connection.
 pub(crate) async fn next(pushes: &mut mpsc::UnboundedReceiver<Push>) -> Push {
     let about_a_lock = async {
         loop {
@@ -224,13 +224,13 @@ pub(crate) async fn is_granted(pushes: &mut mpsc::UnboundedReceiver<Push>, claim
     }
 }
 
-/// Nothing about a lock has been said for a moment.
+/// Checks that no message about a lock arrives for a moment.
 pub(crate) async fn silence(pushes: &mut mpsc::UnboundedReceiver<Push>) {
     let said = timeout(Duration::from_millis(100), next(pushes)).await;
     assert!(said.is_err(), "unexpected: {said:?}");
 }
 
-/// Waits until something is so.
+/// Waits until a condition is true.
 pub(crate) async fn eventually(what: &str, is_so: impl AsyncFn() -> bool) {
     let wait = async {
         while !is_so().await {

@@ -1,4 +1,4 @@
-//! Standing in line.
+//! Waiting in the queue.
 
 use leasehold::store::{Left, Release, Renewed};
 
@@ -42,7 +42,7 @@ pub(crate) async fn waiters_are_served_in_order(world: &impl World) {
     assert_eq!(stores[0].queue(&first.name).await, Ok(vec![]));
 }
 
-pub(crate) async fn the_next_in_line_is_told_to_look_again(world: &impl World) {
+pub(crate) async fn the_next_waiter_is_asked_to_look_again(world: &impl World) {
     let store = world.open().await;
     let mut pushes = store.pushes();
     let (holder, first, second) = (claim("a"), claim("a"), claim("a"));
@@ -88,7 +88,7 @@ pub(crate) async fn hundreds_of_dead_waiters_are_passed_over(world: &impl World)
     }
 }
 
-pub(crate) async fn a_waiter_leaves_the_line(world: &impl World) {
+pub(crate) async fn a_waiter_leaves_the_queue(world: &impl World) {
     let store = world.open().await;
     let mut pushes = store.pushes();
     let (holder, first, second) = (claim("a"), claim("a"), claim("a"));
@@ -118,7 +118,7 @@ pub(crate) async fn a_waiter_leaves_what_it_was_granted(world: &impl World) {
     assert_eq!(store.holder(&holder.name).await, Ok(None));
 }
 
-pub(crate) async fn a_lost_message_is_found_by_asking_again(world: &impl World) {
+pub(crate) async fn a_lost_push_is_found_by_the_next_request(world: &impl World) {
     let store = world.open().await;
     let mut pushes = store.pushes();
     let (holder, waiter) = (claim("a"), claim("a"));
@@ -126,14 +126,14 @@ pub(crate) async fn a_lost_message_is_found_by_asking_again(world: &impl World) 
     queues(&*store, &waiter).await;
     lets_go(&*store, &holder).await;
     let pushed = is_granted(&mut pushes, &waiter).await;
-    // As if it had not come: the question is answered with the same grant, in full.
+    // As if the push had not come: the reply is the same grant with its full ttl.
     let asked = acquires(&*store, &waiter).await;
     assert_eq!((asked.fence, asked.lasts), (pushed.fence, LONG));
     let holder = store.holder(&waiter.name).await.expect("an answer").expect("a holder");
     assert!(holder.ttl_left > Some(LONG / 2));
 }
 
-pub(crate) async fn a_try_yields_to_whoever_waits(world: &impl World) {
+pub(crate) async fn a_try_yields_to_waiters(world: &impl World) {
     let (here, there) = (world.open().await, world.open().await);
     let mut pushes = here.pushes();
     let (holder, waiter, passer_by) = (claim("a"), claim("a"), claim("a"));

@@ -1,4 +1,4 @@
-//! Taking a lock away.
+//! Evictions.
 
 use leasehold::inspect::{EvictMode, Evicted, FinishRequest};
 use leasehold::store::{Release, Renewed};
@@ -14,7 +14,7 @@ pub(crate) async fn a_revoked_holder_cannot_renew_and_hands_on(world: &impl Worl
     let evicted = operator.evict(&holder.name, id, EvictMode::Revoke).await;
     assert!(matches!(evicted, Ok(Evicted::Done(found)) if found.id == id));
     assert_eq!(next(&mut pushes).await, Push::Revoked { token: holder.token.clone() });
-    // Whoever asks now must not turn it into an ordinary holder.
+    // A new request must not turn it into an ordinary holder.
     queues(&*here, &waiter).await;
     assert_eq!(here.renew(&[renewal(&holder, fence)]).await, [Renewed::Revoked]);
     assert_eq!(here.try_acquire(&holder).await, Ok(Try::Revoked));
@@ -25,7 +25,7 @@ pub(crate) async fn a_revoked_holder_cannot_renew_and_hands_on(world: &impl Worl
     is_granted(&mut pushes, &waiter).await;
 }
 
-pub(crate) async fn a_revoked_waiting_room_is_told_at_its_next_question(world: &impl World) {
+pub(crate) async fn a_revoked_waiting_room_learns_it_with_its_next_request(world: &impl World) {
     let store = world.open().await;
     let holder = claim("a");
     acquires(&*store, &holder).await;
@@ -88,7 +88,7 @@ pub(crate) async fn a_holder_is_asked_to_finish(world: &impl World) {
     assert_eq!(here.renew(&[renewal(&holder, fence)]).await, [Renewed::Renewed], "only asked");
 }
 
-pub(crate) async fn a_holder_that_does_not_listen_is_deaf(world: &impl World) {
+pub(crate) async fn a_request_to_a_holder_that_does_not_listen_is_undeliverable(world: &impl World) {
     let (gone, operator) = (world.open().await, world.open().await);
     let (dead, quiet) = (claim("a"), Claim { listens: false, ..claim("b") });
     takes(&*gone, &dead).await;

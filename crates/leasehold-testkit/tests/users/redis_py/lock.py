@@ -1,4 +1,4 @@
-"""A redis-py Lock on a key, told what to do line by line: `lock.py PORT KEY`. Answers every line with one."""
+"""A redis-py Lock on a key, controlled by lines of input: `lock.py PORT KEY`. Replies to every line with one line."""
 
 import sys
 
@@ -8,14 +8,14 @@ client = redis.Redis(host="127.0.0.1", port=int(sys.argv[1]))
 lock = None
 
 
-def acquire(timeout, patience):
-    """Both in seconds. Timeout 0: a lock without an end. Patience 0: one try."""
+def acquire(timeout, wait):
+    """Both in seconds. Timeout 0 means without an expiry, wait 0 means one try."""
     global lock
     lock = client.lock(sys.argv[2], timeout=float(timeout) or None, sleep=0.01)
-    if float(patience) == 0:
+    if float(wait) == 0:
         got = lock.acquire(blocking=False)
     else:
-        got = lock.acquire(blocking_timeout=float(patience))
+        got = lock.acquire(blocking_timeout=float(wait))
     return "acquired " + lock.local.token.decode() if got else "refused"
 
 
