@@ -138,8 +138,10 @@ impl Tls {
                         tracing::info!(cert = %self.files.cert.display(), "the certificate was reloaded");
                     }
                     Err(error) => {
-                        let error = format_args!("{error:#}");
-                        tracing::error!(%error, "the certificate has changed and cannot be used; the old one stays in use");
+                        tracing::error!(
+                            error = %format_args!("{error:#}"),
+                            "the certificate has changed and cannot be used; the old one stays in use"
+                        );
                     }
                 }
             }
