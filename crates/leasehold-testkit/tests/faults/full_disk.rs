@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use leasehold::lease::{Token, Ttl};
 use leasehold::store::sqlite::SqliteStore;
-use leasehold::store::{Acquire, Claim, Inspect, Push, Release, Store, StoreError, StoreErrorKind, Try};
+use leasehold::store::{Acquire, AcquireRequest, Inspect, Push, Release, Store, StoreError, StoreErrorKind, Try};
 use leasehold::{Error, LockManager, LockName, Owner};
 use leasehold_testkit::{WorkerProcess, full_or, report};
 use serde_json::{Value, json};
@@ -301,7 +301,7 @@ impl Part {
         let _ = self.told.recv();
     }
 
-    async fn release(&mut self, claim: &Claim) {
+    async fn release(&mut self, claim: &AcquireRequest) {
         match self.store.release(&claim.name, &claim.token).await {
             Ok(Release::Released) => self.released += 1,
             // Granted to a process that hung for longer than an unconfirmed grant lasts.
@@ -312,7 +312,7 @@ impl Part {
 
     async fn hold(&mut self, who: &str) {
         self.wait_until_told("hold");
-        let claims: Vec<Claim> = (0..HELD).map(|i| claim(&held_name(who, i))).collect();
+        let claims: Vec<AcquireRequest> = (0..HELD).map(|i| claim(&held_name(who, i))).collect();
         for claim in &claims {
             let answer = self.store.try_acquire(claim).await;
             assert!(matches!(answer, Ok(Try::Granted(_))), "{answer:?}");
@@ -332,7 +332,7 @@ impl Part {
         let mut waiting = Vec::new();
         for i in 0..AWAITED {
             let owner = Owner::named("o".repeat(Owner::MAX_BYTES)).expect("valid");
-            let claim = Claim { owner, since_ms: 2, ..claim(&held_name(who, i * 7)) };
+            let claim = AcquireRequest { owner, since_ms: 2, ..claim(&held_name(who, i * 7)) };
             let answer = self.store.acquire(&claim, None).await;
             assert!(matches!(answer, Ok(Acquire::Queued(_))), "{answer:?}");
             waiting.push(claim);
@@ -404,8 +404,8 @@ fn held_name(who: &str, i: usize) -> String {
     format!("{name}{}", "y".repeat(more))
 }
 
-fn claim(name: &str) -> Claim {
-    Claim {
+fn claim(name: &str) -> AcquireRequest {
+    AcquireRequest {
         name: LockName::new(name).expect("a name"),
         token: Token::random(),
         ttl: Ttl::new(Duration::from_secs(600)).expect("a time"),

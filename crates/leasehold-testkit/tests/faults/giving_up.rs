@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::lease::{Token, Ttl};
 use leasehold::store::redis::{RedisOptions, RedisStore};
-use leasehold::store::{Acquire, Claim, KeySpace, Store};
+use leasehold::store::{Acquire, AcquireRequest, KeySpace, Store};
 use leasehold::{Error, LockManager, LockName, Options, Owner};
 use leasehold_testkit::{FaultProxy, RedisServer, full_or, report};
 use redis::Value;
@@ -317,7 +317,7 @@ async fn f51_a_dead_waiter_that_polled_costs_two_seconds_at_most() {
     let mut costs = Vec::new();
     for _ in 0..full_or(1, 10) {
         let guard = holder.lock("polled").no_wait().await.expect("free");
-        let dead = Claim {
+        let dead = AcquireRequest {
             name: LockName::new("polled").expect("a name"),
             token: Token::random(),
             ttl: Ttl::default(),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use leasehold::lease::{Token, Ttl};
 use leasehold::store::redis::{RedisOptions, RedisStore};
 use leasehold::store::sqlite::SqliteStore;
-use leasehold::store::{Claim, KeySpace, Store, StoreErrorKind, Try};
+use leasehold::store::{AcquireRequest, KeySpace, Store, StoreErrorKind, Try};
 use leasehold::{LockName, Owner};
 use leasehold_testkit::{RedisServer, WorkerProcess, full_or, report};
 
@@ -73,8 +73,8 @@ async fn errors_of(workers: Vec<WorkerProcess>) -> Vec<String> {
     errors
 }
 
-fn claim(name: &str) -> Claim {
-    Claim {
+fn claim(name: &str) -> AcquireRequest {
+    AcquireRequest {
         name: LockName::new(name).expect("a name"),
         token: Token::random(),
         ttl: Ttl::default(),
@@ -86,7 +86,7 @@ fn claim(name: &str) -> Claim {
 }
 
 /// Checks that every call of a store in a forked child fails at once and changes nothing.
-async fn says_that_it_is_forked(store: &dyn Store, held: &Claim) -> Duration {
+async fn says_that_it_is_forked(store: &dyn Store, held: &AcquireRequest) -> Duration {
     let began = Instant::now();
     let other = claim("in-the-child");
     let forked = |error: leasehold::store::StoreError| assert_eq!(error.kind(), StoreErrorKind::Forked, "{error}");
@@ -103,7 +103,7 @@ async fn says_that_it_is_forked(store: &dyn Store, held: &Claim) -> Duration {
 }
 
 /// Checks that the store still works in the parent.
-async fn goes_on(store: &dyn Store, held: &Claim) {
+async fn goes_on(store: &dyn Store, held: &AcquireRequest) {
     let holder = store.holder(&held.name).await.expect("answered").expect("held");
     assert_eq!(holder.id, held.token.holder_id());
     assert!(store.holder(&claim("in-the-child").name).await.expect("answered").is_none());

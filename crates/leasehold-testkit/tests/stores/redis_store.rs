@@ -7,7 +7,7 @@ use leasehold::inspect::{Cursor, EvictMode, Evicted};
 use leasehold::lease::Moment;
 use leasehold::store::redis::{RedisOptions, RedisStore};
 use leasehold::store::{
-    Acquire, Claim, Inspect, KeySpace, Left, Namespace, Release, Renewed, Store, StoreErrorKind, Try,
+    Acquire, AcquireRequest, Inspect, KeySpace, Left, Namespace, Release, Renewed, Store, StoreErrorKind, Try,
 };
 use redis::Value;
 
@@ -41,7 +41,7 @@ async fn a_value_reads_as_documented() {
     assert_eq!(store.renew(&[renewal(&mine, Some(fence))]).await, [Renewed::Renewed]);
     assert_eq!(raw(&world, &["GETRANGE", KEY, "39", "54"]).await, format!("{:016}", fence.get()));
     // A waiter sets the flag and is in a queue that expires.
-    let waiter = Claim { listens: false, ..claim("a") };
+    let waiter = AcquireRequest { listens: false, ..claim("a") };
     let ticket = queues(&store, &waiter).await.ticket;
     assert_eq!(raw(&world, &["GETRANGE", KEY, "4", "4"]).await, "1");
     let entry: Vec<String> =
@@ -249,7 +249,7 @@ async fn a_removed_expiry_comes_back() {
 async fn a_late_grant_is_reported() {
     let world = RedisHere::start().await;
     let store = world.store().await;
-    let short = Claim { ttl: ttl(Duration::from_millis(100)), ..claim("a") };
+    let short = AcquireRequest { ttl: ttl(Duration::from_millis(100)), ..claim("a") };
     let asleep = world.0.command(&["DEBUG", "SLEEP", "0.4"]);
     let tried = async {
         tokio::time::sleep(Duration::from_millis(100)).await;

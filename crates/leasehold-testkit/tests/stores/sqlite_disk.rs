@@ -55,8 +55,8 @@ impl Drop for Disk {
     }
 }
 
-fn claim(text: &str) -> Claim {
-    Claim {
+fn claim(text: &str) -> AcquireRequest {
+    AcquireRequest {
         name: LockName::new(text).expect("valid"),
         token: Token::random(),
         ttl: Ttl::new(Duration::from_secs(600)).expect("valid"),
@@ -72,7 +72,7 @@ fn open(path: &Path) -> SqliteStore {
 }
 
 /// Acquires locks until the store returns an error. Returns the locks and the error.
-async fn take_until_refused(store: &SqliteStore, prefix: &str) -> (Vec<Claim>, Option<StoreError>) {
+async fn take_until_refused(store: &SqliteStore, prefix: &str) -> (Vec<AcquireRequest>, Option<StoreError>) {
     let mut taken = Vec::new();
     for i in 0..20_000 {
         let claim = claim(&format!("{prefix}:{i}"));
@@ -98,7 +98,7 @@ async fn every_release_works_on_a_full_disk_and_all_works_after_it() {
     // Some have a waiter, so their release writes more than one row.
     let mut pushes = two.pushes();
     for claim_held in &held[..20] {
-        let waiter = Claim { name: claim_held.name.clone(), ..claim("x") };
+        let waiter = AcquireRequest { name: claim_held.name.clone(), ..claim("x") };
         assert!(matches!(two.acquire(&waiter, None).await, Ok(Acquire::Queued(_))));
     }
     disk.fill();
@@ -123,7 +123,7 @@ async fn every_release_works_on_a_full_disk_and_all_works_after_it() {
     }
     // Released locks can be acquired again, more often than the log alone would allow.
     for _ in 0..3_000 {
-        let claim = Claim { name: held[50].name.clone(), ..claim("x") };
+        let claim = AcquireRequest { name: held[50].name.clone(), ..claim("x") };
         assert!(matches!(one.try_acquire(&claim).await, Ok(Try::Granted(_))));
         assert_eq!(one.release(&claim.name, &claim.token).await, Ok(Release::Released));
     }

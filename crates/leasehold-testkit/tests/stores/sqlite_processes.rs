@@ -17,8 +17,8 @@ fn name(text: &str) -> LockName {
     LockName::new(text).expect("a valid name")
 }
 
-fn claim(text: &str) -> Claim {
-    Claim {
+fn claim(text: &str) -> AcquireRequest {
+    AcquireRequest {
         name: name(text),
         token: Token::random(),
         ttl: Ttl::new(Duration::from_secs(60)).expect("valid"),
@@ -182,7 +182,7 @@ fn bindings_are_on_the_disk_before_they_are_acknowledged() {
     assert!(locks < WRITES / 2, "a lease does not wait for the disk: {locks} syncs");
 }
 
-async fn wait_for(store: &SqliteStore, claim: &Claim) -> Grant {
+async fn wait_for(store: &SqliteStore, claim: &AcquireRequest) -> Grant {
     let mut pushes = store.pushes();
     loop {
         match pushes.recv().await.expect("store is open") {

@@ -16,8 +16,8 @@ fn name(text: &str) -> LockName {
     LockName::new(text).expect("a valid name")
 }
 
-fn claim(text: &str) -> Claim {
-    Claim {
+fn claim(text: &str) -> AcquireRequest {
+    AcquireRequest {
         name: name(text),
         token: Token::random(),
         ttl: Ttl::new(Duration::from_secs(60)).expect("valid"),
@@ -32,21 +32,21 @@ fn open(dir: &tempfile::TempDir) -> SqliteStore {
     SqliteStore::open(&dir.path().join("locks.db")).expect("opens")
 }
 
-async fn granted(store: &SqliteStore, claim: &Claim) -> Grant {
+async fn granted(store: &SqliteStore, claim: &AcquireRequest) -> Grant {
     match store.try_acquire(claim).await.expect("answers") {
         Try::Granted(grant) => grant,
         other => panic!("not granted: {other:?}"),
     }
 }
 
-async fn queued(store: &SqliteStore, claim: &Claim) -> Place {
+async fn queued(store: &SqliteStore, claim: &AcquireRequest) -> Place {
     match store.acquire(claim, None).await.expect("answers") {
         Acquire::Queued(place) => place,
         other => panic!("not queued: {other:?}"),
     }
 }
 
-fn renewal(claim: &Claim, grant: &Grant) -> Renewal {
+fn renewal(claim: &AcquireRequest, grant: &Grant) -> Renewal {
     Renewal {
         name: claim.name.clone(),
         token: claim.token.clone(),
@@ -70,7 +70,7 @@ async fn many_short_runs_leave_few_files_and_no_lease_behind() {
     let files = || std::fs::read_dir(dir.path().join("locks.db.alive")).expect("a directory").count();
     let died = open(&dir);
     let hour = Ttl::new(Duration::from_secs(3_600)).expect("valid");
-    granted(&died, &Claim { ttl: hour, ..claim("left behind") }).await;
+    granted(&died, &AcquireRequest { ttl: hour, ..claim("left behind") }).await;
     died.close().await;
     let mut most = 0;
     for _ in 0..RUNS {

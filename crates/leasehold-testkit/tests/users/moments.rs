@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use leasehold::inspect::EvictMode;
 use leasehold::lease::{Moment, Token, Ttl};
 use leasehold::store::memory::MemoryWorld;
-use leasehold::store::{Claim, Store};
+use leasehold::store::{AcquireRequest, Store};
 use leasehold::{LockManager, LockName, LossReason, Options, Owner};
 use leasehold_testkit::{Arena, RedisServer, on_every_store};
 use tokio::time::timeout;
@@ -73,7 +73,7 @@ async fn a_wait_that_is_over_brings_no_ended_lease(arena: Arena) {
 /// store never awaits, so changes here take effect before any task runs.
 struct Line {
     store: Arc<dyn Store>,
-    held: Claim,
+    held: AcquireRequest,
     waiting: tokio::task::JoinHandle<leasehold::Guard>,
 }
 
@@ -81,7 +81,7 @@ async fn line() -> Line {
     let world = MemoryWorld::new();
     let store: Arc<dyn Store> = Arc::new(world.open());
     let manager = LockManager::with_store(Arc::new(world.open()), Options::default());
-    let held = Claim {
+    let held = AcquireRequest {
         name: LockName::new("early").expect("a name"),
         token: Token::random(),
         ttl: Ttl::default(),

@@ -8,7 +8,7 @@ use crate::clock::Moment;
 use crate::facts::Fence;
 use crate::lease::belief::Belief;
 use crate::rules::Rule;
-use crate::store::{Acquire, Claim, Grant, Place, StoreError, StoreErrorKind, Ticket};
+use crate::store::{Acquire, AcquireRequest, Grant, Place, StoreError, StoreErrorKind, Ticket};
 
 /// Near the head of a queue a waiter asks again at least this often, however reliable the messages are.
 const ASK_EVERY: Duration = Duration::from_secs(5);
@@ -61,7 +61,7 @@ pub(crate) struct Carried {
 /// One attempt of a waiting room to get its lock, under one token.
 #[derive(Debug, Clone)]
 pub(crate) struct Attempt {
-    pub(crate) claim: Claim,
+    pub(crate) claim: AcquireRequest,
     /// The ticket of the task that the attempt is made for, where that task has one of its own.
     pub(crate) own_ticket: Option<Ticket>,
     ticket: Option<Ticket>,
@@ -88,7 +88,7 @@ pub(crate) struct Attempt {
 }
 
 impl Attempt {
-    pub(crate) fn new(now: Moment, claim: Claim, own_ticket: Option<Ticket>, carried: Carried) -> Self {
+    pub(crate) fn new(now: Moment, claim: AcquireRequest, own_ticket: Option<Ticket>, carried: Carried) -> Self {
         Self {
             claim,
             own_ticket,
@@ -316,7 +316,7 @@ impl Attempt {
 
 /// What is left of an attempt that is over.
 pub(crate) struct Finished {
-    pub(crate) claim: Claim,
+    pub(crate) claim: AcquireRequest,
     /// The store may know the token.
     pub(crate) sent: bool,
     /// A request was not answered, and may still be carried out.

@@ -8,7 +8,7 @@ use super::Context;
 use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::rules::Rule;
-use crate::store::Claim;
+use crate::store::AcquireRequest;
 
 /// The first pause between two requests; each one is twice the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -56,7 +56,7 @@ pub(crate) enum AfterLeave {
 }
 
 impl PendingLeave {
-    pub(crate) fn new(cx: &Context<'_>, claim: &Claim, queued: bool, unanswered: bool) -> Self {
+    pub(crate) fn new(cx: &Context<'_>, claim: &AcquireRequest, queued: bool, unanswered: bool) -> Self {
         let lease_ends = cx.now + claim.ttl.duration() + cx.policy.patience;
         let backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         Self { queued, unanswered, lease_ends, confirmed: false, hurried: false, backoff }

@@ -9,7 +9,7 @@ use super::{Context, Seen};
 use crate::clock::Moment;
 use crate::facts::{LockName, Owner, Token, Ttl};
 use crate::rules::Rule;
-use crate::store::{Claim, Grant, StoreError, Ticket};
+use crate::store::{AcquireRequest, Grant, StoreError, Ticket};
 
 /// The waiting room of one name.
 #[derive(Debug)]
@@ -70,14 +70,14 @@ pub(super) enum Queued {
 #[cfg_attr(test, derive(Clone))]
 pub(crate) enum Effect<T> {
     /// Send an acquire, and pass its answer to `Rooms::answered`.
-    Ask { claim: Claim, ticket: Option<Ticket> },
+    Ask { claim: AcquireRequest, ticket: Option<Ticket> },
     /// The lock belongs to this task.
     Give { task: T, token: Token, grant: Grant, record: Record },
     /// The task did not get the lock: the store failed, or (`None`) the process shuts down.
     Fail { task: T, name: LockName, error: Option<StoreError> },
     /// Cancel the acquire that is in flight for this token, if any. Then leave the queue, until the store confirms it,
     /// and call `Rooms::left`.
-    Leave { claim: Claim, unanswered: bool },
+    Leave { claim: AcquireRequest, unanswered: bool },
     /// A leave that is in progress has to be sent again now.
     HurryLeave(Token),
     /// Report to the store which waiters need push probes.
@@ -134,7 +134,7 @@ impl<T> Room<T> {
                 continue;
             }
             let Some(attempt) = &mut self.attempt else {
-                let claim = Claim {
+                let claim = AcquireRequest {
                     name: self.name.clone(),
                     token: cx.source.token(),
                     ttl: first.ttl,
@@ -190,7 +190,7 @@ impl<T> Room<T> {
     fn give(
         &mut self,
         out: &mut Out<T>,
-        claim: &Claim,
+        claim: &AcquireRequest,
         own_ticket: Option<Ticket>,
         grant: Grant,
         provisional: bool,

@@ -19,7 +19,7 @@ use crate::clock::{Moment, sleep};
 use crate::error::Error;
 use crate::facts::{Fence, Token};
 use crate::loss::LossReason;
-use crate::store::{Claim, Operation, Renewal, StoreError, StoreErrorKind, Try};
+use crate::store::{AcquireRequest, Operation, Renewal, StoreError, StoreErrorKind, Try};
 
 /// How many times a grant is requested again when its confirmation finds another grant: two calls with one token run at
 /// the same time, and the second finds what the first has written.
@@ -111,7 +111,7 @@ async fn obtain(
 
 /// Tries, and confirms a grant: that writes the fence into the record, so that every caller with the same token gets the
 /// same fence, and the lease lasts its whole ttl even if it was acquired before.
-async fn ask(core: &Core, claim: &Claim) -> Result<TokenAnswer, StoreError> {
+async fn ask(core: &Core, claim: &AcquireRequest) -> Result<TokenAnswer, StoreError> {
     for _ in 0..CONFIRMS {
         let grant = match core.store.try_acquire(claim).await? {
             Try::Granted(grant) => grant,

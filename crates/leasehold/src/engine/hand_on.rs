@@ -11,7 +11,7 @@ use crate::client::retry::Retry;
 use crate::clock::{Moment, sleep, wall_ms};
 use crate::error::Error;
 use crate::facts::Token;
-use crate::store::{Claim, Operation, Renewal};
+use crate::store::{AcquireRequest, Operation, Renewal};
 
 /// Makes a lease of this process that of a token, which may be its own, and of no process. It lasts its full ttl
 /// from some moment of this call. Dropped or failed, the lock is released unless it was handed on.
@@ -33,7 +33,7 @@ pub(super) async fn hand_on(core: &Arc<Core>, leases: &Leases, cell: &LeaseCell,
             rewrite,
             hand_to: Some(to.clone()),
         };
-        let claim = Claim { name, token, ttl, owner, fenced: cell.fenced, listens: true, since_ms: wall_ms() };
+        let claim = AcquireRequest { name, token, ttl, owner, fenced: cell.fenced, listens: true, since_ms: wall_ms() };
         // A leave, not a release: a lease that was handed on before an answer was lost is no violation.
         (Undo::arm(core, claim), renewal, state.published)
     };

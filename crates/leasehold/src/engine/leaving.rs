@@ -9,7 +9,7 @@ use super::core::Core;
 use super::releasing::is_script_error;
 use crate::client::leaving::{AfterLeave, LeaveReply, PendingLeave};
 use crate::clock::sleep;
-use crate::store::{Claim, Release, StoreErrorKind};
+use crate::store::{AcquireRequest, Release, StoreErrorKind};
 
 /// A shutdown waits at most this long for tokens that are given up. Its subscription ends with it, so the queues pass
 /// over those that are left.
@@ -21,19 +21,19 @@ const CLOSES_WITHIN: Duration = Duration::from_millis(1_500);
 /// this token can release.
 pub(super) struct Undo<'a> {
     core: &'a Arc<Core>,
-    claim: Option<Claim>,
+    claim: Option<AcquireRequest>,
 }
 
 impl<'a> Undo<'a> {
-    pub(super) fn arm(core: &'a Arc<Core>, claim: Claim) -> Self {
+    pub(super) fn arm(core: &'a Arc<Core>, claim: AcquireRequest) -> Self {
         Self { core, claim: Some(claim) }
     }
 
-    pub(super) fn claim(&self) -> &Claim {
+    pub(super) fn claim(&self) -> &AcquireRequest {
         self.claim.as_ref().expect("armed until disarmed, which consumes it")
     }
 
-    pub(super) fn disarm(mut self) -> Claim {
+    pub(super) fn disarm(mut self) -> AcquireRequest {
         self.claim.take().expect("armed until disarmed, which consumes it")
     }
 }
@@ -49,7 +49,7 @@ impl Drop for Undo<'_> {
 
 /// A token that is given up.
 pub(super) struct GivenUp {
-    pub(super) claim: Claim,
+    pub(super) claim: AcquireRequest,
     /// Whether it may be in a queue.
     pub(super) queued: bool,
     /// Whether one of its requests was not answered.
@@ -104,7 +104,7 @@ async fn leave_until_certain(core: &Core, given_up: &GivenUp, wake: &Notify, ans
     }
 }
 
-async fn ask_to_leave(core: &Core, claim: &Claim) -> LeaveReply {
+async fn ask_to_leave(core: &Core, claim: &AcquireRequest) -> LeaveReply {
     let error = match core.within(core.store.leave(claim)).await {
         Ok(_) => return LeaveReply::Confirmed,
         Err(error) if error.kind() == StoreErrorKind::Closed => return LeaveReply::Settled,

@@ -22,7 +22,7 @@ use crate::client::{Context, Seen};
 use crate::clock::{Moment, sleep_until, timeout};
 use crate::error::Error;
 use crate::facts::{LockName, Token};
-use crate::store::{Acquire, Claim, Operation, Push, StoreError, Ticket};
+use crate::store::{Acquire, AcquireRequest, Operation, Push, StoreError, Ticket};
 
 /// How long the last task of a room that timed out waits for the store to confirm that the room left the queue.
 /// Otherwise the lock could still be granted, and passed on, after its call has ended.
@@ -196,7 +196,7 @@ impl WaitingRooms {
         (changed, left)
     }
 
-    fn ask(self: &Arc<Self>, inner: &mut Inner, claim: Claim, ticket: Option<Ticket>) {
+    fn ask(self: &Arc<Self>, inner: &mut Inner, claim: AcquireRequest, ticket: Option<Ticket>) {
         let token = claim.token.clone();
         let (ask, abort) = abortable(ask(self.clone(), claim, ticket));
         let (ending, ended) = oneshot::channel();
@@ -208,7 +208,7 @@ impl WaitingRooms {
         inner.asks.insert(token, AcquireInFlight { abort, ended });
     }
 
-    fn leave(self: &Arc<Self>, inner: &mut Inner, claim: Claim, unanswered: bool) -> oneshot::Receiver<()> {
+    fn leave(self: &Arc<Self>, inner: &mut Inner, claim: AcquireRequest, unanswered: bool) -> oneshot::Receiver<()> {
         let in_flight = inner.asks.remove(&claim.token);
         let wake = Arc::new(Notify::new());
         inner.leaves.insert(claim.token.clone(), wake.clone());
@@ -251,7 +251,7 @@ impl WaitingRooms {
 }
 
 /// Sends an acquire, and passes its answer to the rooms.
-async fn ask(waiting: Arc<WaitingRooms>, claim: Claim, ticket: Option<Ticket>) {
+async fn ask(waiting: Arc<WaitingRooms>, claim: AcquireRequest, ticket: Option<Ticket>) {
     let core = &waiting.core;
     let answer: Result<Acquire, StoreError> = core.within(core.store.acquire(&claim, ticket)).await;
     if let Err(error) = &answer {

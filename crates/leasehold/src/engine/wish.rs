@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::clock::{Moment, wall_ms};
 use crate::facts::{LockName, Owner, Token, Ttl};
 use crate::options::OnUnavailable;
-use crate::store::Claim;
+use crate::store::AcquireRequest;
 
 /// A checked request, with the defaults of its manager.
 #[derive(Debug, Clone)]
@@ -54,8 +54,8 @@ impl Wait {
 
 impl Wish {
     /// The claim of this request under a token. `listens`: the store may grant it by a message to this process.
-    pub(super) fn claim(&self, token: Token, listens: bool) -> Claim {
-        Claim {
+    pub(super) fn claim(&self, token: Token, listens: bool) -> AcquireRequest {
+        AcquireRequest {
             name: self.name.clone(),
             token,
             ttl: self.ttl,

@@ -15,7 +15,7 @@ use crate::events::LockEvent;
 use crate::facts::{LockName, Owner, Token, Ttl};
 use crate::lease::IntoLockName;
 use crate::manager::LockManager;
-use crate::store::{Claim, Grant, Operation, Release, StoreError, StoreErrorKind, Try};
+use crate::store::{AcquireRequest, Grant, Operation, Release, StoreError, StoreErrorKind, Try};
 
 pub(crate) mod view;
 
@@ -214,7 +214,7 @@ impl LockManager {
         let core = self.core();
         let token = Token::random();
         let name = format!("leasehold-checkup:{}", token.holder_id());
-        let claim = Claim {
+        let claim = AcquireRequest {
             name: LockName::new(name).expect("a name"),
             token,
             ttl: Ttl::new(core.options.request_timeout.clamp(Ttl::MIN, Ttl::MAX)).unwrap_or_default(),

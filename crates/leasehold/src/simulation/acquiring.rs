@@ -16,7 +16,7 @@ use crate::client::trying::{AfterTry, Trying};
 use crate::clock::Moment;
 use crate::facts::Token;
 use crate::loss::LossReason;
-use crate::store::{Claim, StoreErrorKind, Ticket};
+use crate::store::{AcquireRequest, StoreErrorKind, Ticket};
 
 const GRACE: Duration = Duration::from_millis(150);
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
@@ -66,8 +66,8 @@ impl Wish {
         }
     }
 
-    fn claim(&self, token: Token) -> Claim {
-        Claim {
+    fn claim(&self, token: Token) -> AcquireRequest {
+        AcquireRequest {
             name: self.name.clone(),
             token,
             ttl: self.ttl,

@@ -14,7 +14,7 @@ use crate::clock::Moment;
 use crate::facts::{Fence, LockName, Token, Ttl};
 use crate::lease::belief::Belief;
 use crate::loss::LossReason;
-use crate::store::{Claim, Renewal, Renewed, StoreError, StoreErrorKind, Try};
+use crate::store::{AcquireRequest, Renewal, Renewed, StoreError, StoreErrorKind, Try};
 
 const CONFIRMS: usize = 4;
 
@@ -52,7 +52,7 @@ impl Process {
         token: &Token,
         began: Moment,
     ) -> Result<(Option<Fence>, Moment), Ended> {
-        let claim = Claim {
+        let claim = AcquireRequest {
             name: wish.name.clone(),
             token: token.clone(),
             ttl: wish.ttl,
@@ -122,7 +122,7 @@ impl Process {
         };
         // The task has given up its guard.
         self.world.gave_up(&name, &token);
-        let claim = Claim { name, token, ttl, owner, fenced: true, listens: true, since_ms: 0 };
+        let claim = AcquireRequest { name, token, ttl, owner, fenced: true, listens: true, since_ms: 0 };
         let undo = Undo::arm(&self, claim);
         if let Some(why) = lost {
             return Err(CallError::Lost(why));
@@ -151,7 +151,11 @@ impl Process {
     }
 
     /// A try, confirmed if it is granted.
-    async fn ask_for_token(&self, claim: &Claim, counts_from: &Cell<Moment>) -> Result<TokenAnswer, StoreError> {
+    async fn ask_for_token(
+        &self,
+        claim: &AcquireRequest,
+        counts_from: &Cell<Moment>,
+    ) -> Result<TokenAnswer, StoreError> {
         for _ in 0..CONFIRMS {
             let grant = match self.ask_try(claim).await? {
                 Try::Granted(grant) => grant,

@@ -7,11 +7,11 @@ use tokio::sync::{Notify, oneshot};
 use super::coverage::Situation;
 use super::process::Process;
 use crate::client::leaving::{AfterLeave, LeaveReply, PendingLeave};
-use crate::store::Claim;
+use crate::store::AcquireRequest;
 
 impl Process {
     /// Gives up a token that is in no queue, in the background.
-    pub(super) fn undo_in_background(self: &Rc<Self>, claim: Claim) {
+    pub(super) fn undo_in_background(self: &Rc<Self>, claim: AcquireRequest) {
         let process = self.clone();
         self.spawn(async move { process.leave(claim, false, true, &Notify::new(), oneshot::channel().0).await });
     }
@@ -19,7 +19,7 @@ impl Process {
     /// Gives up a token. `wake` sends the request again at once; `answered` is dropped when the store has confirmed it.
     pub(super) async fn leave(
         self: Rc<Self>,
-        claim: Claim,
+        claim: AcquireRequest,
         queued: bool,
         unanswered: bool,
         wake: &Notify,
@@ -62,19 +62,19 @@ impl Process {
 /// Releases, in the background, whatever an unanswered or cancelled request may have been granted.
 pub(super) struct Undo {
     process: Rc<Process>,
-    claim: Option<Claim>,
+    claim: Option<AcquireRequest>,
 }
 
 impl Undo {
-    pub(super) fn arm(process: &Rc<Process>, claim: Claim) -> Self {
+    pub(super) fn arm(process: &Rc<Process>, claim: AcquireRequest) -> Self {
         Self { process: process.clone(), claim: Some(claim) }
     }
 
-    pub(super) fn claim(&self) -> &Claim {
+    pub(super) fn claim(&self) -> &AcquireRequest {
         self.claim.as_ref().expect("armed until disarmed")
     }
 
-    pub(super) fn disarm(mut self) -> Claim {
+    pub(super) fn disarm(mut self) -> AcquireRequest {
         self.claim.take().expect("armed until disarmed")
     }
 }

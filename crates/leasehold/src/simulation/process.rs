@@ -22,7 +22,7 @@ use crate::client::{Context, Policy, RandomSource, Seen};
 use crate::clock::Moment;
 use crate::facts::{LockName, Owner, Token, Ttl};
 use crate::machine::InboxId;
-use crate::store::{Claim, Push, StoreError, Ticket};
+use crate::store::{AcquireRequest, Push, StoreError, Ticket};
 
 /// The request timeout.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
@@ -310,13 +310,18 @@ impl Process {
     }
 
     /// Sends an acquire, and passes its answer to the rooms.
-    async fn acquire_for_room(self: Rc<Self>, claim: Claim, ticket: Option<Ticket>) {
+    async fn acquire_for_room(self: Rc<Self>, claim: AcquireRequest, ticket: Option<Ticket>) {
         let answer = self.within(self.ask_acquire(&claim, ticket)).await;
         self.waiting.borrow_mut().asks.remove(&claim.token);
         self.change(|rooms, cx| rooms.answered(cx, &claim.token, answer));
     }
 
-    fn leave_queue(self: &Rc<Self>, waiting: &mut Waiting, claim: Claim, unanswered: bool) -> oneshot::Receiver<()> {
+    fn leave_queue(
+        self: &Rc<Self>,
+        waiting: &mut Waiting,
+        claim: AcquireRequest,
+        unanswered: bool,
+    ) -> oneshot::Receiver<()> {
         // An acquire that is still waiting for a connection must not reach the store after the leave.
         let in_flight = waiting.asks.remove(&claim.token);
         let wake = Rc::new(Notify::new());

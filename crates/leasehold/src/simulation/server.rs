@@ -8,7 +8,7 @@ use crate::machine::{
     self, AcquireReply, CallContext, Claimant, EvictReply, FinishReply, Flag, InboxId, Limits, Lock, Message,
     PassReply, RenewReply, Slot, YieldReply,
 };
-use crate::store::{Claim, Holder, Renewal, StoreErrorKind};
+use crate::store::{AcquireRequest, Holder, Renewal, StoreErrorKind};
 
 /// One command, as the server runs it.
 #[derive(Debug, Clone)]
@@ -24,7 +24,7 @@ pub(super) enum Command {
     Increment,
     /// `SET NX PX`
     Set {
-        claim: Claim,
+        claim: AcquireRequest,
         inbox: Option<InboxId>,
     },
     QueueExists(LockName),
@@ -40,7 +40,7 @@ pub(super) enum Command {
         seen: u64,
     },
     Acquire {
-        claim: Claim,
+        claim: AcquireRequest,
         inbox: Option<InboxId>,
         ticket: Option<u64>,
     },
@@ -356,7 +356,7 @@ fn run_on(lock: &mut Lock, cx: &mut CallContext<'_>, command: &Command) -> Reply
     }
 }
 
-fn asking(claim: &Claim, inbox: &Option<InboxId>) -> Claimant {
+fn asking(claim: &AcquireRequest, inbox: &Option<InboxId>) -> Claimant {
     Claimant {
         token: claim.token.clone(),
         inbox: inbox.clone(),
@@ -392,8 +392,8 @@ mod tests {
         node.run(&mut around, command)
     }
 
-    fn claim(token: char) -> Claim {
-        Claim {
+    fn claim(token: char) -> AcquireRequest {
+        AcquireRequest {
             name: LockName::new("a").expect("a name"),
             token: Token::parse(&token.to_string().repeat(Token::LEN)).expect("a token"),
             ttl: Ttl::default(),

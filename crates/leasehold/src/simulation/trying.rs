@@ -8,10 +8,10 @@ use super::verbs::unexpected;
 use crate::facts::Fence;
 use crate::machine::{RenewReply, Slot, YieldReply};
 use crate::store::redis::try_steps::{StepReply, TryStep, TrySteps};
-use crate::store::{Claim, Grant, Renewal, StoreError, Try};
+use crate::store::{AcquireRequest, Grant, Renewal, StoreError, Try};
 
 impl Process {
-    pub(super) async fn ask_try(&self, claim: &Claim) -> Result<Try, StoreError> {
+    pub(super) async fn ask_try(&self, claim: &AcquireRequest) -> Result<Try, StoreError> {
         let session = self.session().await?;
         let mut commands = vec![Command::Set { claim: claim.clone(), inbox: self.inbox_of(claim) }];
         if claim.fenced {
@@ -49,7 +49,12 @@ impl Process {
         }
     }
 
-    async fn take_rare_step(&self, session: &Session, claim: &Claim, step: &TryStep) -> Result<StepReply, StoreError> {
+    async fn take_rare_step(
+        &self,
+        session: &Session,
+        claim: &AcquireRequest,
+        step: &TryStep,
+    ) -> Result<StepReply, StoreError> {
         let (name, token) = (claim.name.clone(), claim.token.clone());
         let command = match step {
             TryStep::Read => Command::Read(name),

@@ -6,7 +6,7 @@ use super::server::{Command, Reply};
 use crate::facts::{Fence, HolderId, LockName, Token};
 use crate::machine::{AcquireReply, EvictReply, InboxId, PassReply, RenewReply};
 use crate::store::{
-    Acquire, Claim, Grant, Holder, Place, Release, Renewal, Renewed, StoreError, StoreErrorKind, Ticket,
+    Acquire, AcquireRequest, Grant, Holder, Place, Release, Renewal, Renewed, StoreError, StoreErrorKind, Ticket,
 };
 
 /// A reply that does not belong to its request.
@@ -15,11 +15,15 @@ pub(super) fn unexpected() -> StoreError {
 }
 
 impl Process {
-    pub(super) fn inbox_of(&self, claim: &Claim) -> Option<InboxId> {
+    pub(super) fn inbox_of(&self, claim: &AcquireRequest) -> Option<InboxId> {
         claim.listens.then(|| self.link.inbox.clone())
     }
 
-    pub(super) async fn ask_acquire(&self, claim: &Claim, ticket: Option<Ticket>) -> Result<Acquire, StoreError> {
+    pub(super) async fn ask_acquire(
+        &self,
+        claim: &AcquireRequest,
+        ticket: Option<Ticket>,
+    ) -> Result<Acquire, StoreError> {
         let session = self.session().await?;
         let mut ticket = ticket.map(|t| t.0);
         loop {
@@ -85,7 +89,7 @@ impl Process {
         }
     }
 
-    pub(super) async fn ask_leave(&self, claim: &Claim) -> Result<(), StoreError> {
+    pub(super) async fn ask_leave(&self, claim: &AcquireRequest) -> Result<(), StoreError> {
         let session = self.session().await?;
         loop {
             let command = Command::Leave { name: claim.name.clone(), token: claim.token.clone() };

@@ -189,12 +189,12 @@ impl Drop for MemoryStore {
 
 #[async_trait]
 impl Store for MemoryStore {
-    async fn try_acquire(&self, claim: &Claim) -> Result<Try, StoreError> {
-        on_machine::try_acquire(self.machine(&claim.name)?, &Asking::new(claim, &self.inbox, Moment::now()))
+    async fn try_acquire(&self, request: &AcquireRequest) -> Result<Try, StoreError> {
+        on_machine::try_acquire(self.machine(&request.name)?, &Asking::new(request, &self.inbox, Moment::now()))
     }
 
-    async fn acquire(&self, claim: &Claim, ticket: Option<Ticket>) -> Result<Acquire, StoreError> {
-        on_machine::acquire(self.machine(&claim.name)?, &Asking::new(claim, &self.inbox, Moment::now()), ticket)
+    async fn acquire(&self, request: &AcquireRequest, ticket: Option<Ticket>) -> Result<Acquire, StoreError> {
+        on_machine::acquire(self.machine(&request.name)?, &Asking::new(request, &self.inbox, Moment::now()), ticket)
     }
 
     async fn ticket(&self) -> Result<Ticket, StoreError> {
@@ -210,8 +210,8 @@ impl Store for MemoryStore {
         renewals.iter().map(|r| renew(r).unwrap_or_else(Renewed::Unknown)).collect()
     }
 
-    async fn leave(&self, claim: &Claim) -> Result<Left, StoreError> {
-        on_machine::leave(self.machine(&claim.name)?, &claim.token)
+    async fn leave(&self, request: &AcquireRequest) -> Result<Left, StoreError> {
+        on_machine::leave(self.machine(&request.name)?, &request.token)
     }
 
     async fn evict(&self, name: &LockName, holder: HolderId, mode: EvictMode) -> Result<Evicted, StoreError> {
@@ -347,8 +347,8 @@ mod tests {
         }
     }
 
-    fn claim(token: Token) -> Claim {
-        Claim {
+    fn request(token: Token) -> AcquireRequest {
+        AcquireRequest {
             name: LockName::new("a").expect("a name"),
             token,
             ttl: Ttl::new(Duration::from_secs(60)).expect("a ttl"),
@@ -361,13 +361,13 @@ mod tests {
 
     #[test]
     fn a_message_is_received_before_a_later_request_is_answered() {
-        let wait = |store: &MemoryStore, claim: &Claim| {
+        let wait = |store: &MemoryStore, request: &AcquireRequest| {
             let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-            runtime.block_on(store.acquire(claim, None)).expect("an answer")
+            runtime.block_on(store.acquire(request, None)).expect("an answer")
         };
         let world = MemoryWorld::new();
         let (holder, slow, other) = (world.open(), world.open(), world.open());
-        let [first, second, third] = [(); 3].map(|()| claim(Token::random()));
+        let [first, second, third] = [(); 3].map(|()| request(Token::random()));
         assert!(matches!(wait(&holder, &first), Acquire::Granted(_)));
         assert!(matches!(wait(&slow, &second), Acquire::Queued(_)));
         assert!(matches!(wait(&other, &third), Acquire::Queued(_)));

@@ -46,7 +46,7 @@ pub(crate) use pushes::PushSender;
 /// One attempt to acquire one lock. It is the same from the first request to the last, so that every operation can be
 /// repeated without harm.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Claim {
+pub struct AcquireRequest {
     /// The lock.
     pub name: LockName,
     /// The attempt's secret.
@@ -250,10 +250,10 @@ mod sealed {
 #[async_trait]
 pub trait Store: Inspect + Bind + sealed::Sealed + Send + Sync + 'static {
     /// Acquires the lock if it is free and has no waiters.
-    async fn try_acquire(&self, claim: &Claim) -> Result<Try, StoreError>;
+    async fn try_acquire(&self, request: &AcquireRequest) -> Result<Try, StoreError>;
 
     /// Acquires the lock or joins its queue. `ticket` comes from an earlier answer, or was [drawn](Store::ticket).
-    async fn acquire(&self, claim: &Claim, ticket: Option<Ticket>) -> Result<Acquire, StoreError>;
+    async fn acquire(&self, request: &AcquireRequest, ticket: Option<Ticket>) -> Result<Acquire, StoreError>;
 
     /// Draws a ticket, for an attempt that waits in several queues under one. It is later than every ticket assigned or
     /// drawn before, in any queue, and earlier than every one after. It holds nothing and is not given back; a ticket
@@ -284,7 +284,7 @@ pub trait Store: Inspect + Bind + sealed::Sealed + Send + Sync + 'static {
     async fn renew(&self, renewals: &[Renewal]) -> Vec<Renewed>;
 
     /// Gives up an attempt wherever it is: queued, or granted without this process knowing.
-    async fn leave(&self, claim: &Claim) -> Result<Left, StoreError>;
+    async fn leave(&self, request: &AcquireRequest) -> Result<Left, StoreError>;
 
     /// Takes the lock away from this holder, and from no other.
     async fn evict(&self, name: &LockName, holder: HolderId, mode: EvictMode) -> Result<Evicted, StoreError>;

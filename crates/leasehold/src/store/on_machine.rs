@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use super::{
-    Acquire, Claim, Evicted, FinishRequest, Grant, Holder, Left, Place, Push, Release, Renewal, Renewed, StoreError,
-    StoreErrorKind, Ticket, Try,
+    Acquire, AcquireRequest, Evicted, FinishRequest, Grant, Holder, Left, Place, Push, Release, Renewal, Renewed,
+    StoreError, StoreErrorKind, Ticket, Try,
 };
 use crate::clock::Moment;
 use crate::facts::{Fence, HolderId, Token};
@@ -44,16 +44,16 @@ pub(crate) struct Asking {
 
 impl Asking {
     /// A request that leaves at `asked_at`. Messages for it are sent to `inbox`, if it listens.
-    pub(crate) fn new(claim: &Claim, inbox: &InboxId, asked_at: Moment) -> Self {
+    pub(crate) fn new(request: &AcquireRequest, inbox: &InboxId, asked_at: Moment) -> Self {
         let claimant = Claimant {
-            token: claim.token.clone(),
-            inbox: claim.listens.then(|| inbox.clone()),
-            ttl_ms: claim.ttl.as_millis(),
-            since_ms: claim.since_ms,
-            owner: claim.owner.clone(),
-            fenced: claim.fenced,
+            token: request.token.clone(),
+            inbox: request.listens.then(|| inbox.clone()),
+            ttl_ms: request.ttl.as_millis(),
+            since_ms: request.since_ms,
+            owner: request.owner.clone(),
+            fenced: request.fenced,
         };
-        Self { claimant, lasts: claim.ttl.duration(), asked_at }
+        Self { claimant, lasts: request.ttl.duration(), asked_at }
     }
 
     pub(crate) fn grant(&self, fence: u64) -> Grant {

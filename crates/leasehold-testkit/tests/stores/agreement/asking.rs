@@ -2,7 +2,7 @@
 
 use leasehold::inspect::{EvictMode, HolderId};
 use leasehold::lease::{Token, Ttl};
-use leasehold::store::Claim;
+use leasehold::store::AcquireRequest;
 use leasehold::{LockName, Owner};
 
 use super::case::{Letter, TTLS, Verb};
@@ -12,7 +12,7 @@ use super::seen::lock;
 pub(crate) struct Attempt {
     pub(crate) client: usize,
     pub(crate) name: usize,
-    pub(crate) claim: Claim,
+    pub(crate) claim: AcquireRequest,
     pub(crate) id: HolderId,
 }
 
@@ -49,7 +49,7 @@ impl Attempt {
     pub(crate) fn new(client: usize, name: usize, lock: LockName, number: usize) -> Self {
         let token = Token::random();
         let id = token.holder_id();
-        let claim = Claim {
+        let claim = AcquireRequest {
             name: lock,
             token,
             ttl: Ttl::new(TTLS[0]).expect("a ttl"),

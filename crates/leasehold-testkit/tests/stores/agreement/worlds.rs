@@ -10,7 +10,7 @@ use leasehold::lease::{Token, Ttl};
 use leasehold::store::memory::MemoryWorld;
 use leasehold::store::redis::{RedisOptions, RedisStore};
 use leasehold::store::sqlite::SqliteStore;
-use leasehold::store::{Claim, KeySpace, Push, SharedStore, Try};
+use leasehold::store::{AcquireRequest, KeySpace, Push, SharedStore, Try};
 use leasehold::{LockName, Owner};
 use leasehold_testkit::{Kind, RedisServer};
 use tempfile::TempDir;
@@ -42,7 +42,7 @@ pub(crate) struct Client {
     pub(crate) store: SharedStore,
     pushes: mpsc::UnboundedReceiver<Push>,
     /// A lock of its own. A request to finish it arrives after all earlier messages.
-    letter_box: Claim,
+    letter_box: AcquireRequest,
 }
 
 impl World {
@@ -200,7 +200,7 @@ impl Client {
     }
 
     async fn told(&mut self, onlooker: &SharedStore) -> Vec<Push> {
-        let Claim { name, token, .. } = &self.letter_box;
+        let AcquireRequest { name, token, .. } = &self.letter_box;
         let sent = onlooker.ask_to_finish(name, token.holder_id(), "that is all").await;
         assert!(matches!(sent, Ok(FinishRequest::Delivered(_))), "{sent:?}");
         let mut told = Vec::new();
@@ -224,10 +224,10 @@ async fn connect(server: &RedisServer) -> RedisStore {
     RedisStore::connect(&server.url(), KeySpace::default(), options).await.expect("the server of this test")
 }
 
-fn letter_box() -> Claim {
+fn letter_box() -> AcquireRequest {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    Claim {
+    AcquireRequest {
         name: LockName::new(format!("letters-{number}")).expect("a name"),
         token: Token::random(),
         ttl: Ttl::new(Ttl::MAX).expect("a ttl"),

@@ -2,7 +2,7 @@
 
 use leasehold::Owner;
 use leasehold::inspect::{EvictMode, Holder};
-use leasehold::store::{Claim, Release, Renewal, Renewed};
+use leasehold::store::{AcquireRequest, Release, Renewal, Renewed};
 
 use super::*;
 
@@ -58,7 +58,7 @@ pub(crate) async fn fences_rise_over_every_way_to_a_grant(world: &impl World) {
 
 pub(crate) async fn an_unfenced_grant_has_no_fence(world: &impl World) {
     let store = world.open().await;
-    let mine = Claim { fenced: false, ..claim("a") };
+    let mine = AcquireRequest { fenced: false, ..claim("a") };
     assert_eq!(takes(&*store, &mine).await.fence, None);
     assert_eq!(takes(&*store, &mine).await.fence, None, "sent twice");
     is_held(&*store, &claim("a")).await;
@@ -150,8 +150,11 @@ pub(crate) async fn a_lease_can_be_handed_to_another_token(world: &impl World) {
     let (mine, theirs) = (claim("a"), claim("a"));
     let fence = acquires(&*store, &mine).await.fence;
     let owner = Owner::named("whoever asked").expect("an owner");
-    let hand =
-        |to: &Claim| Renewal { rewrite: Some(owner.clone()), hand_to: Some(to.token.clone()), ..renewal(&mine, fence) };
+    let hand = |to: &AcquireRequest| Renewal {
+        rewrite: Some(owner.clone()),
+        hand_to: Some(to.token.clone()),
+        ..renewal(&mine, fence)
+    };
     assert_eq!(store.renew(&[hand(&theirs)]).await, [Renewed::Renewed]);
     let holder = store.holder(&mine.name).await.expect("an answer").expect("a holder");
     assert_eq!((holder.id, holder.fence, holder.owner), (theirs.token.holder_id(), fence, owner.clone()));
@@ -190,7 +193,7 @@ pub(crate) async fn a_check_reports_the_holder_and_changes_nothing(world: &impl 
     let (mine, queued) = (claim("a"), claim("b"));
     let fence = takes(&*store, &mine).await.fence;
     let owner = Owner::named("somebody else").expect("an owner");
-    let check = |claim: &Claim, fence| Renewal {
+    let check = |claim: &AcquireRequest, fence| Renewal {
         prolong: false,
         ttl: ttl(LONG * 2),
         rewrite: Some(owner.clone()),

@@ -58,7 +58,7 @@ pub(crate) async fn a_queue_is_shown_in_order(world: &impl World) {
     let store = world.open().await;
     assert_eq!(store.queue(&name("a")).await, Ok(vec![]));
     takes(&*store, &claim("a")).await;
-    let (first, second) = (claim("a"), Claim { listens: false, since_ms: 7, ..claim("a") });
+    let (first, second) = (claim("a"), AcquireRequest { listens: false, since_ms: 7, ..claim("a") });
     let tickets = [queues(&*store, &first).await.ticket, queues(&*store, &second).await.ticket];
     let queue = store.queue(&name("a")).await.expect("a queue");
     assert_eq!(queue.iter().map(|w| w.ticket).collect::<Vec<_>>(), tickets);

@@ -9,7 +9,7 @@ use leasehold::lease::{Token, Ttl};
 use leasehold::store::memory::MemoryWorld;
 use leasehold::store::redis::{RedisOptions, RedisStore};
 use leasehold::store::sqlite::SqliteStore;
-use leasehold::store::{Acquire, Claim, Grant, KeySpace, Place, Push, Renewal, Store, Try};
+use leasehold::store::{Acquire, AcquireRequest, Grant, KeySpace, Place, Push, Renewal, Store, Try};
 use leasehold::{Fence, LockName, Owner};
 use leasehold_testkit::RedisServer;
 use tempfile::TempDir;
@@ -151,8 +151,8 @@ pub(crate) fn ttl(lasts: Duration) -> Ttl {
 }
 
 /// Creates an attempt with a ttl of 30 s, fenced and listening.
-pub(crate) fn claim(lock: &str) -> Claim {
-    Claim {
+pub(crate) fn claim(lock: &str) -> AcquireRequest {
+    AcquireRequest {
         name: name(lock),
         token: Token::random(),
         ttl: ttl(LONG),
@@ -163,35 +163,35 @@ pub(crate) fn claim(lock: &str) -> Claim {
     }
 }
 
-pub(crate) async fn takes(store: &dyn Store, claim: &Claim) -> Grant {
+pub(crate) async fn takes(store: &dyn Store, claim: &AcquireRequest) -> Grant {
     match store.try_acquire(claim).await {
         Ok(Try::Granted(grant)) => grant,
         other => panic!("not granted: {other:?}"),
     }
 }
 
-pub(crate) async fn is_held(store: &dyn Store, claim: &Claim) -> Option<Holder> {
+pub(crate) async fn is_held(store: &dyn Store, claim: &AcquireRequest) -> Option<Holder> {
     match store.try_acquire(claim).await {
         Ok(Try::Held(holder)) => holder,
         other => panic!("not held: {other:?}"),
     }
 }
 
-pub(crate) async fn queues(store: &dyn Store, claim: &Claim) -> Place {
+pub(crate) async fn queues(store: &dyn Store, claim: &AcquireRequest) -> Place {
     match store.acquire(claim, None).await {
         Ok(Acquire::Queued(place)) => place,
         other => panic!("not queued: {other:?}"),
     }
 }
 
-pub(crate) async fn acquires(store: &dyn Store, claim: &Claim) -> Grant {
+pub(crate) async fn acquires(store: &dyn Store, claim: &AcquireRequest) -> Grant {
     match store.acquire(claim, None).await {
         Ok(Acquire::Granted(grant)) => grant,
         other => panic!("not granted: {other:?}"),
     }
 }
 
-pub(crate) fn renewal(claim: &Claim, fence: Option<Fence>) -> Renewal {
+pub(crate) fn renewal(claim: &AcquireRequest, fence: Option<Fence>) -> Renewal {
     Renewal {
         name: claim.name.clone(),
         token: claim.token.clone(),
@@ -217,7 +217,7 @@ pub(crate) async fn next(pushes: &mut mpsc::UnboundedReceiver<Push>) -> Push {
     timeout(Duration::from_secs(5), about_a_lock).await.expect("a message")
 }
 
-pub(crate) async fn is_granted(pushes: &mut mpsc::UnboundedReceiver<Push>, claim: &Claim) -> Grant {
+pub(crate) async fn is_granted(pushes: &mut mpsc::UnboundedReceiver<Push>, claim: &AcquireRequest) -> Grant {
     match next(pushes).await {
         Push::Granted { token, grant } if token == claim.token => grant,
         other => panic!("not granted: {other:?}"),

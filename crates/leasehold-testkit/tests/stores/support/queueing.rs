@@ -4,7 +4,7 @@ use leasehold::store::{Left, Release, Renewed};
 
 use super::*;
 
-async fn lets_go(store: &dyn Store, held: &Claim) {
+async fn lets_go(store: &dyn Store, held: &AcquireRequest) {
     assert_eq!(store.release(&held.name, &held.token).await, Ok(Release::Released));
 }
 
@@ -161,7 +161,7 @@ pub(crate) async fn whoever_comes_by_serves_the_first(world: &impl World) {
 pub(crate) async fn a_polling_waiter_is_served_if_it_polled_lately(world: &impl World) {
     let store = world.open().await;
     let mut pushes = store.pushes();
-    let (holder, poller) = (claim("a"), Claim { listens: false, ..claim("a") });
+    let (holder, poller) = (claim("a"), AcquireRequest { listens: false, ..claim("a") });
     takes(&*store, &holder).await;
     queues(&*store, &poller).await;
     lets_go(&*store, &holder).await;
@@ -175,7 +175,7 @@ pub(crate) async fn a_polling_waiter_is_served_if_it_polled_lately(world: &impl 
 pub(crate) async fn a_polling_waiter_that_stopped_is_passed_over(world: &impl World) {
     let store = world.open().await;
     let mut pushes = store.pushes();
-    let (holder, poller, waiter) = (claim("a"), Claim { listens: false, ..claim("a") }, claim("a"));
+    let (holder, poller, waiter) = (claim("a"), AcquireRequest { listens: false, ..claim("a") }, claim("a"));
     takes(&*store, &holder).await;
     queues(&*store, &poller).await;
     queues(&*store, &waiter).await;

@@ -90,7 +90,7 @@ pub(crate) async fn a_holder_is_asked_to_finish(world: &impl World) {
 
 pub(crate) async fn a_request_to_a_holder_that_does_not_listen_is_undeliverable(world: &impl World) {
     let (gone, operator) = (world.open().await, world.open().await);
-    let (dead, quiet) = (claim("a"), Claim { listens: false, ..claim("b") });
+    let (dead, quiet) = (claim("a"), AcquireRequest { listens: false, ..claim("b") });
     takes(&*gone, &dead).await;
     takes(&*gone, &quiet).await;
     world.crash(gone).await;

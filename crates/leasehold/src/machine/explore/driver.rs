@@ -16,7 +16,7 @@ use crate::client::trying::Trying;
 use crate::client::{Context, RandomSource};
 use crate::facts::{LockName, Token};
 use crate::store::redis::try_steps::TrySteps;
-use crate::store::{Claim, Grant, Push, Renewed, StoreError, StoreErrorKind, Ticket};
+use crate::store::{AcquireRequest, Grant, Push, Renewed, StoreError, StoreErrorKind, Ticket};
 
 /// A client with what its machines need to decide.
 pub(super) struct Driver<'a> {
@@ -172,8 +172,16 @@ impl Driver<'_> {
         }
     }
 
-    fn claim(&self, token: Token) -> Claim {
-        Claim { name: name(), token, ttl: self.setup.ttl(), owner: owner(), fenced: true, listens: true, since_ms: 0 }
+    fn claim(&self, token: Token) -> AcquireRequest {
+        AcquireRequest {
+            name: name(),
+            token,
+            ttl: self.setup.ttl(),
+            owner: owner(),
+            fenced: true,
+            listens: true,
+            since_ms: 0,
+        }
     }
 
     pub(super) fn new_token(&mut self) -> Token {

@@ -27,8 +27,8 @@ use tokio::sync::watch;
 use crate::facts::{HolderId, KeySpace, LockName, Token, Ttl};
 use crate::machine::Limits;
 use crate::store::{
-    Acquire, Claim, EvictMode, Evicted, FinishRequest, Left, Note, PushReceiver, PushSender, Release, Renewal, Renewed,
-    Store, StoreError, Ticket, Try,
+    Acquire, AcquireRequest, EvictMode, Evicted, FinishRequest, Left, Note, PushReceiver, PushSender, Release, Renewal,
+    Renewed, Store, StoreError, Ticket, Try,
 };
 
 mod bindings;
@@ -109,8 +109,8 @@ impl RedisStore {
     }
 
     /// The inbox channel for messages about this attempt.
-    fn inbox(&self, claim: &Claim) -> &str {
-        if claim.listens { &self.client.inbox_channel } else { value::NO_INBOX }
+    fn inbox(&self, request: &AcquireRequest) -> &str {
+        if request.listens { &self.client.inbox_channel } else { value::NO_INBOX }
     }
 }
 
@@ -131,12 +131,12 @@ impl Drop for RedisStore {
 
 #[async_trait]
 impl Store for RedisStore {
-    async fn try_acquire(&self, claim: &Claim) -> Result<Try, StoreError> {
-        self.ask_try(claim).await
+    async fn try_acquire(&self, request: &AcquireRequest) -> Result<Try, StoreError> {
+        self.ask_try(request).await
     }
 
-    async fn acquire(&self, claim: &Claim, ticket: Option<Ticket>) -> Result<Acquire, StoreError> {
-        self.ask_acquire(claim, ticket).await
+    async fn acquire(&self, request: &AcquireRequest, ticket: Option<Ticket>) -> Result<Acquire, StoreError> {
+        self.ask_acquire(request, ticket).await
     }
 
     async fn ticket(&self) -> Result<Ticket, StoreError> {
@@ -166,8 +166,8 @@ impl Store for RedisStore {
         }
     }
 
-    async fn leave(&self, claim: &Claim) -> Result<Left, StoreError> {
-        self.ask_leave(claim).await
+    async fn leave(&self, request: &AcquireRequest) -> Result<Left, StoreError> {
+        self.ask_leave(request).await
     }
 
     async fn evict(&self, name: &LockName, holder: HolderId, mode: EvictMode) -> Result<Evicted, StoreError> {

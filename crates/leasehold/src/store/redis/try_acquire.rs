@@ -7,18 +7,18 @@ use super::try_steps::{StepReply, TryStep, TrySteps};
 use super::value::{self, HolderRecord};
 use super::{RedisStore, scripts};
 use crate::facts::Fence;
-use crate::store::{Claim, Grant, Holder, StoreError, StoreErrorKind, Try};
+use crate::store::{AcquireRequest, Grant, Holder, StoreError, StoreErrorKind, Try};
 
 // Rare steps are boxed: otherwise the future of every try would have to hold them.
 impl RedisStore {
-    pub(super) async fn ask_try(&self, claim: &Claim) -> Result<Try, StoreError> {
-        let keys = self.lock_keys(&claim.name)?;
+    pub(super) async fn ask_try(&self, request: &AcquireRequest) -> Result<Try, StoreError> {
+        let keys = self.lock_keys(&request.name)?;
         let session = self.client.session().await?;
         // A holder with an inbox but without a subscription would look like one whose process is gone.
-        let inbox = if session.subscribed { self.inbox(claim) } else { value::NO_INBOX };
-        let set = set_command(claim, &keys, &value::written(claim, inbox, session.server_ms()));
-        let mut steps = TrySteps::new(claim.fenced, claim.ttl.duration());
-        let reply = if claim.fenced {
+        let inbox = if session.subscribed { self.inbox(request) } else { value::NO_INBOX };
+        let set = set_command(request, &keys, &value::written(request, inbox, session.server_ms()));
+        let mut steps = TrySteps::new(request.fenced, request.ttl.duration());
+        let reply = if request.fenced {
             let mut pipe = Pipeline::with_capacity(3);
             pipe.add(set);
             pipe.cmd("INCR").arg(keys::FENCE);
@@ -33,7 +33,7 @@ impl RedisStore {
         };
         let answer = match steps.answered(reply) {
             TryStep::Done(answer) => answer,
-            step => Box::pin(self.take_rare_steps(&session, &keys, claim, steps, step)).await?,
+            step => Box::pin(self.take_rare_steps(&session, &keys, request, steps, step)).await?,
         };
         if let Try::Granted(Grant { fence: Some(fence), .. }) = &answer {
             self.client.observe_fence(*fence);
@@ -46,18 +46,18 @@ impl RedisStore {
         &self,
         session: &Session,
         keys: &LockKeys,
-        claim: &Claim,
+        request: &AcquireRequest,
         mut steps: TrySteps,
         mut step: TryStep,
     ) -> Result<Try, StoreError> {
         loop {
             let reply = match &step {
-                TryStep::Read => self.in_the_way(session, keys, claim).await,
-                TryStep::Renew(fence) => renew(session, keys, claim, *fence).await,
-                TryStep::RepairFence => self.repair_fence(session, keys, claim).await,
+                TryStep::Read => self.in_the_way(session, keys, request).await,
+                TryStep::Renew(fence) => renew(session, keys, request, *fence).await,
+                TryStep::RepairFence => self.repair_fence(session, keys, request).await,
                 TryStep::Yield(fence) => {
                     self.client.observe_fence(*fence);
-                    self.yield_to_queue(session, keys, claim, *fence).await
+                    self.yield_to_queue(session, keys, request, *fence).await
                 }
                 TryStep::Done(answer) => return Ok(answer.clone()),
             };
@@ -66,7 +66,7 @@ impl RedisStore {
                 Err(error) => {
                     if TrySteps::releases_after(&step, &error) {
                         // The outcome does not change the answer: the caller gives the token up.
-                        let _ = self.ask_release(&claim.name, &claim.token).await;
+                        let _ = self.ask_release(&request.name, &request.token).await;
                     }
                     return Err(error);
                 }
@@ -76,7 +76,12 @@ impl RedisStore {
 
     /// Reads what is at the key, and only its beginning: the GET option of SET would send all of it, and the server
     /// closes a subscribed connection that is sent too much at once.
-    async fn in_the_way(&self, session: &Session, keys: &LockKeys, claim: &Claim) -> Result<StepReply, StoreError> {
+    async fn in_the_way(
+        &self,
+        session: &Session,
+        keys: &LockKeys,
+        request: &AcquireRequest,
+    ) -> Result<StepReply, StoreError> {
         let mut look = Pipeline::with_capacity(2);
         look.add(value::read_command(keys.lock()));
         look.cmd("EXISTS").arg(keys.lock());
@@ -86,7 +91,7 @@ impl RedisStore {
             // An empty value whose key exists belongs to a foreign holder.
             Value::Bulk(value) if value.is_empty() && exists == Value::Int(0) => Ok(StepReply::Gone),
             Value::Bulk(value) => Ok(match HolderRecord::parse(&value) {
-                Some(record) if record.token == claim.token => StepReply::Ours { written_fence: record.fence },
+                Some(record) if record.token == request.token => StepReply::Ours { written_fence: record.fence },
                 _ => StepReply::Others(Some(seen_in_passing(&value))),
             }),
             Value::Error(error) if from_server(&error).kind() == StoreErrorKind::WrongType => {
@@ -98,9 +103,14 @@ impl RedisStore {
     }
 
     /// Draws a fence for a lock that is ours after the counter was lost or became unusable.
-    async fn repair_fence(&self, session: &Session, keys: &LockKeys, claim: &Claim) -> Result<StepReply, StoreError> {
+    async fn repair_fence(
+        &self,
+        session: &Session,
+        keys: &LockKeys,
+        request: &AcquireRequest,
+    ) -> Result<StepReply, StoreError> {
         let args = |cmd: &mut Cmd| {
-            cmd.arg(claim.token.reveal()).arg(self.client.highest_fence());
+            cmd.arg(request.token.reveal()).arg(self.client.highest_fence());
         };
         let reply = session.run(&scripts::FENCE, &keys.all(), args).await?.reply;
         if word(&reply) == Some("not ours") {
@@ -115,11 +125,11 @@ impl RedisStore {
         &self,
         session: &Session,
         keys: &LockKeys,
-        claim: &Claim,
+        request: &AcquireRequest,
         fence: Fence,
     ) -> Result<StepReply, StoreError> {
         let args = |cmd: &mut Cmd| {
-            cmd.arg(claim.token.reveal()).arg(fence.get()).arg(self.limits().provisional_ms);
+            cmd.arg(request.token.reveal()).arg(fence.get()).arg(self.limits().provisional_ms);
         };
         let reply = items(session.run(&scripts::YIELD, &keys.all(), args).await?.reply, "yield")?;
         match reply.first().and_then(word) {
@@ -139,12 +149,12 @@ impl RedisStore {
 async fn renew(
     session: &Session,
     keys: &LockKeys,
-    claim: &Claim,
+    request: &AcquireRequest,
     fence: Option<Fence>,
 ) -> Result<StepReply, StoreError> {
     let digits = fence.map_or(String::new(), |f| format!("{:016}", f.get()));
     let args = |cmd: &mut Cmd| {
-        cmd.arg(claim.token.reveal()).arg(claim.ttl.as_millis()).arg(&digits);
+        cmd.arg(request.token.reveal()).arg(request.ttl.as_millis()).arg(&digits);
     };
     let SessionReply { asked_at, reply } = session.run(&scripts::RENEW, &[keys.lock()], args).await?;
     match word(&reply) {
@@ -165,9 +175,9 @@ fn was_written(set: &Value) -> Result<bool, StoreError> {
     }
 }
 
-fn set_command(claim: &Claim, keys: &LockKeys, value: &str) -> Cmd {
+fn set_command(request: &AcquireRequest, keys: &LockKeys, value: &str) -> Cmd {
     let mut cmd = Cmd::with_capacity("SET", 160 + value.len() + keys.lock().len());
-    cmd.arg(keys.lock()).arg(value).arg("NX").arg("PX").arg(claim.ttl.as_millis());
+    cmd.arg(keys.lock()).arg(value).arg("NX").arg("PX").arg(request.ttl.as_millis());
     cmd
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::client::{Cmd, OVERSIZED, cmd};
 use crate::facts::{Fence, Owner, Token};
-use crate::store::{Claim, Holder, VALUE_BYTES_MAX};
+use crate::store::{AcquireRequest, Holder, VALUE_BYTES_MAX};
 
 /// The inbox of a holder that receives no messages, or of a waiter that polls.
 pub(super) const NO_INBOX: &str = "-";
@@ -37,9 +37,9 @@ pub(super) struct HolderRecord<'a> {
 }
 
 /// The value that a try writes. The fence is not known yet, so its digits are zeros.
-pub(super) fn written(claim: &Claim, inbox: &str, since_ms: u64) -> String {
-    let (token, ttl) = (claim.token.reveal(), claim.ttl.as_millis());
-    format!("lh1 0 {token} 0000000000000000 {inbox} {since_ms} {ttl} {}", claim.owner.wire())
+pub(super) fn written(request: &AcquireRequest, inbox: &str, since_ms: u64) -> String {
+    let (token, ttl) = (request.token.reveal(), request.ttl.as_millis());
+    format!("lh1 0 {token} 0000000000000000 {inbox} {since_ms} {ttl} {}", request.owner.wire())
 }
 
 impl<'a> HolderRecord<'a> {
@@ -105,8 +105,8 @@ mod tests {
     use super::*;
     use crate::facts::{HolderId, LockName, Ttl};
 
-    fn claim() -> Claim {
-        Claim {
+    fn request() -> AcquireRequest {
+        AcquireRequest {
             name: LockName::new("a").expect("valid"),
             token: Token::random(),
             ttl: Ttl::default(),
@@ -119,10 +119,10 @@ mod tests {
 
     #[test]
     fn reads_what_it_wrote() {
-        let claim = claim();
-        let holder = holder(written(&claim, "lh1:inbox:x", 77).as_bytes(), 1_500);
-        assert_eq!(holder.id, claim.token.holder_id());
-        assert_eq!(holder.owner, claim.owner);
+        let request = request();
+        let holder = holder(written(&request, "lh1:inbox:x", 77).as_bytes(), 1_500);
+        assert_eq!(holder.id, request.token.holder_id());
+        assert_eq!(holder.owner, request.owner);
         assert_eq!((holder.fence, holder.since_ms, holder.listens), (None, 77, true));
         assert_eq!(holder.ttl_left, Some(Duration::from_millis(1_500)));
         assert!(!holder.foreign && !holder.revoked);
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn anything_else_is_foreign() {
-        let ours = written(&claim(), "-", 77);
+        let ours = written(&request(), "-", 77);
         for value in ["", "x", "lh1", "lh2 0 a", &ours.replacen('0', "9", 1), &ours.replacen(" 77", " +7", 1)] {
             let holder = holder(value.as_bytes(), -1);
             assert!(holder.foreign && holder.ttl_left.is_none(), "{value}");

@@ -8,19 +8,23 @@ use super::scripts::{self, Script};
 use super::{RedisStore, keys, value};
 use crate::facts::{Fence, HolderId, LockName, Owner, Token};
 use crate::store::{
-    Acquire, Claim, EvictMode, Evicted, FinishRequest, Grant, Holder, Left, Place, Release, Renewal, Renewed,
+    Acquire, AcquireRequest, EvictMode, Evicted, FinishRequest, Grant, Holder, Left, Place, Release, Renewal, Renewed,
     StoreError, StoreErrorKind, Ticket,
 };
 
 impl RedisStore {
-    pub(super) async fn ask_acquire(&self, claim: &Claim, ticket: Option<Ticket>) -> Result<Acquire, StoreError> {
-        let keys = self.lock_keys(&claim.name)?;
+    pub(super) async fn ask_acquire(
+        &self,
+        request: &AcquireRequest,
+        ticket: Option<Ticket>,
+    ) -> Result<Acquire, StoreError> {
+        let keys = self.lock_keys(&request.name)?;
         let session = self.client.session().await?;
         let limits = self.limits();
         let mut ticket = ticket.map_or(0, |t| t.0);
         loop {
             let args = |cmd: &mut Cmd| {
-                self.entry(cmd, claim);
+                self.entry(cmd, request);
                 cmd.arg(ticket).arg(limits.provisional_ms).arg(limits.queue_ttl_ms).arg(self.client.highest_fence());
             };
             let SessionReply { asked_at, reply } = session.run(&scripts::ACQUIRE, &keys.all(), args).await?;
@@ -30,8 +34,8 @@ impl RedisStore {
                 (Some("granted"), Some(_)) => {
                     let fence = fence(&reply[1]).ok_or_else(|| unexpected_reply("acquire"))?;
                     self.client.observe_fence(fence);
-                    let fence = claim.fenced.then_some(fence);
-                    return Ok(Acquire::Granted(Grant { fence, asked_at, lasts: claim.ttl.duration() }));
+                    let fence = request.fenced.then_some(fence);
+                    return Ok(Acquire::Granted(Grant { fence, asked_at, lasts: request.ttl.duration() }));
                 }
                 (Some("queued"), Some(ticket)) => {
                     let position = reply.get(2).and_then(number).unwrap_or(0);
@@ -130,11 +134,11 @@ impl RedisStore {
         }
     }
 
-    pub(super) async fn ask_leave(&self, claim: &Claim) -> Result<Left, StoreError> {
-        let keys = self.lock_keys(&claim.name)?;
+    pub(super) async fn ask_leave(&self, request: &AcquireRequest) -> Result<Left, StoreError> {
+        let keys = self.lock_keys(&request.name)?;
         let session = self.client.session().await?;
         let args = |cmd: &mut Cmd| {
-            self.entry(cmd, claim);
+            self.entry(cmd, request);
             cmd.arg(self.limits().provisional_ms);
         };
         loop {
@@ -283,9 +287,9 @@ impl RedisStore {
     }
 
     /// Appends the arguments that form a waiter's queue entry. They are the same in every call of one attempt.
-    fn entry(&self, cmd: &mut Cmd, claim: &Claim) {
-        cmd.arg(claim.token.reveal()).arg(self.inbox(claim)).arg(claim.ttl.as_millis());
-        cmd.arg(claim.since_ms).arg(claim.owner.wire());
+    fn entry(&self, cmd: &mut Cmd, request: &AcquireRequest) {
+        cmd.arg(request.token.reveal()).arg(self.inbox(request)).arg(request.ttl.as_millis());
+        cmd.arg(request.since_ms).arg(request.owner.wire());
     }
 }
 

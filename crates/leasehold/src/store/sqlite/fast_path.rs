@@ -117,10 +117,10 @@ mod tests {
 
     use super::super::SqliteStore;
     use crate::facts::{LockName, Owner, Token, Ttl};
-    use crate::store::{Acquire, Claim, Renewal, Renewed, Store, Try};
+    use crate::store::{Acquire, AcquireRequest, Renewal, Renewed, Store, Try};
 
-    fn claim(name: &str, seconds: u64) -> Claim {
-        Claim {
+    fn request(name: &str, seconds: u64) -> AcquireRequest {
+        AcquireRequest {
             name: LockName::new(name).expect("a name"),
             token: Token::random(),
             ttl: Ttl::new(Duration::from_secs(seconds)).expect("a ttl"),
@@ -141,17 +141,17 @@ mod tests {
             [("a", false, true), ("b", false, false), ("c", true, true), ("d", true, false)]
         {
             for (first, then) in [(3_600, 10), (10, 3_600)] {
-                let held = claim(&format!("{name}{first}"), first);
+                let held = request(&format!("{name}{first}"), first);
                 let Ok(Try::Granted(grant)) = store.try_acquire(&held).await else { panic!("not granted") };
                 if waited_for {
-                    let waiter = Claim { token: Token::random(), ..held.clone() };
+                    let waiter = AcquireRequest { token: Token::random(), ..held.clone() };
                     assert!(matches!(store.acquire(&waiter, None).await, Ok(Acquire::Queued(_))));
                 }
                 let renewal = Renewal {
                     name: held.name.clone(),
                     token: held.token.clone(),
                     fence: grant.fence,
-                    ttl: claim("ttl", then).ttl,
+                    ttl: request("ttl", then).ttl,
                     prolong: true,
                     rewrite: rewrites.then(Owner::default),
                     hand_to: None,
@@ -159,7 +159,7 @@ mod tests {
                 assert_eq!(store.renew(&[renewal]).await, [Renewed::Renewed]);
                 let file = rusqlite::Connection::open(&path).expect("opens");
                 file.execute("UPDATE locks SET boot = boot + 1", []).expect("written");
-                let other = Claim { token: Token::random(), ..held.clone() };
+                let other = AcquireRequest { token: Token::random(), ..held.clone() };
                 let tried = store.try_acquire(&other).await;
                 assert!(matches!(tried, Ok(Try::Held(Some(_)))), "{name}: {first} s, then {then} s: {tried:?}");
                 assert!(!matches!(store.acquire(&other, None).await, Ok(Acquire::Granted(_))), "{name}");

@@ -104,12 +104,12 @@ mod tests {
     use super::super::{SqliteStore, schema};
     use super::*;
     use crate::facts::{LockName, Owner, Token, Ttl};
-    use crate::store::{Claim, Release, Store, Try};
+    use crate::store::{AcquireRequest, Release, Store, Try};
 
     /// Opens the store, takes and releases a lock, and closes the store.
     async fn come_and_go(path: &Path, name: &str) {
         let store = SqliteStore::open(path).expect("opens");
-        let claim = Claim {
+        let request = AcquireRequest {
             name: LockName::new(name).expect("a name"),
             token: Token::random(),
             ttl: Ttl::default(),
@@ -118,8 +118,8 @@ mod tests {
             listens: true,
             since_ms: 1,
         };
-        assert!(matches!(store.try_acquire(&claim).await, Ok(Try::Granted(_))));
-        assert_eq!(store.release(&claim.name, &claim.token).await, Ok(Release::Released));
+        assert!(matches!(store.try_acquire(&request).await, Ok(Try::Granted(_))));
+        assert_eq!(store.release(&request.name, &request.token).await, Ok(Release::Released));
         store.close().await;
     }
 

@@ -269,9 +269,9 @@ impl SqliteStore {
         Ok(self.keys.key(name)?.into())
     }
 
-    fn acquire_call(&self, claim: &Claim) -> Result<AcquireCall, StoreError> {
-        let asking = Asking::new(claim, self.liveness.id(), boot::floor_now());
-        Ok(AcquireCall { name: self.key(&claim.name)?, asking })
+    fn acquire_call(&self, request: &AcquireRequest) -> Result<AcquireCall, StoreError> {
+        let asking = Asking::new(request, self.liveness.id(), boot::floor_now());
+        Ok(AcquireCall { name: self.key(&request.name)?, asking })
     }
 }
 
@@ -289,13 +289,13 @@ impl Drop for SqliteStore {
 
 #[async_trait]
 impl Store for SqliteStore {
-    async fn try_acquire(&self, claim: &Claim) -> Result<Try, StoreError> {
-        let call = self.acquire_call(claim)?;
+    async fn try_acquire(&self, request: &AcquireRequest) -> Result<Try, StoreError> {
+        let call = self.acquire_call(request)?;
         self.ask(|reply| Command::Try(call, reply)).await
     }
 
-    async fn acquire(&self, claim: &Claim, ticket: Option<Ticket>) -> Result<Acquire, StoreError> {
-        let call = self.acquire_call(claim)?;
+    async fn acquire(&self, request: &AcquireRequest, ticket: Option<Ticket>) -> Result<Acquire, StoreError> {
+        let call = self.acquire_call(request)?;
         self.ask(|reply| Command::Acquire(call, ticket, reply)).await
     }
 
@@ -319,9 +319,9 @@ impl Store for SqliteStore {
         answer.await.unwrap_or_else(|_| unknown(StoreErrorKind::Closed.into()))
     }
 
-    async fn leave(&self, claim: &Claim) -> Result<Left, StoreError> {
-        let key = self.key(&claim.name)?;
-        self.ask(|reply| Command::Leave(key, claim.token.clone(), reply)).await
+    async fn leave(&self, request: &AcquireRequest) -> Result<Left, StoreError> {
+        let key = self.key(&request.name)?;
+        self.ask(|reply| Command::Leave(key, request.token.clone(), reply)).await
     }
 
     async fn evict(&self, name: &LockName, holder: HolderId, mode: EvictMode) -> Result<Evicted, StoreError> {
