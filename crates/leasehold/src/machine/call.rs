@@ -51,7 +51,7 @@ pub(crate) struct FenceUnusable;
 
 /// An attempt to hold a lock.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Claimant {
+pub(crate) struct Contender {
     pub(crate) token: Token,
     pub(crate) inbox: Option<InboxId>,
     pub(crate) ttl_ms: u64,
@@ -123,15 +123,15 @@ pub(crate) enum YieldReply {
     Again,
 }
 
-impl From<Claimant> for QueueEntry {
-    fn from(claimant: Claimant) -> Self {
+impl From<Contender> for QueueEntry {
+    fn from(contender: Contender) -> Self {
         Self {
             ticket: 0,
-            token: claimant.token,
-            inbox: claimant.inbox,
-            ttl_ms: claimant.ttl_ms,
-            since_ms: claimant.since_ms,
-            owner: claimant.owner,
+            token: contender.token,
+            inbox: contender.inbox,
+            ttl_ms: contender.ttl_ms,
+            since_ms: contender.since_ms,
+            owner: contender.owner,
             polled_ms: 0,
         }
     }

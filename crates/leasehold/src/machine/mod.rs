@@ -14,7 +14,7 @@ mod state;
 #[cfg(test)]
 pub(crate) use self::call::YieldReply;
 pub(crate) use self::call::{
-    AcquireReply, CallContext, Claimant, EvictReply, FenceUnusable, FinishReply, Limits, Message, PassReply,
+    AcquireReply, CallContext, Contender, EvictReply, FenceUnusable, FinishReply, Limits, Message, PassReply,
     RenewReply, TryReply, draw,
 };
 pub(crate) use self::state::{Flag, Held, InboxId, Lock, QueueEntry, Slot};
@@ -67,22 +67,22 @@ impl Lock {
     pub(crate) fn try_acquire(
         &mut self,
         cx: &mut CallContext<'_>,
-        claimant: &Claimant,
+        contender: &Contender,
     ) -> Result<TryReply, FenceUnusable> {
         self.lapse(cx.now_ms);
-        if let Some(held) = self.held_by(&claimant.token) {
+        if let Some(held) = self.held_by(&contender.token) {
             // Sent again. The second send must restart the countdown.
             if held.flag == Flag::Revoked {
                 return Ok(TryReply::Revoked);
             }
-            held.prolong(cx.now_ms, claimant.ttl_ms);
+            held.prolong(cx.now_ms, contender.ttl_ms);
             return Ok(TryReply::Granted { fence: held.fence });
         }
         if self.slot != Slot::Free {
             return Ok(TryReply::Held);
         }
-        let fence = if claimant.fenced { cx.fence()? } else { 0 };
-        while claimant.fenced && !self.queue.is_empty() {
+        let fence = if contender.fenced { cx.fence()? } else { 0 };
+        while contender.fenced && !self.queue.is_empty() {
             match self.hand_off(cx, None, Some(fence)) {
                 HandOff::ToWaiter => return Ok(TryReply::Held),
                 HandOff::Again => {}
@@ -90,26 +90,26 @@ impl Lock {
                 HandOff::FenceUnusable => return Err(FenceUnusable),
             }
         }
-        self.hold(cx, fence, claimant.clone().into(), claimant.ttl_ms);
+        self.hold(cx, fence, contender.clone().into(), contender.ttl_ms);
         Ok(TryReply::Granted { fence })
     }
 
     /// Runs the first of the three commands of a try on Redis, `SET NX`. `None`: the lock was free and is taken now.
     #[cfg(test)]
-    pub(crate) fn plant(&mut self, cx: &mut CallContext<'_>, claimant: &Claimant) -> Option<Slot> {
+    pub(crate) fn plant(&mut self, cx: &mut CallContext<'_>, contender: &Contender) -> Option<Slot> {
         self.lapse(cx.now_ms);
         if self.slot != Slot::Free {
             return Some(self.slot.clone());
         }
         self.slot = Slot::Held(Held {
             flag: Flag::Uncontended,
-            token: claimant.token.clone(),
+            token: contender.token.clone(),
             fence: 0,
-            inbox: claimant.inbox.clone(),
+            inbox: contender.inbox.clone(),
             since_ms: cx.wall_us / 1_000,
-            ttl_ms: claimant.ttl_ms,
-            owner: claimant.owner.clone(),
-            ends_ms: Some(cx.now_ms + claimant.ttl_ms),
+            ttl_ms: contender.ttl_ms,
+            owner: contender.owner.clone(),
+            ends_ms: Some(cx.now_ms + contender.ttl_ms),
         });
         None
     }
@@ -148,16 +148,16 @@ impl Lock {
     pub(crate) fn acquire(
         &mut self,
         cx: &mut CallContext<'_>,
-        claimant: &Claimant,
+        contender: &Contender,
         ticket: Option<u64>,
     ) -> Result<AcquireReply, FenceUnusable> {
         self.lapse(cx.now_ms);
-        if let Some(held) = self.held_by(&claimant.token) {
+        if let Some(held) = self.held_by(&contender.token) {
             // Re-sent, or granted by a message that was lost: confirm.
             if held.flag == Flag::Revoked {
                 return Ok(AcquireReply::Revoked);
             }
-            held.prolong(cx.now_ms, claimant.ttl_ms);
+            held.prolong(cx.now_ms, contender.ttl_ms);
             if held.fence == 0 {
                 held.fence = cx.fence()?;
             }
@@ -165,12 +165,12 @@ impl Lock {
         }
         if self.slot == Slot::Free && self.queue.is_empty() {
             let fence = cx.fence()?;
-            self.hold(cx, fence, claimant.clone().into(), claimant.ttl_ms);
+            self.hold(cx, fence, contender.clone().into(), contender.ttl_ms);
             return Ok(AcquireReply::Granted { fence });
         }
-        let ticket = self.join_queue(cx, claimant, ticket)?;
+        let ticket = self.join_queue(cx, contender, ticket)?;
         match &mut self.slot {
-            Slot::Free => match self.hand_off(cx, Some(&claimant.token), None) {
+            Slot::Free => match self.hand_off(cx, Some(&contender.token), None) {
                 HandOff::ToCaller(fence) => return Ok(AcquireReply::Granted { fence }),
                 HandOff::Again => return Ok(AcquireReply::Again { ticket }),
                 HandOff::FenceUnusable => return Err(FenceUnusable),
@@ -187,7 +187,7 @@ impl Lock {
             }
             Slot::Foreign { .. } => {}
         }
-        let position = self.queue.iter().position(|w| w.token == claimant.token).unwrap_or(0);
+        let position = self.queue.iter().position(|w| w.token == contender.token).unwrap_or(0);
         Ok(AcquireReply::Queued { ticket, position })
     }
 
@@ -322,11 +322,11 @@ impl Lock {
     fn join_queue(
         &mut self,
         cx: &mut CallContext<'_>,
-        claimant: &Claimant,
+        contender: &Contender,
         ticket: Option<u64>,
     ) -> Result<u64, FenceUnusable> {
         self.queue_ends_ms = cx.now_ms + cx.limits.queue_ttl_ms;
-        if let Some(waiting) = self.queue.iter_mut().find(|w| w.token == claimant.token) {
+        if let Some(waiting) = self.queue.iter_mut().find(|w| w.token == contender.token) {
             waiting.polled_ms = cx.now_ms;
             return Ok(waiting.ticket);
         }
@@ -334,7 +334,7 @@ impl Lock {
             Some(ticket) => ticket,
             None => cx.fence()?,
         };
-        let mut waiting = QueueEntry::from(claimant.clone());
+        let mut waiting = QueueEntry::from(contender.clone());
         waiting.ticket = ticket;
         waiting.polled_ms = cx.now_ms;
         let place = self.queue.partition_point(|w| w.ticket < ticket);
@@ -433,7 +433,7 @@ mod tests {
         for (rule, expected) in [(None, RenewReply::Lost), (Some(Rule::RenewalComparesFence), RenewReply::Renewed)] {
             let _without = Without::new(rule);
             let token = Token::random();
-            let claimant = Claimant {
+            let contender = Contender {
                 token: token.clone(),
                 inbox: None,
                 ttl_ms: 1_000,
@@ -450,9 +450,9 @@ mod tests {
                 outbox: &mut outbox,
                 limits: Limits::DEFAULT,
             };
-            assert_eq!(lock.try_acquire(&mut cx, &claimant), Ok(TryReply::Granted { fence: 1 }));
+            assert_eq!(lock.try_acquire(&mut cx, &contender), Ok(TryReply::Granted { fence: 1 }));
             cx.now_ms = 1_000;
-            assert_eq!(lock.try_acquire(&mut cx, &claimant), Ok(TryReply::Granted { fence: 2 }));
+            assert_eq!(lock.try_acquire(&mut cx, &contender), Ok(TryReply::Granted { fence: 2 }));
             let mut renew = |fence| lock.renew(&mut cx, &token, 1_000, Some(Fence::new(fence)), None, None);
             assert_eq!(renew(1), expected);
         }

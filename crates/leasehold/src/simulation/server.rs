@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::clock::Moment;
 use crate::facts::{Fence, HolderId, LockName, Token};
 use crate::machine::{
-    self, AcquireReply, CallContext, Claimant, EvictReply, FinishReply, Flag, InboxId, Limits, Lock, Message,
+    self, AcquireReply, CallContext, Contender, EvictReply, FinishReply, Flag, InboxId, Limits, Lock, Message,
     PassReply, RenewReply, Slot, YieldReply,
 };
 use crate::store::{AcquireRequest, Holder, Renewal, StoreErrorKind};
@@ -356,8 +356,8 @@ fn run_on(lock: &mut Lock, cx: &mut CallContext<'_>, command: &Command) -> Reply
     }
 }
 
-fn asking(claim: &AcquireRequest, inbox: &Option<InboxId>) -> Claimant {
-    Claimant {
+fn asking(claim: &AcquireRequest, inbox: &Option<InboxId>) -> Contender {
+    Contender {
         token: claim.token.clone(),
         inbox: inbox.clone(),
         ttl_ms: claim.ttl.as_millis(),

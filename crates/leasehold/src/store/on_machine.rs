@@ -10,7 +10,7 @@ use super::{
 use crate::clock::Moment;
 use crate::facts::{Fence, HolderId, Token};
 use crate::machine::{
-    AcquireReply, CallContext, Claimant, EvictReply, FenceUnusable, FinishReply, Flag, InboxId, Lock, Message,
+    AcquireReply, CallContext, Contender, EvictReply, FenceUnusable, FinishReply, Flag, InboxId, Lock, Message,
     PassReply, RenewReply, Slot, TryReply,
 };
 
@@ -37,7 +37,7 @@ pub(crate) struct MachineReply<R> {
 /// A try or an acquire.
 #[derive(Clone)]
 pub(crate) struct Asking {
-    pub(crate) claimant: Claimant,
+    pub(crate) contender: Contender,
     pub(crate) lasts: Duration,
     pub(crate) asked_at: Moment,
 }
@@ -45,7 +45,7 @@ pub(crate) struct Asking {
 impl Asking {
     /// A request that leaves at `asked_at`. Messages for it are sent to `inbox`, if it listens.
     pub(crate) fn new(request: &AcquireRequest, inbox: &InboxId, asked_at: Moment) -> Self {
-        let claimant = Claimant {
+        let contender = Contender {
             token: request.token.clone(),
             inbox: request.listens.then(|| inbox.clone()),
             ttl_ms: request.ttl.as_millis(),
@@ -53,18 +53,18 @@ impl Asking {
             owner: request.owner.clone(),
             fenced: request.fenced,
         };
-        Self { claimant, lasts: request.ttl.duration(), asked_at }
+        Self { contender, lasts: request.ttl.duration(), asked_at }
     }
 
     pub(crate) fn grant(&self, fence: u64) -> Grant {
-        let fence = self.claimant.fenced.then_some(Fence::new(fence));
+        let fence = self.contender.fenced.then_some(Fence::new(fence));
         Grant { fence, asked_at: self.asked_at, lasts: self.lasts }
     }
 }
 
 pub(crate) fn try_acquire<M: RunMachine>(mut lock: M, asking: &Asking) -> Result<Try, M::Error> {
-    let claimant = &asking.claimant;
-    let called = lock.run(Some(&claimant.token), &mut |lock, cx| lock.try_acquire(cx, claimant))?;
+    let contender = &asking.contender;
+    let called = lock.run(Some(&contender.token), &mut |lock, cx| lock.try_acquire(cx, contender))?;
     Ok(match called.reply? {
         TryReply::Granted { fence } => Try::Granted(asking.grant(fence)),
         TryReply::Held => Try::Held(called.holder),
@@ -77,10 +77,10 @@ pub(crate) fn acquire<M: RunMachine>(
     asking: &Asking,
     ticket: Option<Ticket>,
 ) -> Result<Acquire, M::Error> {
-    let claimant = &asking.claimant;
+    let contender = &asking.contender;
     let mut ticket = ticket.map(|ticket| ticket.0);
     loop {
-        let called = lock.run(Some(&claimant.token), &mut |lock, cx| lock.acquire(cx, claimant, ticket))?;
+        let called = lock.run(Some(&contender.token), &mut |lock, cx| lock.acquire(cx, contender, ticket))?;
         return Ok(match called.reply? {
             AcquireReply::Again { ticket: mine } => {
                 ticket = Some(mine);

@@ -1,7 +1,7 @@
 //! The server of a small world: the production state machine, one command at a time.
 
 use super::super::{
-    AcquireReply, CallContext, Claimant, EvictReply, Held, InboxId, Lock, Message, PassReply, QueueEntry, RenewReply,
+    AcquireReply, CallContext, Contender, EvictReply, Held, InboxId, Lock, Message, PassReply, QueueEntry, RenewReply,
     Slot,
 };
 use super::message::{Answer, Request, Saw, Says, Verb};
@@ -61,7 +61,7 @@ impl World {
     ) -> Done {
         let token = &request.token;
         let ttl_ms = setup.ttl().as_millis();
-        let claimant = || Claimant {
+        let contender = || Contender {
             token: token.clone(),
             inbox: Some(inbox(client)),
             ttl_ms,
@@ -72,7 +72,7 @@ impl World {
         let usable = "fences are small here";
         Done::Says(match &request.verb {
             Verb::TrySet => {
-                let found = self.call(setup, outbox, |lock, cx| lock.plant(cx, &claimant()));
+                let found = self.call(setup, outbox, |lock, cx| lock.plant(cx, &contender()));
                 return Done::Next(Verb::TryCount { written: found.is_none() });
             }
             Verb::TryCount { written } => {
@@ -97,7 +97,7 @@ impl World {
             }
             Verb::Acquire { ticket } => {
                 let ticket = Some(*ticket).filter(|ticket| *ticket > 0);
-                let reply = self.call(setup, outbox, |lock, cx| lock.acquire(cx, &claimant(), ticket)).expect(usable);
+                let reply = self.call(setup, outbox, |lock, cx| lock.acquire(cx, &contender(), ticket)).expect(usable);
                 if setup.in_order && matches!(reply, AcquireReply::Granted { .. }) {
                     self.clients[client].served = Some(token.clone());
                 }

@@ -226,7 +226,7 @@ mod tests {
     use super::super::{fast_path, schema};
     use super::*;
     use crate::facts::{Owner, Token};
-    use crate::machine::{Claimant, InboxId};
+    use crate::machine::{Contender, InboxId};
 
     const BOOT: i64 = 1;
 
@@ -253,7 +253,7 @@ mod tests {
         let mut held = Vec::new();
         for i in 0..60_usize {
             let (name, token) = (Key::from(format!("{i:03}{}", "x".repeat(i * 8))), Token::random());
-            let asking = Claimant {
+            let asking = Contender {
                 token: token.clone(),
                 inbox: Some(me.clone()),
                 ttl_ms: 60_000,

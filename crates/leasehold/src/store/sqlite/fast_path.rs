@@ -9,7 +9,7 @@ use super::boot::now_ms;
 use super::row::{Key, REVOKED, sql, unsql};
 use crate::clock;
 use crate::facts::{Fence, Token};
-use crate::machine::{Claimant, InboxId};
+use crate::machine::{Contender, InboxId};
 use crate::store::Renewal;
 
 // Parameters: 1 name, 2 token, 3 wall µs, 4 inbox, 5 since, 6 ttl, 7 owner, 8 ends, 9 boot, 10 now,
@@ -44,7 +44,7 @@ const CONFIRM: &str = "UPDATE locks SET ends = max(ends, ?3 + ?4), written = ?3,
 const TICKET: &str = "UPDATE meta SET floor = max(?1, floor + 1) WHERE max(?1, floor) < ?2 RETURNING floor";
 
 /// Takes a lock that is free and has no waiters. Always draws a fence.
-pub(super) fn take(conn: &Connection, boot: i64, name: &Key, asking: &Claimant) -> rusqlite::Result<Option<u64>> {
+pub(super) fn take(conn: &Connection, boot: i64, name: &Key, asking: &Contender) -> rusqlite::Result<Option<u64>> {
     let (now, wall_us) = (now_ms(), clock::wall_us());
     if wall_us >= Fence::MAX {
         return Ok(None);

@@ -56,11 +56,11 @@ impl SqliteDriver {
                 Ok(HolderState::Held(inbox)) => watched.extend(inbox),
                 Ok(HolderState::Gone) if !full => {
                     call.asking.asked_at = floor_now();
-                    call.asking.claimant.fenced = true;
+                    call.asking.contender.fenced = true;
                     // The waiter meets the same error with its next request, and reports it.
                     match self.attempt(Need::More, |driver| driver.acquire_slow(&call, Some(Ticket(ticket)))) {
                         Ok(Acquire::Granted(grant)) => {
-                            self.pushes.send(Push::Granted { token: call.asking.claimant.token.clone(), grant });
+                            self.pushes.send(Push::Granted { token: call.asking.contender.token.clone(), grant });
                         }
                         // A full disk stays full for the others, and each would take as long to find out.
                         Err(error) => full = error.kind() == StoreErrorKind::DiskFull,

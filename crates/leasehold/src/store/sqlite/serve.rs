@@ -139,8 +139,8 @@ impl SqliteDriver {
     fn run_fast(&self, command: &Command) -> rusqlite::Result<Option<FastReply>> {
         let (conn, boot, me) = (&self.conn, self.boot, self.liveness.id());
         Ok(match command {
-            Command::Try(call, reply) if call.asking.claimant.fenced && !reply.is_closed() => {
-                fast_path::take(conn, boot, &call.name, &call.asking.claimant)?.map(FastReply::Fence)
+            Command::Try(call, reply) if call.asking.contender.fenced && !reply.is_closed() => {
+                fast_path::take(conn, boot, &call.name, &call.asking.contender)?.map(FastReply::Fence)
             }
             Command::Release(name, token, _) => {
                 fast_path::release(conn, me, name, token)?.then_some(FastReply::Released)

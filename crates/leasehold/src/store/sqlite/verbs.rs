@@ -14,13 +14,13 @@ use crate::store::*;
 impl SqliteDriver {
     pub(super) fn try_acquire(&mut self, call: &AcquireCall) -> Result<Try, StoreError> {
         self.attempt(Need::More, |driver| {
-            if call.asking.claimant.fenced
-                && let Some(fence) = fast_path::take(&driver.conn, driver.boot, &call.name, &call.asking.claimant)?
+            if call.asking.contender.fenced
+                && let Some(fence) = fast_path::take(&driver.conn, driver.boot, &call.name, &call.asking.contender)?
             {
                 driver.committed();
                 return Ok(Try::Granted(call.asking.grant(fence)));
             }
-            if let Some(holder) = driver.held_by_other(&call.name, &call.asking.claimant.token)? {
+            if let Some(holder) = driver.held_by_other(&call.name, &call.asking.contender.token)? {
                 return Ok(Try::Held(Some(holder)));
             }
             on_machine::try_acquire(driver.machine(&call.name), &call.asking)
@@ -30,9 +30,9 @@ impl SqliteDriver {
     pub(super) fn acquire(&mut self, call: &AcquireCall, ticket: Option<Ticket>) -> Result<Acquire, StoreError> {
         let has_waited = ticket.is_some();
         let answer = self.attempt(Need::More, |driver| {
-            if let Some(fence) = fast_path::take(&driver.conn, driver.boot, &call.name, &call.asking.claimant)? {
+            if let Some(fence) = fast_path::take(&driver.conn, driver.boot, &call.name, &call.asking.contender)? {
                 driver.committed();
-                driver.waiters.remove(&call.name, &call.asking.claimant.token);
+                driver.waiters.remove(&call.name, &call.asking.contender.token);
                 return Ok(Acquire::Granted(call.asking.grant(fence)));
             }
             driver.acquire_slow(call, ticket)
@@ -51,12 +51,12 @@ impl SqliteDriver {
             Acquire::Queued(place) => {
                 // The state machine may have read only the first waiters.
                 place.position = self.position(&call.name, place.ticket.0)?;
-                if call.asking.claimant.inbox.is_some() {
+                if call.asking.contender.inbox.is_some() {
                     self.waiters.insert(call, place.ticket.0);
                 }
             }
             Acquire::Granted(_) | Acquire::Revoked => {
-                self.waiters.remove(&call.name, &call.asking.claimant.token);
+                self.waiters.remove(&call.name, &call.asking.contender.token);
             }
         }
         Ok(answer)

@@ -23,7 +23,7 @@ pub(super) struct LocalWaiters {
 
 impl LocalWaiters {
     pub(super) fn insert(&mut self, call: &AcquireCall, ticket: u64) {
-        let key = (call.asking.claimant.token.clone(), call.name.clone());
+        let key = (call.asking.contender.token.clone(), call.name.clone());
         self.unchecked.insert(key.clone());
         self.places.insert(key, (call.clone(), ticket));
     }
