@@ -61,7 +61,7 @@ class SmartGpuLockManager:
     >>> manager = gpu.SmartGpuLockManager()
     >>> manager.acquire_lock("transcribe-7", "gpu_lock:0")
     True
-    >>> manager.release_lock("somebody-else", "gpu_lock:0", "normal")
+    >>> manager.release_lock("another-task", "gpu_lock:0", "normal")
     False
     >>> manager.release_lock("transcribe-7", "gpu_lock:0", "normal")
     True

@@ -258,6 +258,8 @@ class Guard:
 
     def __repr__(self) -> str:
         held = "held" if self._native.is_held else "not held"
+        if not self.is_protected:
+            held = "not protected"
         return f"<leasehold.Guard {self.name!r} {held}, holder {self.holder_id}, fence {self.fence}>"
 
 

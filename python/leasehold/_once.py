@@ -76,7 +76,7 @@ class Once:
             return _done(running)
         try:
             value = work()
-            result = json.dumps(value).encode()
+            result = self._as_result(value)
         except BaseException:
             wait(running.give_up())
             raise
@@ -89,7 +89,7 @@ class Once:
             return _done(running)
         try:
             value = await work_under(Guard(running.guard), work)
-            result = json.dumps(value).encode()
+            result = self._as_result(value)
         except BaseException:
             await wait_async(running.give_up())
             raise
@@ -110,6 +110,13 @@ class Once:
     async def forget_async(self) -> bool:
         """:meth:`forget` for asyncio."""
         return bool(await wait_async(_native.once_forget(self._client, self.id)))
+
+    def _as_result(self, value: Any) -> bytes:
+        try:
+            return json.dumps(value).encode()
+        except (TypeError, ValueError) as problem:
+            kind = TypeError if isinstance(problem, TypeError) else ValueError
+            raise kind(f"once {self.id!r}: the work returned a value that JSON cannot hold, so it is not stored: {problem}") from None
 
     def _start(self) -> _native.Call:
         return _native.once(self._client, self.id, self._keep, self._payload, self._terms)

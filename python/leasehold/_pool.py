@@ -197,9 +197,9 @@ class Permit:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         held = [guard for guard in self.guards if guard._end_block()]
-        ours = [guard._release_at_block_end() for guard in held]
-        for guard, was_ours in zip(held, ours, strict=True):
-            guard._report_loss(was_ours, error)
+        were_held = [guard._release_at_block_end() for guard in held]
+        for guard, was_held in zip(held, were_held, strict=True):
+            guard._report_loss(was_held, error)
 
     async def __aenter__(self) -> Permit:
         return self
@@ -208,9 +208,9 @@ class Permit:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         held = [guard for guard in self.guards if guard._end_block()]
-        ours = [await guard._release_at_block_end_async() for guard in held]
-        for guard, was_ours in zip(held, ours, strict=True):
-            guard._report_loss(was_ours, error)
+        were_held = [await guard._release_at_block_end_async() for guard in held]
+        for guard, was_held in zip(held, were_held, strict=True):
+            guard._report_loss(was_held, error)
 
     def __repr__(self) -> str:
         return f"<leasehold.Permit {self.indices}>"

@@ -231,7 +231,7 @@ def test_locks_at_the_end_of_a_process(server: Server, raw: redis.Redis) -> None
     assert raw.pttl("thing") > 10_000, "a timeout counts on, as with redis-py"
     raw.delete("thing")
     run_python(ENDING, str(server.port), "None")
-    assert not raw.exists("thing"), "without one it is given back"
+    assert not raw.exists("thing"), "a lock without a timeout is released at the end of the process"
     killed = start_python(ENDING + "print('held', flush=True); time.sleep(60)", str(server.port), "None")
     assert killed.stdout is not None and killed.stdout.readline() == "held\n"
     killed.send_signal(signal.SIGKILL)

@@ -370,7 +370,7 @@ def test_owner_and_stranger_at_once(manager: SmartGpuLockManager, raw: Any) -> N
 def test_old_and_new_services_share_a_gpu(manager: SmartGpuLockManager, raw: Any) -> None:
     raw.set("gpu_lock:0", "locked_by_old", px=300, nx=True)
     assert manager.acquire_lock("new", "gpu_lock:0", max_wait_time=5), "it waits for the old one's end"
-    assert raw.set("gpu_lock:0", "locked_by_old", px=300, nx=True) is None, "the old one waits for ours"
+    assert raw.set("gpu_lock:0", "locked_by_old", px=300, nx=True) is None, "the old client waits for the new one"
     assert manager.release_lock("new", "gpu_lock:0")
 
 

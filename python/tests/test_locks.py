@@ -161,7 +161,7 @@ def test_a_lost_lease_is_reported(redis_client: Client, server: Server) -> None:
     assert (lost.value.name, lost.value.reason) == ("a", "gone")
 
     with pytest.raises(LockLost), redis_client.lock("a"):
-        server.redis.flushall()  # found when it is given back
+        server.redis.flushall()  # found at the release
 
     with pytest.raises(ZeroDivisionError), redis_client.lock("a"):
         server.redis.flushall()
@@ -282,7 +282,7 @@ def test_a_store_that_becomes_unreachable(own_server: Server, caplog: pytest.Log
         client.lock("a", wait=0).acquire()
     assert away.value.name == "a"
     with client.lock("a", wait=0, on_unavailable="open") as guard:
-        assert not guard.is_protected
+        assert not guard.is_protected and "not protected" in repr(guard)
     assert client.statistics().unprotected_runs == 1
     until(lambda: "WITHOUT the lock" in caplog.text)
     assert {record.name for record in caplog.records} == {"leasehold"}
@@ -295,7 +295,7 @@ def test_a_lazy_client_can_precede_its_server(own_server: Server) -> None:
     with pytest.raises(StoreUnavailable):
         client.lock("a", wait=0).acquire()
     with client.lock("a", wait=0, on_unavailable="open") as guard:
-        assert not guard.is_protected
+        assert not guard.is_protected and "not protected" in repr(guard)
     own_server.start()
     until(lambda: client.holder("a") is None, unless=StoreUnavailable)
     with client.lock("a", wait=5) as guard:

@@ -127,8 +127,8 @@ def test_work_is_done_once(client: Client, url: str) -> None:
 def test_failed_work_is_done_by_the_next_caller(client: Client) -> None:
     with pytest.raises(ZeroDivisionError):
         client.once("a").run(lambda: 1 / 0)
-    with pytest.raises(TypeError):
-        client.once("a").run(object)  # no JSON
+    with pytest.raises(TypeError, match="once 'a': .* so it is not stored"):
+        client.once("a").run(object)
     assert client.once("a").run(lambda: [1]) == leasehold.Outcome([1], fresh=True)
     assert not client.once("a").run(lambda: [2]).fresh
 

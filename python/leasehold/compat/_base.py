@@ -212,7 +212,7 @@ class BaseLock:
         if token is None:
             raise self._error(f"cannot {verb} it: it is not held by this lock")
         if not self.timeout:
-            raise self._error(f"cannot {verb} it: it has no timeout, and is renewed by itself")
+            raise self._error(f"cannot {verb} it: it has no timeout, and is renewed until it is released")
         return token
 
     def _renew(self, token: bytes, ttl: float, done: str) -> Steps[None]:
