@@ -1,5 +1,5 @@
-//! From a release to the next holder's wake-up, against the least any message between two clients
-//! of the server can take: one hop of a SPUBLISH ping-pong.
+//! The time from a release to the wake-up of the next holder, against the least that a message between two clients of
+//! the server can take: one hop of a SPUBLISH ping-pong.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::{Size, median, row};
 
 pub(crate) async fn run(size: Size) {
     for waiters in [2, 1_000] {
-        // A server of its own: the connections of the last scenario are gone.
+        // A new server, so that the connections of the previous scenario are gone.
         let server = RedisServer::start().await;
         let line = Line::new(&server, waiters).await;
         let mut pair = PingPong::new(&server).await;
@@ -36,7 +36,7 @@ pub(crate) async fn run(size: Size) {
     }
 }
 
-/// One queue alone, for a profiler.
+/// Measures one queue alone, for a profiler.
 pub(crate) async fn only(server: &RedisServer, waiters: usize, seconds: f64) {
     let line = Line::new(server, waiters).await;
     let mut pair = PingPong::new(server).await;
@@ -49,8 +49,7 @@ pub(crate) async fn only(server: &RedisServer, waiters: usize, seconds: f64) {
     println!("{waiters} waiters: hand-off p50 {:.1} µs, ping-pong {:.1} µs a hop", median(handoffs), median(hops));
 }
 
-/// Managers, each with its own connection, that stand in line for one lock and come back when they
-/// have had it.
+/// Managers, each with its own connection, that wait in the queue of one lock and queue again after they have held it.
 struct Line {
     grants: tokio::sync::Mutex<mpsc::UnboundedReceiver<(leasehold::Guard, Instant)>>,
     again: Vec<mpsc::UnboundedSender<()>>,
@@ -73,7 +72,7 @@ impl Line {
             let grant = grant.clone();
             tokio::spawn(async move {
                 while asks.recv().await.is_some() {
-                    // The server of this scenario ends before its waiters do.
+                    // The server of this scenario stops before its waiters do.
                     let Ok(guard) = manager.lock("line").owner(i.to_string()).await else { return };
                     let _ = grant.send((guard, Instant::now()));
                 }
@@ -82,7 +81,7 @@ impl Line {
         }
         let looker = LockManager::connect(&server.url()).await.expect("a manager");
         for ask in &again {
-            ask.send(()).expect("it listens");
+            ask.send(()).expect("the task runs");
         }
         let client = redis::Client::open(server.url()).expect("a URL");
         let connection = client.get_multiplexed_async_connection().await.expect("a connection");
@@ -91,8 +90,8 @@ impl Line {
         line
     }
 
-    /// Waits until all but the holders are in the queue. A task that is still joining it would compete with the hand-off
-    /// for the processor. No pause: server and processor must be as awake as in the ping-pong.
+    /// Waits until all but the holders are in the queue. A task that is still joining would compete with the hand-off for
+    /// the processor. It does not sleep, so that server and processor are as active as in the ping-pong.
     async fn all_wait(&self, holders: usize) {
         let mut connection = self.connection.clone();
         loop {
@@ -105,7 +104,7 @@ impl Line {
 
     async fn p50(&self, handoffs: usize) -> f64 {
         let mut grants = self.grants.lock().await;
-        let (mut guard, _) = grants.recv().await.expect("somebody holds it");
+        let (mut guard, _) = grants.recv().await.expect("a holder");
         let mut times = Vec::new();
         for _ in 0..handoffs {
             let who: usize = self
@@ -120,24 +119,24 @@ impl Line {
                 .expect("a number");
             let released = Instant::now();
             let releasing = tokio::spawn(guard.release());
-            let (next, entered) = grants.recv().await.expect("somebody is next");
+            let (next, entered) = grants.recv().await.expect("a next holder");
             times.push((entered - released).as_secs_f64());
             assert!(releasing.await.expect("no panic").expect("answered"));
-            self.again[who].send(()).expect("it listens");
+            self.again[who].send(()).expect("the task runs");
             self.all_wait(1).await;
             guard = next;
         }
         let who: usize =
             self.looker.holder("line").await.expect("answered").expect("held").owner.task().parse().expect("a number");
-        // Held until the next round begins.
+        // The next waiter holds the lock until the next round begins.
         drop(grants);
         drop(guard);
-        self.again[who].send(()).expect("it listens");
+        self.again[who].send(()).expect("the task runs");
         median(times)
     }
 }
 
-/// Two connections, each subscribed to a channel of its own, that answer each other.
+/// Two connections, each subscribed to a channel of its own, that publish to each other in turn.
 struct PingPong {
     sides: [Side; 2],
 }
@@ -160,9 +159,9 @@ impl PingPong {
             let mut connection = self.sides[hop % 2].connection.clone();
             let sent = Instant::now();
             let publishing = tokio::spawn(async move {
-                let heard: i64 =
+                let receivers: i64 =
                     redis::cmd("SPUBLISH").arg(&*to).arg("x").query_async(&mut connection).await.expect("answered");
-                heard
+                receivers
             });
             self.sides[(hop + 1) % 2].pushes.recv().await.expect("a push");
             times.push(sent.elapsed().as_secs_f64());

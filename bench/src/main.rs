@@ -1,6 +1,7 @@
-//! Our speed against the peers', in one run and one table. Every figure is a ratio to a peer that
-//! was measured in the same round; rounds are interleaved, and the median is given.
+//! Benchmarks of leasehold against its peers: one run, one table. Every number is a ratio to a peer that was measured in
+//! the same round. Rounds are interleaved, and the table has the medians.
 
+mod client;
 mod handoff;
 mod release_loop;
 mod sqlite;
@@ -9,7 +10,7 @@ mod throughput;
 
 use leasehold_testkit::RedisServer;
 
-/// How much is measured.
+/// How much to measure.
 #[derive(Clone, Copy)]
 struct Size {
     rounds: usize,
@@ -30,7 +31,7 @@ fn main() {
         [] => Size { rounds: 15, seconds: 2.0, handoffs: 10_000 },
         _ => {
             eprintln!(
-                "usage: leasehold-bench [--quick | --only bare|rslock|fenced|unfenced|memory|handoff|sqlite TASKS SECONDS]"
+                "usage: leasehold-bench [--quick | --only bare|rslock|fenced|unfenced|memory|client|handoff|sqlite TASKS SECONDS]"
             );
             std::process::exit(2);
         }
@@ -40,13 +41,14 @@ fn main() {
         let server = RedisServer::start().await;
         println!("{} rounds, interleaved; medians of ratios within a round\n", size.rounds);
         throughput::run(&server, size).await;
+        client::run(&server, size).await;
         release_loop::run(&server, size).await;
         handoff::run(size).await;
         sqlite::run(size).await;
     });
 }
 
-/// One contender alone, for a profiler.
+/// Runs one contender alone, for a profiler. `client` and `sqlite` have no tasks: the number is that of rounds.
 fn only(contender: &str, tasks: usize, seconds: f64) {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
@@ -55,7 +57,9 @@ fn only(contender: &str, tasks: usize, seconds: f64) {
             return sqlite::run(size).await;
         }
         let server = RedisServer::start().await;
-        if contender == "handoff" {
+        if contender == "client" {
+            client::run(&server, Size { rounds: tasks, seconds, handoffs: 0 }).await;
+        } else if contender == "handoff" {
             handoff::only(&server, tasks, seconds).await;
         } else {
             let rate = throughput::only(&server, contender, tasks, seconds).await;
@@ -70,13 +74,13 @@ fn only(contender: &str, tasks: usize, seconds: f64) {
     });
 }
 
-/// The middle one.
+/// The median.
 fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     numbers[numbers.len() / 2]
 }
 
-/// A line of the table: what it is, the figure, the bound, and whether it holds.
-fn row(what: &str, figure: f64, bound: &str, holds: bool) {
-    println!("{:<52} {figure:>8.2}   {bound:<10} {}", what, if holds { "ok" } else { "MISSED" });
+/// Prints a line of the table: what was measured, the ratio, its bound, and whether the bound holds.
+fn row(what: &str, ratio: f64, bound: &str, holds: bool) {
+    println!("{what:<52} {ratio:>8.2}   {bound:<10} {}", if holds { "ok" } else { "MISSED" });
 }

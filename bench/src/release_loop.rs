@@ -1,4 +1,4 @@
-//! What a safe release costs: SET and our release against SET and a plain DEL, one after the other.
+//! The cost of a safe release: SET and our release against SET and a plain DEL, one request at a time.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ pub(crate) async fn run(server: &RedisServer, size: Size) {
     let mut connection = client.get_multiplexed_async_connection().await.expect("a connection");
     let manager = LockManager::connect(&server.url()).await.expect("a manager");
     let mut ratios = Vec::new();
-    // One task, too.
+    // One task, as in the first row of the throughput table.
     let _steady = (Awake::keep(), Apart::keep(server.pid()));
     for _ in 0..size.rounds {
         let began = Instant::now();
@@ -42,7 +42,7 @@ pub(crate) async fn run(server: &RedisServer, size: Size) {
     row("SET + our release / SET + plain DEL, time", ratio, "≤ 1.2", ratio <= 1.2);
 }
 
-/// A lock as another leasehold client would have written it.
+/// Writes a lock as another leasehold client would.
 async fn set(connection: &mut MultiplexedConnection, token: &Token) {
     let value = format!("lh1 0 {} 0000000000000000 - 0 60000 bench@host:1", token.reveal());
     let mut set = redis::cmd("SET");

@@ -1,5 +1,5 @@
-//! A lock on SQLite against the least that could be written: two plain one-row upserts, each
-//! committed by itself, through a driver thread of the same kind.
+//! A lock on SQLite against the least that could be written: two plain upserts of one row, each committed by itself,
+//! through a driver thread of the same kind.
 
 use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
@@ -14,11 +14,11 @@ use crate::{Size, median, row};
 const UPSERT: &str =
     "INSERT INTO plain VALUES (1, ?1, ?2) ON CONFLICT (k) DO UPDATE SET v = excluded.v, n = excluded.n";
 const VALUE: &str = "a token of thirty-two characters and as much again for its owner";
-/// The log is started anew past this, as the store does it.
+/// The write-ahead log is restarted when it has more frames than this, as the store does.
 const FRAMES: i64 = 4_000;
 
 pub(crate) async fn run(size: Size) {
-    // On two processors the figure was anything from 0.2 to 2: where the kernel put the threads decided it.
+    // On two processors, the ratio depends mostly on where the kernel puts the threads.
     let _steady = Together::keep();
     let dir = tempfile::tempdir().expect("a directory");
     let mut options = Options::default();

@@ -1,12 +1,12 @@
-//! What makes one task's figure steady. With one task a pair of requests is mostly the kernel's work, and
-//! two things of its would decide the figure, whoever is measured: how an idle processor finds back to
-//! work, and whether it puts client and server on one processor (up to 1.6 times as fast) or on two.
+//! Keeps measurements of a single task stable. With one task, a pair of requests is mostly work of the kernel, and two of
+//! its decisions would dominate every result: how an idle processor wakes up, and whether client and server run on one
+//! processor (which is faster) or on two.
 
 use std::process::{Child, Command, Stdio};
 
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 
-/// One endless loop per processor, which runs only while nothing else wants to; ended when dropped.
+/// One endless loop per processor, at idle priority, so that no processor sleeps. Dropping it ends the loops.
 pub(crate) struct Awake(Vec<Child>);
 
 impl Awake {
@@ -27,7 +27,7 @@ impl Drop for Awake {
     }
 }
 
-/// The server on one processor and we on another, until dropped. Nothing with one processor alone.
+/// Pins the server to one processor and this process to another, until dropped. Does nothing with only one processor.
 pub(crate) struct Apart {
     server: u32,
     before: CpuSet,
@@ -52,7 +52,7 @@ impl Drop for Apart {
     }
 }
 
-/// All of this process on one processor, until dropped: what two threads pass to each other costs the same each time.
+/// Pins this process to one processor, until dropped, so that a message between two threads always costs the same.
 pub(crate) struct Together(CpuSet);
 
 impl Together {
@@ -77,9 +77,9 @@ fn only(cpu: usize) -> CpuSet {
     set
 }
 
-/// Every thread of the process; one that has ended meanwhile needs no place.
+/// Pins every thread of the process. A thread that has ended in the meantime is skipped.
 fn pin(process: u32, to: &CpuSet) {
-    let threads = std::fs::read_dir(format!("/proc/{process}/task")).expect("it runs");
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).expect("the process runs");
     for thread in threads.flatten() {
         let id = thread.file_name().to_string_lossy().parse().ok().and_then(Pid::from_raw);
         if let Some(id) = id {

@@ -1,5 +1,5 @@
-//! Uncontended lock and unlock: the bare pattern (SET NX PX and a compare-and-delete script through
-//! the same client library), rslock, and leasehold with and without fences.
+//! Uncontended lock and unlock: the bare pattern (SET NX PX and a compare-and-delete script through the `redis` crate),
+//! rslock, and leasehold with and without fences.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,11 +14,11 @@ use crate::{Size, median, row};
 
 const TTL: Duration = Duration::from_secs(30);
 const TASKS: [usize; 3] = [1, 64, 512];
-/// Ratio to the bare pattern that is asked for, by number of tasks.
+/// The required ratios to the bare pattern, by number of tasks.
 const FENCED: [f64; 3] = [0.82, 0.65, 0.60];
 const UNFENCED: [f64; 3] = [0.90, 0.78, 0.80];
-/// Two contenders this close are level: the same one differs by more from run to run.
-const LEVEL: f64 = 0.97;
+/// Two contenders whose ratio is above this are level: one contender varies by more from run to run.
+pub(crate) const LEVEL: f64 = 0.97;
 
 const COMPARE_AND_DELETE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
@@ -32,7 +32,7 @@ enum Contender {
 }
 
 impl Contender {
-    /// Locks and unlocks a name of its own until told to stop.
+    /// Locks and unlocks a name of its own until `stop` is set.
     async fn run(self, task: usize, stop: Arc<AtomicBool>, done: Arc<AtomicU64>) {
         let name = format!("bench-{task}");
         let mut pairs = 0;
@@ -91,7 +91,7 @@ async fn bare_pair(mut connection: MultiplexedConnection, name: &str, sha: &str)
 
 pub(crate) async fn only(server: &RedisServer, contender: &str, tasks: usize, seconds: f64) -> f64 {
     if contender == "memory" {
-        // What our own code costs, without any store to wait for.
+        // The cost of the library alone, without a server.
         let manager = LockManager::connect("memory:").await.expect("a manager");
         return Contender::Fenced(manager).pairs_per_second(tasks, seconds).await;
     }
@@ -127,7 +127,7 @@ pub(crate) async fn run(server: &RedisServer, size: Size) {
         for round in 0..size.rounds {
             let mut rates = [0.0; 4];
             for i in 0..4 {
-                // Another one goes first each time, so that no one always has the warm cache.
+                // Another one is first each time, so that none always has the warm cache.
                 let i = (i + round) % 4;
                 rates[i] = contenders[i].pairs_per_second(tasks, size.seconds).await;
             }

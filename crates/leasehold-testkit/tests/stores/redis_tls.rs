@@ -15,7 +15,7 @@ use leasehold_testkit::{Authority, RedisServer};
 const SECRET: &str = "hunter2-canary";
 const LONG: Duration = Duration::from_secs(20);
 
-/// A server with a password that speaks TLS on another port than plain text.
+/// A server with a password, a plain port and a TLS port.
 async fn server(files: &CertificateFiles) -> (RedisServer, u16) {
     let port = free_port();
     let path = |path: &std::path::Path| path.to_str().expect("text").to_owned();
@@ -57,13 +57,13 @@ async fn locks_are_handed_over_and_found_again_after_a_cut() {
     }
     let fence = held.fence();
     assert!(held.release().await.expect("answered"));
-    let guard = tokio::time::timeout(LONG, waiting).await.expect("told").expect("no panic").expect("handed over");
+    let guard = tokio::time::timeout(LONG, waiting).await.expect("in time").expect("no panic").expect("handed over");
     assert!(guard.fence() > fence);
 
-    // Every connection but the one that says so is cut; the lease outlives it.
-    let cut = server_says(&server, &["CLIENT", "KILL", "USER", "default", "SKIPME", "yes"]).await;
-    assert_eq!(cut, redis::Value::Int(2), "both were connected once");
-    // A question that was on its way when the connection was cut has no answer.
+    // Every connection except the one that sends this is cut. The lease survives.
+    let cut = server_reply(&server, &["CLIENT", "KILL", "USER", "default", "SKIPME", "yes"]).await;
+    assert_eq!(cut, redis::Value::Int(2), "each had one connection");
+    // A request that was in flight when the connection was cut fails.
     let found = async {
         loop {
             if let Ok(holder) = a.holder("a").await {
@@ -119,20 +119,20 @@ async fn requests_and_replies_of_many_megabytes_arrive_whole_and_in_order() {
     }
 }
 
-/// The server wants its password on the plain port, too.
-async fn server_says(server: &RedisServer, parts: &[&str]) -> redis::Value {
+/// Sends a command on the plain port, where the server requires its password as well.
+async fn server_reply(server: &RedisServer, parts: &[&str]) -> redis::Value {
     let mut client = redis::Client::open(server.url().replace("redis://", &format!("redis://:{SECRET}@")))
         .expect("a URL")
         .get_multiplexed_async_connection()
         .await
-        .expect("let in");
+        .expect("logged in");
     let mut command = redis::cmd(parts[0]);
     command.arg(&parts[1..]);
     command.query_async(&mut client).await.expect("answered")
 }
 
 #[tokio::test]
-async fn whoever_is_not_the_host_in_the_url_is_not_spoken_to() {
+async fn a_server_that_is_not_the_host_in_the_url_receives_nothing() {
     let (authority, stranger) = (Authority::new(), Authority::new());
     let (good, good_port) = server(&authority.certify("127.0.0.1")).await;
     let (_expired, expired_port) = server(&authority.certify_expired("127.0.0.1")).await;
@@ -147,7 +147,7 @@ async fn whoever_is_not_the_host_in_the_url_is_not_spoken_to() {
     ];
     for (what, url) in cases {
         let Err(Error::Connect { store, source }) = LockManager::connect(&url).await else {
-            panic!("{what}: believed")
+            panic!("{what}: connected")
         };
         let said = format!("{store} {source} {source:?}");
         assert!(!said.contains(SECRET), "{what}: {said}");
@@ -160,11 +160,11 @@ async fn whoever_is_not_the_host_in_the_url_is_not_spoken_to() {
             "{what}: {said}"
         );
     }
-    assert_eq!(server_says(&good, &["ACL", "LOG"]).await, redis::Value::Array(Vec::new()), "nobody tried to log in");
+    assert_eq!(server_reply(&good, &["ACL", "LOG"]).await, redis::Value::Array(Vec::new()), "a login was attempted");
 }
 
 #[tokio::test]
-async fn plain_text_to_a_port_that_wants_tls_is_an_error() {
+async fn plain_text_to_a_tls_port_is_an_error() {
     let authority = Authority::new();
     let (_server, port) = server(&authority.certify("127.0.0.1")).await;
     let error = LockManager::connect(&format!("redis://:{SECRET}@127.0.0.1:{port}")).await.expect_err("not plain");

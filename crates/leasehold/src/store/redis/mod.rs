@@ -51,6 +51,9 @@ pub(crate) mod try_steps;
 mod value;
 mod verbs;
 
+#[cfg(feature = "test-hooks")]
+#[doc(hidden)]
+pub use client::BareClient;
 use client::{Address, RedisClient};
 use keys::{LockKeys, NamespaceKeys};
 pub use options::RedisOptions;

@@ -87,7 +87,7 @@ impl Session {
     }
 
     /// Estimates the server's wall clock in milliseconds: its time at the handshake, advanced by the boot clock, which
-    /// nobody sets.
+    /// cannot be set.
     pub(crate) fn server_ms(&self) -> u64 {
         let (opened, server_ms) = self.opened;
         server_ms.saturating_add(u64::try_from(opened.until(Moment::now()).as_millis()).unwrap_or(0))
@@ -318,7 +318,7 @@ mod tests {
             let refused = check_login(&old).expect_err("too old");
             assert_eq!(refused.kind(), StoreErrorKind::Refused);
         }
-        let wrong = check_login(&error("WRONGPASS", "invalid username-password pair")).expect_err("not let in");
+        let wrong = check_login(&error("WRONGPASS", "invalid username-password pair")).expect_err("rejected");
         assert_eq!(wrong.kind(), StoreErrorKind::NotAuthenticated);
     }
 
