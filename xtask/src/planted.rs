@@ -89,6 +89,24 @@ pub(crate) const PLANTED: &[Planted] = &[
         replace: "                self.collects = granted;\n                if true {",
     },
     Planted {
+        name: "a-pool-returns-a-member-that-was-lost",
+        file: "engine/pooling.rs",
+        find: "if matches!(next, Do::Done { .. }) && !taken.iter().all(|(_, guard)| is_usable(guard)) {",
+        replace: "if false {",
+    },
+    Planted {
+        name: "a-dropped-call-keeps-its-lock",
+        file: "engine/leaving.rs",
+        find: "self.core.spawn(async move { leave(&core, &given_up, &Notify::new(), oneshot::channel().0).await });",
+        replace: "drop((core, given_up));",
+    },
+    Planted {
+        name: "a-leave-overtakes-its-acquire",
+        file: "engine/waiting.rs",
+        find: "                ask.abort.abort();\n                let _ = ask.ended.await;",
+        replace: "                drop(ask.ended);",
+    },
+    Planted {
         name: "a-lock-is-handed-over-out-of-order",
         file: "machine/mod.rs",
         find: "let next = self.queue.remove(0);",

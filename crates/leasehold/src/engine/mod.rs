@@ -90,6 +90,20 @@ impl EngineHandle {
         Arc::new(Self { core, leases, waiting, releases })
     }
 
+    /// Returns what the engine has left to do, if anything.
+    #[cfg(test)]
+    pub(crate) fn unfinished(&self) -> Option<&'static str> {
+        if !self.waiting.is_idle() {
+            Some("waits, asks or leaves")
+        } else if !self.leases.is_empty() {
+            Some("has a lease")
+        } else if !self.core.tasks.is_empty() || !self.core.calls.is_empty() {
+            Some("works in the background")
+        } else {
+            None
+        }
+    }
+
     /// Stops new calls and waits for background work, for at most `limit`.
     pub(crate) async fn drain(&self, limit: Duration) {
         let core = &self.core;

@@ -97,6 +97,10 @@ impl<'a> Hunt<'a> {
         let mut seats = Seats::default();
         let mut next = call.begin(&may_try);
         loop {
+            // A member may be lost while others are tried.
+            if matches!(next, Do::Done { .. }) && !taken.iter().all(|(_, guard)| is_usable(guard)) {
+                next = Do::GiveBack;
+            }
             let event = match next {
                 Do::TryCollectorLock { draw } => {
                     let (tried, drawn) = tokio::join!(self.try_collector_lock(), async {

@@ -141,8 +141,15 @@ impl WaitingRooms {
     }
 
     /// Whether tasks of this process wait for a name.
-    pub(super) fn is_open(&self, name: &LockName) -> bool {
+    pub(crate) fn is_open(&self, name: &LockName) -> bool {
         lock(&self.inner).rooms.is_open(name)
+    }
+
+    /// Whether no task waits, and no acquire or leave is in progress.
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        let inner = lock(&self.inner);
+        inner.rooms.is_idle() && inner.asks.is_empty() && inner.leaves.is_empty()
     }
 
     /// Records that a lock was released that another holder had handed over to this process.

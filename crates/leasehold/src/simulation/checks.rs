@@ -12,15 +12,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::by_token::TokenLease;
 use super::coverage::Situation;
-use super::lease::Lease;
+use super::leases::TokenLease;
 use super::network::Network;
 use super::server::{Command, ServerClock};
 use super::world::World;
 use crate::clock::Moment;
+use crate::engine::lease_cell::LeaseCell;
 use crate::facts::{Fence, LockName, Token};
 use crate::loss::LossReason;
 use crate::machine::{Flag, InboxId, Slot};
@@ -62,21 +63,21 @@ struct Disowned {
 /// A lease that a holder believes in.
 #[derive(Clone)]
 enum Believed {
-    Guarded(Rc<Lease>),
+    Guarded(usize, Arc<LeaseCell>),
     ByToken(Rc<TokenLease>),
 }
 
 impl Believed {
     fn token(&self) -> &Token {
         match self {
-            Self::Guarded(lease) => &lease.token,
+            Self::Guarded(_, lease) => &lease.token,
             Self::ByToken(lease) => &lease.token,
         }
     }
 
     fn process(&self) -> usize {
         match self {
-            Self::Guarded(lease) => lease.process,
+            Self::Guarded(process, _) => *process,
             Self::ByToken(lease) => lease.process,
         }
     }
@@ -84,7 +85,7 @@ impl Believed {
     /// The end of the belief, if it is believed now.
     fn valid_until(&self, now: Moment) -> Option<Moment> {
         match self {
-            Self::Guarded(lease) => lease.is_valid(now).then(|| lease.state.borrow().belief.valid_until()),
+            Self::Guarded(_, lease) => lease.is_valid(now).then(|| lease.state().belief.valid_until()),
             Self::ByToken(lease) => Some(lease.valid_until.get()).filter(|until| now < *until),
         }
     }
@@ -134,8 +135,9 @@ impl Checks {
                         && *holder == old.holder_id()
                     {
                         // The release is not done yet: the lease is revoked and shortened.
-                        let until = ends_ms.map_or(world.now(), |end| clock.moment_of(end) + Duration::from_millis(1));
-                        self.disown(old, world.now(), until);
+                        let until =
+                            ends_ms.map_or(Moment::now(), |end| clock.moment_of(end) + Duration::from_millis(1));
+                        self.disown(old, Moment::now(), until);
                     }
                     let is_longer = new_ends_ms.is_none_or(|new| ends_ms.is_some_and(|old| new > old));
                     if *flag == Flag::Revoked && (*new_flag != Flag::Revoked || (is_longer && ends_ms.is_some())) {
@@ -145,8 +147,9 @@ impl Checks {
                 _ => match command {
                     Command::Evict { holder, force: true, .. } if *holder == old.holder_id() => {
                         world.saw(Situation::Forced);
-                        let until = ends_ms.map_or(world.now(), |end| clock.moment_of(end) + Duration::from_millis(1));
-                        self.disown(old, world.now(), until);
+                        let until =
+                            ends_ms.map_or(Moment::now(), |end| clock.moment_of(end) + Duration::from_millis(1));
+                        self.disown(old, Moment::now(), until);
                     }
                     _ if gives_up(command, old) => {}
                     _ => return Some(format!("{} took {name} from its holder", command.words())),
@@ -233,23 +236,28 @@ fn gives_up(command: &Command, holder: &Token) -> bool {
 
 impl World {
     /// A holder begins to believe in a lease.
-    pub(super) fn believes(&self, lease: &Rc<Lease>) {
-        let until = lease.state.borrow().belief.valid_until();
+    pub(super) fn believes(&self, process: usize, lease: &Arc<LeaseCell>) {
+        let until = lease.state().belief.valid_until();
         self.tell(|| {
             format!(
                 "{} believes that it holds {} until {:.4} s, with fence …{}",
-                self.name_of(lease.process),
+                self.name_of(process),
                 lease.name,
                 self.began.until(until).as_secs_f64(),
                 lease.fence.map_or(0, Fence::get) % 1_000_000
             )
         });
-        if !lease.is_valid(self.now()) {
-            let who = self.name_of(lease.process);
+        if !lease.is_valid(Moment::now()) {
+            let who = self.name_of(process);
             return self.fail(|| format!("{who} was given a lease of \"{}\" that was over", lease.name));
         }
         self.check_fence(&lease.name, lease.fence, &lease.token, false);
-        self.checks.borrow_mut().believed.entry(lease.name.clone()).or_default().push(Believed::Guarded(lease.clone()));
+        self.checks
+            .borrow_mut()
+            .believed
+            .entry(lease.name.clone())
+            .or_default()
+            .push(Believed::Guarded(process, lease.clone()));
         self.check_belief(&lease.name, &lease.token);
     }
 
@@ -259,20 +267,11 @@ impl World {
             let until = self.began.until(lease.valid_until.get()).as_secs_f64();
             format!("{} believes that its token holds {} until {until:.4} s", self.name_of(lease.process), lease.name)
         });
-        if self.now() >= lease.valid_until.get() {
+        if Moment::now() >= lease.valid_until.get() {
             return;
         }
         self.check_fence(&lease.name, lease.fence, &lease.token, lease.was_asked_twice);
         self.checks.borrow_mut().believed.entry(lease.name.clone()).or_default().push(Believed::ByToken(lease.clone()));
-        self.check_belief(&lease.name, &lease.token);
-    }
-
-    /// A renewal of a lease succeeded.
-    pub(super) fn proved(&self, lease: &Lease) {
-        let until = lease.state.borrow().belief.valid_until();
-        if lease.is_valid(self.now()) && self.now() >= lease.believed_until.replace(until) {
-            return self.fail(|| format!("a belief in the lease of \"{}\" that had lapsed was revived", lease.name));
-        }
         self.check_belief(&lease.name, &lease.token);
     }
 
@@ -311,8 +310,8 @@ impl World {
     }
 
     /// Checks all beliefs in leases of a name, after that of `token` began or was prolonged.
-    fn check_belief(&self, name: &LockName, token: &Token) {
-        let now = self.now();
+    pub(super) fn check_belief(&self, name: &LockName, token: &Token) {
+        let now = Moment::now();
         let mut network = self.network.borrow_mut();
         let (clock, now_ms) = (network.clock, network.clock.now_ms(now));
         let held = network.primary().holder(name, now_ms);
@@ -351,14 +350,9 @@ impl World {
         }
     }
 
-    /// A lease by token was renewed.
-    pub(super) fn check_token_belief(&self, name: &LockName, token: &Token) {
-        self.check_belief(name, token);
-    }
-
     /// The store is about to lose a lock. Called before it does.
     pub(super) fn disown(&self, name: &LockName) {
-        let now = self.now();
+        let now = Moment::now();
         let mut network = self.network.borrow_mut();
         let (clock, now_ms) = (network.clock, network.clock.now_ms(now));
         let held = network.primary().holder(name, now_ms);
@@ -384,11 +378,11 @@ impl World {
     }
 
     /// A holder is notified that its lease is lost. Checks that it is in time unless something else failed.
-    pub(super) fn knows_loss(&self, lease: &Lease, why: LossReason) {
+    pub(super) fn knows_loss(&self, process: usize, lease: &LeaseCell, why: LossReason) {
         let is_prompt = self.plan.setup.latency.spike_one_in == 0;
         let checks = self.checks.borrow();
         let (ttl, is_renewed) = {
-            let state = lease.state.borrow();
+            let state = lease.state();
             (state.ttl.duration(), state.plan.every.is_some())
         };
         // A room may have asked with the shorter ttl of a task that has left, so pushes have to be quick.
@@ -402,21 +396,20 @@ impl World {
             return;
         }
         let Some(disowned) = checks.disowned.get(&lease.token) else { return };
-        let every = crate::lease::belief::check_every(lease.state.borrow().ttl.duration());
+        let every = crate::lease::belief::check_every(ttl);
         let limit = disowned.at + every + ONE_TIMEOUT;
-        let in_time =
-            disowned.is_regained || self.now() <= limit || self.undisturbed_since(lease.process) > disowned.at;
+        let in_time = disowned.is_regained || Moment::now() <= limit || self.undisturbed_since(process) > disowned.at;
         drop(checks);
         if !in_time {
             self.fail(|| {
-                format!("{} learned late that its lease of \"{}\" was lost", self.name_of(lease.process), lease.name)
+                format!("{} learned late that its lease of \"{}\" was lost", self.name_of(process), lease.name)
             });
         }
     }
 
     /// A token has left, and the store has confirmed it.
     pub(super) fn has_left(&self, name: &LockName, token: &Token) {
-        let (can_kill, now) = (self.checks.borrow().can_kill, self.now());
+        let (can_kill, now) = (self.checks.borrow().can_kill, Moment::now());
         if !self.checks.borrow().leave_ran.contains(token) {
             return;
         }
@@ -439,13 +432,13 @@ impl World {
             return self.fail(|| format!("{open} tasks wait for ever"));
         }
         for process in self.processes.borrow().iter().flatten() {
-            if let Err(what) = process.is_idle() {
+            if let Some(what) = process.unfinished() {
                 return self.fail(|| what);
             }
         }
         // If nothing failed, nothing is left now. Otherwise what was lost ends by itself.
         let all_ended = self.began + self.plan.quiet_from + LEFT_FOR;
-        let now = if self.checks.borrow().is_calm { self.now() } else { self.now().max(all_ended) };
+        let now = if self.checks.borrow().is_calm { Moment::now() } else { Moment::now().max(all_ended) };
         let mut network = self.network.borrow_mut();
         let now_ms = network.clock.now_ms(now);
         let locks = &mut network.primary().locks;

@@ -56,8 +56,8 @@ impl World {
             }
             Fault::Stall { process, lasts } => {
                 self.saw(Situation::FaultStall);
-                self.disturb_until(Some(*process), self.now() + *lasts);
-                let until = self.now() + *lasts;
+                self.disturb_until(Some(*process), Moment::now() + *lasts);
+                let until = Moment::now() + *lasts;
                 let mut network = self.network.borrow_mut();
                 for id in network.of_process(*process) {
                     network.connections[id].held_until = until;
@@ -65,8 +65,8 @@ impl World {
             }
             Fault::Mute { process, lasts } => {
                 self.saw(Situation::FaultMute);
-                self.disturb_until(Some(*process), self.now() + *lasts);
-                let until = self.now() + *lasts;
+                self.disturb_until(Some(*process), Moment::now() + *lasts);
+                let until = Moment::now() + *lasts;
                 let mut network = self.network.borrow_mut();
                 for id in network.of_process(*process) {
                     network.connections[id].muted_until = until;
@@ -95,7 +95,7 @@ impl World {
             Fault::Demote { resolves_after, .. } => self.demote(copy, *resolves_after),
             Fault::Hang { lasts } => {
                 self.saw(Situation::FaultHang);
-                let until = self.now() + *lasts;
+                let until = Moment::now() + *lasts;
                 self.disturb_until(None, until);
                 self.network.borrow_mut().hangs_until = until;
             }
@@ -117,9 +117,9 @@ impl World {
             return;
         }
         self.saw(Situation::FaultPause);
-        self.disturb_until(Some(which), self.now() + lasts);
+        self.disturb_until(Some(which), Moment::now() + lasts);
         process.life.is_paused.set(true);
-        self.executor.at(self.now() + lasts, move |world| {
+        self.executor.at(Moment::now() + lasts, move |world| {
             world.tell(|| format!("{} goes on", process.name()));
             process.life.is_paused.set(false);
             world.executor.resume();
@@ -127,7 +127,7 @@ impl World {
             for id in open {
                 // It may read what has arrived before or after its timers fire.
                 let later = Duration::from_micros(world.executor.steps.get() % 1_000);
-                world.executor.at(world.now() + later, move |world| world.arrive(id));
+                world.executor.at(Moment::now() + later, move |world| world.arrive(id));
             }
         });
     }
@@ -145,9 +145,10 @@ impl World {
         }
         self.forget_beliefs_of(which);
         self.executor.drop_dead();
+        process.discard_work();
         let incarnation = process.incarnation + 1;
         drop(process);
-        self.executor.at(self.now() + restarts_after, move |world| {
+        self.executor.at(Moment::now() + restarts_after, move |world| {
             world.tell(|| format!("{} starts", process_name(which, incarnation)));
             let process = Process::start(world, which, incarnation);
             world.processes.borrow_mut()[which] = Some(process);
@@ -156,7 +157,7 @@ impl World {
 
     fn restart(self: &Rc<Self>, down: Duration, keeps_data: bool) {
         self.saw(if keeps_data { Situation::FaultRestart } else { Situation::FaultDataLoss });
-        self.disturb_until(None, self.now() + down);
+        self.disturb_until(None, Moment::now() + down);
         if !keeps_data {
             self.lose_data(&Node::new());
         }
@@ -166,12 +167,12 @@ impl World {
             network.primary
         };
         self.close_all(primary);
-        self.executor.at(self.now() + down, |world| world.network.borrow_mut().is_up = true);
+        self.executor.at(Moment::now() + down, |world| world.network.borrow_mut().is_up = true);
     }
 
     /// Replaces the primary's data by `kept`. All other leases are lost.
     fn lose_data(&self, kept: &Node) {
-        let now = self.now();
+        let now = Moment::now();
         let lost: Vec<LockName> = {
             let mut network = self.network.borrow_mut();
             let now_ms = network.clock.now_ms(now);
@@ -209,7 +210,7 @@ impl World {
             network.primary = network.nodes.len() - 1;
             network.primary
         };
-        let at = self.now() + resolves_after;
+        let at = Moment::now() + resolves_after;
         self.disturb_until(None, at);
         self.executor.at(at, move |world| {
             let mut network = world.network.borrow_mut();
@@ -219,7 +220,7 @@ impl World {
 
     /// Another kind of client takes a lock, and deletes its key later without a message.
     fn take_foreign(self: &Rc<Self>, name: &LockName, lasts: Duration) {
-        let now = self.now();
+        let now = Moment::now();
         let mut network = self.network.borrow_mut();
         let now_ms = network.clock.now_ms(now);
         let lock = network.primary().locks.entry(name.clone()).or_default();

@@ -1,239 +1,124 @@
-//! Renews and checks the leases of a process, as [`LeaseState`](crate::client::renewal::LeaseState) decides. Replaces
-//! `engine/renewal.rs`.
+//! Watches the leases of the engines: after each step of a process, its leases are compared with those before it.
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
-use std::rc::Rc;
-
-use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
-use tokio::sync::Notify;
+use std::cell::Cell;
+use std::sync::Arc;
 
 use super::coverage::Situation;
-use super::lease::Lease;
+use super::plan::COLLECTOR;
 use super::process::Process;
-use crate::client::renewal::{PASS, Sent, Then, Verdict};
+use super::world::World;
 use crate::clock::Moment;
-use crate::facts::Token;
+use crate::engine::lease_cell::LeaseCell;
+use crate::facts::{Fence, LockName, Token};
 use crate::loss::LossReason;
-use crate::store::{Renewal, Renewed, StoreErrorKind};
 
-/// How many revocations are kept for leases that are just being granted.
-const EARLY_KEPT: usize = 256;
-/// Later than the end of any lease.
-const NEVER: Moment = Moment::from_boot(std::time::Duration::MAX);
-
-#[derive(Default)]
-pub(super) struct Leases {
-    schedule: RefCell<Schedule>,
-    woken: Notify,
+/// A lease as it was after the last step of its process.
+pub(super) struct KnownLease {
+    lease: Arc<LeaseCell>,
+    valid_until: Moment,
+    lost: Option<LossReason>,
 }
 
-#[derive(Default)]
-struct Schedule {
-    due: BTreeMap<(Moment, u64), Rc<Lease>>,
-    next_id: u64,
-    looks_at: Option<Moment>,
-    /// Revocations that came before their lease, oldest first.
-    early: VecDeque<Token>,
+/// What the caller by token believes after its call.
+pub(super) struct TokenLease {
+    pub(super) process: usize,
+    pub(super) name: LockName,
+    pub(super) token: Token,
+    pub(super) fence: Option<Fence>,
+    pub(super) valid_until: Cell<Moment>,
+    /// Several calls were made with its token.
+    pub(super) was_asked_twice: bool,
 }
 
-impl Leases {
-    pub(super) fn knows(&self, token: &Token) -> bool {
-        self.schedule.borrow().due.values().any(|lease| lease.token == *token)
-    }
-
-    pub(super) fn is_idle(&self) -> Result<(), String> {
-        match self.schedule.borrow().due.values().next() {
-            None => Ok(()),
-            Some(lease) => Err(format!("still tends a lease of {}", lease.name)),
-        }
-    }
+fn is_member(name: &LockName) -> bool {
+    name.as_str().starts_with("p:") && name.as_str() != COLLECTOR
 }
 
-impl Schedule {
-    /// Changes the state of a lease. `false`: it is not in the table any more.
-    fn put(&mut self, lease: &Lease, at: Moment) -> bool {
-        let Some((old, id)) = lease.due.get() else { return false };
-        let Some(lease) = self.due.remove(&(old, id)) else { return false };
-        lease.due.set(Some((at, id)));
-        self.due.insert((at, id), lease);
-        true
-    }
-}
-
-/// One renewal or check in flight.
-struct InFlight {
-    lease: Rc<Lease>,
-    sent: Sent,
-}
-
-impl Process {
-    /// Begins to renew a lease.
-    pub(super) fn tend(&self, lease: &Rc<Lease>) {
-        let at = lease.state.borrow().first_look();
-        let mut schedule = self.leases.schedule.borrow_mut();
-        let due = (at, schedule.next_id);
-        schedule.next_id += 1;
-        lease.due.set(Some(due));
-        schedule.due.insert(due, lease.clone());
-        let too_late = schedule.looks_at.is_none_or(|looks_at| looks_at > at);
-        let early = schedule.early.iter().position(|token| *token == lease.token);
-        if let Some(early) = early {
-            schedule.early.remove(early);
+impl World {
+    /// Checks what a step has changed about the leases of a process.
+    pub(super) fn compare_leases(&self, process: &Process) {
+        let now = Moment::now();
+        let leases = process.engine.leases.all();
+        let mut known = process.known.borrow_mut();
+        if known.len() > leases.len() || !leases.iter().all(|lease| known.contains_key(&lease.token)) {
+            known.retain(|token, before| {
+                let is_there = leases.iter().any(|lease| lease.token == *token);
+                if !is_there {
+                    self.lease_ended(process, before);
+                }
+                is_there
+            });
         }
-        drop(schedule);
-        if too_late {
-            self.leases.woken.notify_one();
-        }
-        if early.is_some() {
-            self.world.saw(Situation::EarlyRevocation);
-            self.lose(lease, LossReason::Revoked);
-        }
-    }
-
-    /// Stops renewing a lease.
-    pub(super) fn stop_tending(&self, lease: &Lease) {
-        if let Some(due) = lease.due.take() {
-            self.leases.schedule.borrow_mut().due.remove(&due);
-        }
-    }
-
-    /// Looks at a lease again now.
-    pub(super) fn touch(&self, lease: &Lease) {
-        self.leases.schedule.borrow_mut().put(lease, Moment::from_boot(std::time::Duration::ZERO));
-        self.leases.woken.notify_one();
-    }
-
-    /// The connection is back: every lease is checked now.
-    pub(super) fn look_at_all(&self) {
-        let now = self.now();
-        let all: Vec<Rc<Lease>> = self.leases.schedule.borrow().due.values().cloned().collect();
-        for lease in all {
-            lease.state.borrow_mut().reconnected(now);
-            self.leases.schedule.borrow_mut().put(&lease, now);
-        }
-        self.leases.woken.notify_one();
-    }
-
-    pub(super) fn revoked(&self, token: &Token) {
-        let mut schedule = self.leases.schedule.borrow_mut();
-        let found = schedule.due.values().find(|lease| lease.token == *token).cloned();
-        if found.is_none() {
-            if schedule.early.len() >= EARLY_KEPT {
-                schedule.early.pop_front();
+        for lease in leases {
+            let (valid_until, lost) = {
+                let state = lease.state();
+                (state.belief.valid_until(), state.lost)
+            };
+            let Some(before) = known.get_mut(&lease.token) else {
+                self.lease_began(process, &lease);
+                known.insert(lease.token.clone(), KnownLease { lease, valid_until, lost });
+                continue;
+            };
+            if before.lost.is_none()
+                && let Some(why) = lost
+            {
+                before.lost = lost;
+                self.lease_lost(process, &lease, why);
             }
-            schedule.early.push_back(token.clone());
-        }
-        drop(schedule);
-        if let Some(lease) = found {
-            self.lose(&lease, LossReason::Revoked);
-        }
-    }
-
-    pub(super) fn asked_to_finish(&self, _token: &Token) {
-        self.world.saw(Situation::AskedToFinish);
-    }
-
-    /// Notifies the holder that its lease has ended.
-    pub(super) fn lose(&self, lease: &Lease, why: LossReason) {
-        let is_tended = self.leases.schedule.borrow_mut().put(lease, NEVER);
-        if is_tended && self.tell_lost(lease, why) {
-            self.world.knows_loss(lease, why);
+            let old = std::mem::replace(&mut before.valid_until, valid_until);
+            if old != valid_until {
+                self.saw(Situation::Renewed);
+                self.tell(|| format!("{} has renewed {}", process.name(), lease.name));
+                if lease.is_valid(now) && now >= old {
+                    self.fail(|| format!("a belief in the lease of \"{}\" that had lapsed was revived", lease.name));
+                }
+                self.check_belief(&lease.name, &lease.token);
+            }
         }
     }
 
-    /// `false`: the holder was notified before.
-    pub(super) fn tell_lost(&self, lease: &Lease, why: LossReason) -> bool {
-        if !lease.lose(why) {
-            return false;
+    fn lease_began(&self, process: &Process, lease: &Arc<LeaseCell>) {
+        self.saw(match (lease.waited, lease.handed_over) {
+            (false, _) => Situation::GrantByTry,
+            (true, true) => Situation::GrantByMessage,
+            (true, false) => Situation::GrantByReply,
+        });
+        if lease.state().lost == Some(LossReason::Revoked) {
+            return self.saw(Situation::EarlyRevocation);
         }
+        if !lease.waited {
+            self.check_order(&lease.name, lease.fence);
+        }
+        self.believes(process.which, lease);
+    }
+
+    fn lease_lost(&self, process: &Process, lease: &LeaseCell, why: LossReason) {
         match why {
-            LossReason::Gone => self.world.saw(Situation::LostGone),
-            LossReason::Revoked => self.world.saw(Situation::LostRevoked),
-            LossReason::Expired => self.world.saw(Situation::LapsedBelief),
+            LossReason::Gone => self.saw(Situation::LostGone),
+            LossReason::Revoked => self.saw(Situation::LostRevoked),
+            LossReason::Expired => self.saw(Situation::LapsedBelief),
             _ => {}
         }
-        self.world.tell(|| format!("{} loses {}: {why}", self.name(), lease.name));
-        true
-    }
-
-    /// The renewal task.
-    pub(super) async fn run_renewals(self: Rc<Self>) {
-        let mut passes = FuturesUnordered::new();
-        loop {
-            let due = self.look(self.now());
-            if !due.is_empty() {
-                passes.push(self.renew(due));
-            }
-            let next = {
-                let mut schedule = self.leases.schedule.borrow_mut();
-                let next = schedule.due.first_key_value().map(|((due, _), _)| *due);
-                schedule.looks_at = Some(next.unwrap_or(NEVER));
-                next.filter(|at| *at < NEVER)
-            };
-            tokio::select! {
-                biased;
-                Some((asked_at, pass, answers)) = passes.next(), if !passes.is_empty() => {
-                    for (in_flight, answer) in pass.iter().zip(answers) {
-                        self.take_answer(in_flight, asked_at, &answer);
-                    }
-                }
-                () = self.leases.woken.notified() => {}
-                () = self.world.sleep_until(next) => {}
-            }
+        if lease.name.as_str() == COLLECTOR {
+            self.saw(Situation::CollectorLockLost);
+        } else if is_member(&lease.name) && !process.received.borrow().contains(&lease.token) {
+            self.saw(Situation::MemberLost);
         }
+        self.tell(|| format!("{} loses {}: {why}", process.name(), lease.name));
+        self.knows_loss(process.which, lease, why);
     }
 
-    /// Looks at every lease that is due. Returns those to renew or check, earliest deadline first.
-    fn look(&self, now: Moment) -> Vec<InFlight> {
-        let until = (now + PASS, u64::MAX);
-        let due: Vec<Rc<Lease>> =
-            self.leases.schedule.borrow().due.range(..=until).map(|(_, lease)| lease.clone()).collect();
-        let mut to_ask = Vec::new();
-        for lease in due {
-            let mut state = lease.state.borrow_mut();
-            let look_again = match state.look(now).then {
-                Then::Wait(until) => until,
-                Then::Ask { prolong, look_again } => {
-                    let sent = state.request(prolong);
-                    to_ask.push((state.belief.valid_until(), InFlight { lease: lease.clone(), sent }));
-                    look_again
-                }
-                Then::Lost(why) => {
-                    drop(state);
-                    self.lose(&lease, why);
-                    continue;
-                }
-            };
-            drop(state);
-            self.leases.schedule.borrow_mut().put(&lease, look_again);
+    fn lease_ended(&self, process: &Process, before: &KnownLease) {
+        let lease = &before.lease;
+        self.gave_up(&lease.name, &lease.token);
+        if process.received.borrow_mut().remove(&lease.token) {
+            return;
         }
-        to_ask.sort_by_key(|(deadline, _)| *deadline);
-        to_ask.into_iter().map(|(_, in_flight)| in_flight).collect()
-    }
-
-    async fn renew(&self, pass: Vec<InFlight>) -> (Moment, Vec<InFlight>, Vec<Renewed>) {
-        let renewals: Vec<Renewal> = pass.iter().map(|InFlight { lease, sent }| lease.renewal(sent)).collect();
-        let asked_at = self.now();
-        let answers = self.timed(self.ask_renew(&renewals)).await;
-        let answers =
-            answers.unwrap_or_else(|| vec![Renewed::Unknown(StoreErrorKind::NoAnswer.into()); renewals.len()]);
-        (asked_at, pass, answers)
-    }
-
-    fn take_answer(&self, InFlight { lease, sent }: &InFlight, asked_at: Moment, answer: &Renewed) {
-        let verdict = lease.state.borrow_mut().answered(self.now(), sent, asked_at, answer);
-        match verdict {
-            Verdict::Lost(why) => return self.lose(lease, why),
-            Verdict::Checked => self.world.saw(Situation::Checked),
-            Verdict::Renewed { .. } => {
-                self.world.saw(Situation::Renewed);
-                self.world.tell(|| format!("{} has renewed {}", self.name(), lease.name));
-                self.world.proved(lease);
-            }
-            Verdict::Unanswered => {}
+        let was_over = before.lost.is_some() || Moment::now() >= before.valid_until;
+        if is_member(&lease.name) && !was_over {
+            self.saw(Situation::PoolGaveBack);
+        } else if !lease.name.as_str().starts_with("p:") && was_over {
+            self.saw(Situation::LapsedInReply);
         }
-        self.touch(lease);
     }
 }

@@ -1,7 +1,7 @@
 //! The connection of a process to the server: one session at a time, replaced when it breaks, and push probes. Replaces
 //! `store/redis/client/reconnect.rs` and `store/redis/push_probe.rs`.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,6 +15,7 @@ use super::server::{Command, Reply};
 use super::session::{RESPONSE_TIMEOUT, Session};
 use super::watched::Watched;
 use crate::client::rooms::Standing;
+use crate::clock::{Moment, sleep, sleep_until, timeout};
 use crate::facts::Fence;
 use crate::machine::InboxId;
 use crate::store::redis::simulated::probe_every;
@@ -37,7 +38,6 @@ pub(super) struct Link {
     pub(super) inbox: InboxId,
     state: Watched<State>,
     highest_fence: Arc<AtomicU64>,
-    can_kill: Cell<bool>,
     waiting: Watched<Standing>,
     random: RefCell<Random>,
 }
@@ -48,15 +48,9 @@ impl Link {
             inbox,
             state: Watched::new(State::Down(StoreErrorKind::Unreachable.into())),
             highest_fence: Arc::default(),
-            can_kill: Cell::new(true),
             waiting: Watched::new(Standing::default()),
             random: RefCell::new(random),
         }
-    }
-
-    /// Whether an unanswered request may be sent again under its own token.
-    pub(super) fn may_resend(&self) -> bool {
-        self.can_kill.get()
     }
 
     pub(super) fn highest_fence(&self) -> u64 {
@@ -86,7 +80,7 @@ impl Process {
             return Ok(session);
         }
         let settled = self.link.state.wait_for(|state| matches!(state, State::Up(session) if !session.is_broken()));
-        if self.world.timeout(RESPONSE_TIMEOUT, settled).await.is_some()
+        if timeout(RESPONSE_TIMEOUT, settled).await.is_some()
             && let Some(session) = self.link.current()
         {
             return Ok(session);
@@ -100,7 +94,7 @@ impl Process {
 
     async fn open(self: &Rc<Self>, previous: Option<ConnectionId>) -> Result<Rc<Session>, StoreError> {
         let connecting = self.link.random.borrow_mut().ms(0, 2);
-        self.world.sleep(connecting).await;
+        sleep(connecting).await;
         let opened = self.world.open_connection(self.which, self.link.inbox.clone());
         let connection = opened.ok_or(StoreErrorKind::Unreachable)?;
         let session = Session::new(self, connection, &self.link.highest_fence);
@@ -125,7 +119,7 @@ impl Process {
         };
         subscribe.one().await?;
         raise.one().await?;
-        self.link.can_kill.set(self.link.can_kill.get() && can_kill);
+        self.shared.may_resend.fetch_and(can_kill, Ordering::Relaxed);
         Ok(())
     }
 
@@ -137,13 +131,13 @@ impl Process {
         loop {
             let mut is_short = !is_first;
             if let Some(session) = session.take() {
-                let born = self.world.now();
+                let born = Moment::now();
                 session.broken.cancelled().await;
                 previous = Some(session.connection);
                 self.link.state.set(State::Down(StoreErrorKind::Unreachable.into()));
                 self.world.disturb(Some(self.which));
                 self.receive(Push::Disconnected);
-                is_short = born.until(self.world.now()) < SHORT_LIFE;
+                is_short = born.until(Moment::now()) < SHORT_LIFE;
             }
             let next = self.reopen(previous, is_short).await;
             self.world.tell(|| format!("{} is connected", self.name()));
@@ -158,7 +152,7 @@ impl Process {
     async fn reopen(self: &Rc<Self>, previous: Option<ConnectionId>, pauses_first: bool) -> Rc<Session> {
         let mut pause = RETRY_MIN;
         if pauses_first {
-            self.world.sleep(pause).await;
+            sleep(pause).await;
         }
         loop {
             match self.open(previous).await {
@@ -167,7 +161,7 @@ impl Process {
                     self.link.state.set(State::Down(error));
                     let jitter = self.link.random.borrow_mut().below(256);
                     let jitter = pause.mul_f64(f64::from(u32::try_from(jitter).unwrap_or(0)) / 1_024.0);
-                    self.world.sleep(pause + jitter).await;
+                    sleep(pause + jitter).await;
                     pause = (pause * 2).min(RETRY_MAX);
                 }
             }
@@ -185,13 +179,13 @@ impl Process {
             let State::Up(session) = state.get().clone() else { continue };
             loop {
                 number += 1;
-                let sent = self.world.now();
+                let sent = Moment::now();
                 let now = *waiting.get();
                 let limit = probe_every(now.shortest, now.nearest).max(PROBE_TIMEOUT);
                 let received = tokio::select! {
                     biased;
                     () = session.broken.cancelled() => break,
-                    received = self.world.timeout(limit, self.probe_once(&session, number, now.nearest < NEAR)) => received,
+                    received = timeout(limit, self.probe_once(&session, number, now.nearest < NEAR)) => received,
                 };
                 if session.is_broken() {
                     break;
@@ -211,7 +205,7 @@ impl Process {
                     tokio::select! {
                         biased;
                         () = session.broken.cancelled() => break,
-                        () = self.world.sleep_until(due) => break,
+                        () = sleep_until(due) => break,
                         () = waiting.newer_than(version) => {}
                     }
                 }
@@ -233,7 +227,7 @@ impl Process {
     }
 
     async fn probe_once(&self, session: &Session, number: u64, asks_role: bool) {
-        session.inbox.expect_probe(number, self.world.now());
+        session.inbox.expect_probe(number, Moment::now());
         let mut commands = vec![Command::Probe(number)];
         if asks_role {
             commands.push(Command::Hello);

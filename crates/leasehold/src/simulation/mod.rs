@@ -1,9 +1,11 @@
 //! Deterministic simulation in virtual time.
 //!
-//! The decisions of the client (`client/`), the arithmetic of a lease (`lease.rs`), the inbox of a connection
-//! (`store/redis/inbox.rs`) and the state machine of a lock (`machine/`) are production code. Everything around them is
-//! simulated, one event at a time: processes with several tasks each, connections that delay and lose messages, a
-//! server that restarts, loses data, hangs or is demoted. A seed determines everything, so a failure replays exactly.
+//! The processes run the production engine (`engine/`) with all that is below it: the decisions of the client
+//! (`client/`), the arithmetic of a lease, the inbox of a connection (`store/redis/inbox.rs`) and the state machine of a
+//! lock (`machine/`). The engine takes time from `clock/simulated.rs`, and tasks and random numbers from
+//! `engine/environment.rs`. Simulated are the tasks that use locks, the connections, which delay and lose messages, and
+//! a server that restarts, loses data, hangs or is demoted; one event at a time. A seed determines everything, so a
+//! failure replays exactly.
 //!
 //! `cargo xtask simulate` runs many seeds. The invariants are in [`checks`], the situations that must occur in
 //! [`coverage`].
@@ -14,29 +16,26 @@
 //! | `world`, `executor`, `watched`, `random` | virtual time, one task at a time |
 //! | `network`, `server` | connections, and the server's commands |
 //! | `session`, `link`, `verbs`, `trying` | the connection of a process to the server, as in the Redis store |
-//! | `process`, `acquiring`, `pooling`, `by_token`, `leaving`, `lease`, `leases` | carry out the decisions of `client`, in place of `engine` |
+//! | `process`, `store` | the engine of a process, and its store: requests become tasks of the process |
 //! | `work` | what tasks do with locks |
+//! | `leases` | what a step has changed about the leases of an engine |
 //! | `checks`, `coverage`, `story` | invariants, situations that occurred, what happened in words |
 //! | `runner` | runs many seeds on all cores; shrinks a failing one and prints its story |
 
-mod acquiring;
-mod by_token;
 mod checks;
 mod coverage;
 mod executor;
 mod faults;
-mod lease;
 mod leases;
-mod leaving;
 mod link;
 mod network;
 mod plan;
-mod pooling;
 mod process;
 mod random;
 mod runner;
 mod server;
 mod session;
+mod store;
 mod story;
 mod trying;
 mod verbs;

@@ -121,7 +121,7 @@ impl Connection {
 impl World {
     /// Opens a connection for a session. `None`: no server can be reached.
     pub(super) fn open_connection(&self, process: usize, inbox: InboxId) -> Option<ConnectionId> {
-        let now = self.now();
+        let now = Moment::now();
         let mut network = self.network.borrow_mut();
         if !network.is_up {
             return None;
@@ -156,7 +156,7 @@ impl World {
 
     /// A client sends a request.
     pub(super) fn send(&self, id: ConnectionId, commands: Vec<Command>) {
-        let (now, is_quiet) = (self.now(), self.is_quiet());
+        let (now, is_quiet) = (Moment::now(), self.is_quiet());
         let mut network = self.network.borrow_mut();
         let latency = network.latency;
         let connection = &mut network.connections[id];
@@ -172,7 +172,7 @@ impl World {
 
     /// The client's end is closed. What it sent may still run, until the server notices.
     pub(super) fn close_by_client(&self, id: ConnectionId, noticed_after: Duration) {
-        let now = self.now();
+        let now = Moment::now();
         let mut network = self.network.borrow_mut();
         let connection = &mut network.connections[id];
         if !std::mem::replace(&mut connection.client_open, false) {
@@ -198,7 +198,7 @@ impl World {
         }
         connection.server_open = false;
         connection.up.clear();
-        let at = self.now() + read_after;
+        let at = Moment::now() + read_after;
         if connection.client_open {
             drop(network);
             self.send_down(id, Down::Closed, at);
@@ -223,7 +223,7 @@ impl World {
     /// Runs the requests of a connection that have arrived.
     fn serve(self: &Rc<Self>, id: ConnectionId) {
         loop {
-            let now = self.now();
+            let now = Moment::now();
             let mut guard = self.network.borrow_mut();
             let network = &mut *guard;
             let connection = &mut network.connections[id];
@@ -270,7 +270,7 @@ impl World {
 
     /// Runs one command and sends its reply and its pushes.
     fn run(self: &Rc<Self>, id: ConnectionId, command: Command) {
-        let now = self.now();
+        let now = Moment::now();
         let mut guard = self.network.borrow_mut();
         let network = &mut *guard;
         let (node, process) = (network.connections[id].node, network.connections[id].process);
@@ -343,7 +343,7 @@ impl World {
 
     /// Sends a message to every connection that listens at an inbox.
     fn publish(&self, node: usize, inbox: &InboxId, what: &Down) {
-        let (now, is_quiet) = (self.now(), self.is_quiet());
+        let (now, is_quiet) = (Moment::now(), self.is_quiet());
         let network = self.network.borrow();
         let hears = |id: &ConnectionId| {
             let connection = &network.connections[*id];
@@ -377,7 +377,7 @@ impl World {
     }
 
     fn reply(&self, id: ConnectionId, reply: Reply) {
-        self.send_down(id, Down::Reply(reply), self.now());
+        self.send_down(id, Down::Reply(reply), Moment::now());
     }
 
     fn send_down(&self, id: ConnectionId, down: Down, from: Moment) {
@@ -397,7 +397,7 @@ impl World {
 
     /// Lets a process read what has arrived at a connection, unless it is stopped.
     pub(super) fn arrive(&self, id: ConnectionId) {
-        let now = self.now();
+        let now = Moment::now();
         let mut network = self.network.borrow_mut();
         let connection = &mut network.connections[id];
         let Some(session) = connection.session.upgrade() else { return };

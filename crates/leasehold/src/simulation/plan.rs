@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use super::process::Wait;
 use super::random::Random;
-use crate::client::Policy;
+use crate::engine::wish::Wait;
 use crate::facts::{LockName, Owner, Ttl};
-use crate::lease::belief;
+use crate::options::Options;
 
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
@@ -175,20 +174,10 @@ pub(super) enum Fault {
     },
 }
 
-/// How often a lease of this ttl is renewed.
-pub(super) fn renew_every(ttl: Ttl) -> Duration {
-    (ttl.duration() / 3).min(Duration::from_secs(60)).max(belief::drift(ttl.duration()))
-}
-
 impl Setup {
-    pub(super) fn policy(&self, process: usize) -> Policy {
-        Policy {
-            events: self.events[process],
-            poll_interval: Duration::from_millis(50),
-            max_poll_interval: Duration::from_secs(1),
-            ask_again_within: Duration::from_secs(30),
-            patience: self.patience,
-        }
+    /// The options of a process: the defaults but for these.
+    pub(super) fn options(&self, process: usize) -> Options {
+        Options::new().without_journal().notifications(self.events[process]).outage_timeout(self.patience)
     }
 }
 

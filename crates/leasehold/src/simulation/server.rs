@@ -8,7 +8,7 @@ use crate::machine::{
     self, AcquireReply, CallContext, Contender, EvictReply, FinishReply, Flag, InboxId, Limits, Lock, Message,
     PassReply, RenewReply, Slot, YieldReply,
 };
-use crate::store::{AcquireRequest, Holder, Renewal, StoreErrorKind};
+use crate::store::{AcquireRequest, Holder, Renewal, StoreErrorKind, Ticket, Waiter};
 
 /// One command, as the server runs it.
 #[derive(Debug, Clone)]
@@ -67,7 +67,7 @@ pub(super) enum Command {
         holder: HolderId,
     },
     Holder(LockName),
-    Waiters(LockName),
+    Queue(LockName),
 }
 
 /// The reply to one command.
@@ -77,6 +77,7 @@ pub(super) enum Reply {
     /// Not set: the key exists.
     NotSet,
     Number(u64),
+    Queue(Vec<Waiter>),
     Exists(bool),
     Role {
         is_replica: bool,
@@ -145,7 +146,7 @@ impl Command {
     pub(super) fn name(&self) -> Option<&LockName> {
         match self {
             Self::Set { claim, .. } | Self::Acquire { claim, .. } => Some(&claim.name),
-            Self::QueueExists(name) | Self::Read(name) | Self::Holder(name) | Self::Waiters(name) => Some(name),
+            Self::QueueExists(name) | Self::Read(name) | Self::Holder(name) | Self::Queue(name) => Some(name),
             Self::Yield { name, .. }
             | Self::RepairFence { name, .. }
             | Self::Release { name, .. }
@@ -172,7 +173,7 @@ impl Command {
             | Self::Read(_)
             | Self::Holder(_)
             | Self::AskToFinish { .. }
-            | Self::Waiters(_) => false,
+            | Self::Queue(_) => false,
             _ => true,
         }
     }
@@ -204,7 +205,7 @@ impl Command {
             Self::Evict { name, .. } => format!("to revoke {name}"),
             Self::AskToFinish { name, .. } => format!("the holder of {name} to finish"),
             Self::Holder(name) => format!("who holds {name}"),
-            Self::Waiters(name) => format!("who waits for {name}"),
+            Self::Queue(name) => format!("who waits for {name}"),
         }
     }
 }
@@ -219,6 +220,7 @@ impl Reply {
         match self {
             Self::Done => "done".into(),
             Self::NotSet => "no, it exists".into(),
+            Self::Queue(waiters) => format!("{} wait", waiters.len()),
             Self::Number(number) => format!("…{}", number % 1_000_000),
             Self::Exists(exists) => if *exists { "yes" } else { "no" }.into(),
             Self::Role { is_replica } => if *is_replica { "a replica" } else { "the primary" }.into(),
@@ -304,7 +306,17 @@ fn run_on(lock: &mut Lock, cx: &mut CallContext<'_>, command: &Command) -> Reply
         },
         Command::QueueExists(_) => Reply::Exists(!lock.queue.is_empty()),
         Command::Read(_) | Command::Holder(_) => Reply::Found(lock.slot.clone(), view(lock, now_ms)),
-        Command::Waiters(_) => Reply::Number(lock.queue.len() as u64),
+        Command::Queue(_) => Reply::Queue(
+            lock.queue
+                .iter()
+                .map(|waiting| Waiter {
+                    ticket: Ticket(waiting.ticket),
+                    owner: waiting.owner.clone(),
+                    since_ms: waiting.since_ms,
+                    listens: waiting.inbox.is_some(),
+                })
+                .collect(),
+        ),
         Command::Yield { token, fence, .. } => match lock.yield_to_queue(cx, token, *fence) {
             Ok(reply) => Reply::Yielded(reply, view(lock, now_ms)),
             Err(error) => Reply::Error(crate::store::StoreError::from(error).kind()),

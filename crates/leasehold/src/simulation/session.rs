@@ -14,7 +14,7 @@ use super::coverage::Situation;
 use super::network::{ConnectionId, Down};
 use super::process::Process;
 use super::server::{Command, Reply};
-use crate::clock::Moment;
+use crate::clock::{Moment, sleep_until};
 use crate::store::redis::simulated::SimulatedInbox;
 use crate::store::{Push, StoreError, StoreErrorKind};
 
@@ -79,7 +79,7 @@ impl Session {
     /// Sends commands in one write.
     pub(super) fn send(&self, commands: Vec<Command>) -> Asked {
         let world = &self.process.world;
-        let asked_at = world.now();
+        let asked_at = Moment::now();
         let (answer, answered) = oneshot::channel();
         let asked = Asked { asked_at, answer: answered };
         if let Some(error) = &*self.closed_with.borrow() {
@@ -165,16 +165,15 @@ impl Session {
 
     /// Closes the connection when its oldest request has waited for too long.
     async fn watch(self: Rc<Self>) {
-        let world = self.process.world.clone();
         loop {
             let oldest = self.pending.borrow().front().map(|request| request.asked_at + RESPONSE_TIMEOUT);
             tokio::select! {
                 biased;
                 () = self.broken.cancelled() => return,
                 () = self.sent.notified(), if oldest.is_none() => {}
-                () = world.sleep_until(oldest) => {
+                () = sleep_until(oldest) => {
                     let oldest = self.pending.borrow().front().map(|request| request.asked_at + RESPONSE_TIMEOUT);
-                    if oldest.is_some_and(|end| world.now() >= end) {
+                    if oldest.is_some_and(|end| Moment::now() >= end) {
                         // The server may notice late.
                         self.close(StoreErrorKind::NoAnswer.into(), Duration::from_millis(500));
                     }

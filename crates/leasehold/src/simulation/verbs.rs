@@ -7,6 +7,7 @@ use crate::facts::{Fence, HolderId, LockName, Token};
 use crate::machine::{AcquireReply, EvictReply, InboxId, PassReply, RenewReply};
 use crate::store::{
     Acquire, AcquireRequest, Grant, Holder, Place, Release, Renewal, Renewed, StoreError, StoreErrorKind, Ticket,
+    Waiter,
 };
 
 /// A reply that does not belong to its request.
@@ -138,8 +139,11 @@ impl Process {
         }
     }
 
-    pub(super) async fn ask_waiters(&self, name: &LockName) -> Result<u64, StoreError> {
-        number(self.session().await?.send_one(Command::Waiters(name.clone())).one().await?)
+    pub(super) async fn ask_queue(&self, name: &LockName) -> Result<Vec<Waiter>, StoreError> {
+        match self.session().await?.send_one(Command::Queue(name.clone())).one().await? {
+            Reply::Queue(waiters) => Ok(waiters),
+            _ => Err(unexpected()),
+        }
     }
 
     pub(super) async fn ask_evict(

@@ -13,6 +13,7 @@ use super::process::Process;
 use super::random::Random;
 use super::story::Story;
 use crate::clock::Moment;
+use crate::clock::simulated::VirtualTime;
 
 pub(super) struct World {
     pub(super) plan: Rc<Plan>,
@@ -43,7 +44,7 @@ impl World {
     fn new(plan: &Rc<Plan>, tells: bool) -> Rc<Self> {
         let executor = Executor::new(Random::new(plan.seed, 1));
         executor.lags.set(plan.setup.lags);
-        let began = executor.now();
+        let began = Moment::now();
         Rc::new(Self {
             plan: plan.clone(),
             network: RefCell::new(Network::new(plan)),
@@ -61,13 +62,19 @@ impl World {
 
     /// Runs a plan to its end or to the first violation.
     pub(super) fn live(plan: &Rc<Plan>, tells: bool) -> Ended {
+        // Not at the boot of the machine: stamps of 0 mean that nothing was answered yet.
+        let time = VirtualTime::start(Moment::from_boot(Duration::from_secs(1_000)));
         let world = Self::new(plan, tells);
         world.begin();
         let quiet = world.began + plan.quiet_from;
         let end = quiet + Duration::from_secs(900);
         let mut said_quiet = false;
-        while world.checks.borrow().violation.is_none() && world.executor.step(&world, end) {
-            if !said_quiet && world.now() >= quiet {
+        while world.checks.borrow().violation.is_none() && world.executor.step(&world, &time, end) {
+            world.follow_step();
+            if said_quiet && world.has_ended() {
+                break;
+            }
+            if !said_quiet && Moment::now() >= quiet {
                 said_quiet = true;
                 world.executor.lags.set(false);
             }
@@ -81,13 +88,30 @@ impl World {
             coverage: world.coverage.take(),
             story: world.story.take(),
         };
-        for process in world.processes.borrow().iter().flatten() {
+        for process in world.processes.take().into_iter().flatten() {
             process.life.is_dead.set(true);
+            process.discard_work();
         }
         world.executor.clear();
-        world.processes.borrow_mut().clear();
         world.network.borrow_mut().connections.clear();
         ended
+    }
+
+    /// Carries out what the engines have begun in a step, and checks their leases.
+    fn follow_step(&self) {
+        for which in 0..self.plan.setup.processes {
+            let process = self.processes.borrow()[which].clone();
+            if let Some(process) = process.filter(|process| process.life.has_run.take()) {
+                self.compare_leases(&process);
+                process.take_work();
+            }
+        }
+    }
+
+    /// Whether every task of the plan has ended, and the engines have nothing left to do.
+    fn has_ended(&self) -> bool {
+        self.open_tasks.get() == 0
+            && self.processes.borrow().iter().flatten().all(|process| process.unfinished().is_none())
     }
 
     pub(super) fn saw(&self, situation: Situation) {
@@ -97,16 +121,16 @@ impl World {
     /// Adds a line to the story, if one is recorded.
     pub(super) fn tell(&self, line: impl FnOnce() -> String) {
         if self.story.tells() {
-            self.story.add(self.now(), line());
+            self.story.add(Moment::now(), line());
         }
     }
 
     pub(super) fn fail(&self, what: impl FnOnce() -> String) {
         let mut checks = self.checks.borrow_mut();
         if checks.violation.is_none() {
-            let at = self.began.until(self.now());
+            let at = self.began.until(Moment::now());
             let what = what();
-            self.story.add(self.now(), format!("VIOLATION: {what}"));
+            self.story.add(Moment::now(), format!("VIOLATION: {what}"));
             checks.violation = Some(format!("{what} at {:.3} s", at.as_secs_f64()));
         }
     }
@@ -115,7 +139,7 @@ impl World {
     pub(super) fn disturb(&self, process: Option<usize>) {
         let mut disturbed = self.disturbed.borrow_mut();
         let which = process.unwrap_or(disturbed.len() - 1);
-        disturbed[which] = self.now();
+        disturbed[which] = Moment::now();
     }
 
     pub(super) fn undisturbed_since(&self, process: usize) -> Moment {
@@ -124,6 +148,6 @@ impl World {
     }
 
     pub(super) fn is_quiet(&self) -> bool {
-        self.now() >= self.began + self.plan.quiet_from
+        Moment::now() >= self.began + self.plan.quiet_from
     }
 }

@@ -235,7 +235,7 @@ impl Note {
 }
 
 /// Keeps the traits to the stores of this crate: their operations may change with every version.
-mod sealed {
+pub(crate) mod sealed {
     pub trait Sealed {}
     impl Sealed for super::memory::MemoryStore {}
     #[cfg(feature = "redis")]
