@@ -3,9 +3,9 @@
 //! The processes run the production engine (`engine/`) with all that is below it: the decisions of the client
 //! (`client/`), the arithmetic of a lease, the inbox of a connection (`store/redis/inbox.rs`) and the state machine of a
 //! lock (`machine/`). The engine takes time from `clock/simulated.rs`, and tasks and random numbers from
-//! `engine/environment.rs`. Simulated are the tasks that use locks, the connections, which delay and lose messages, and
-//! a server that restarts, loses data, hangs or is demoted; one event at a time. A seed determines everything, so a
-//! failure replays exactly.
+//! `engine/environment.rs`. The simulation adds tasks that use locks, connections that delay and lose messages, and a
+//! server that restarts, loses data, hangs or is demoted. One event happens at a time, and a seed determines everything,
+//! so a failure replays exactly.
 //!
 //! `cargo xtask simulate` runs many seeds. The invariants are in [`checks`], the situations that must occur in
 //! [`coverage`].
