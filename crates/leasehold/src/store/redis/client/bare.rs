@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::super::RedisOptions;
+use super::super::options::RedisOptions;
 use super::address::Address;
 use super::connection::{Connection, PushHandler};
 use super::reply::{from_server, text};

@@ -197,8 +197,9 @@ impl Connection {
         in_flight.order.push_back(slot);
         write(&mut in_flight.out);
         // No other request is about to come, or the buffer is large enough: waiting for the I/O task would only add
-        // latency. The I/O task writes what cannot be written now, and it meets the same errors.
-        if (alone || in_flight.out.len() >= WRITE_AT)
+        // latency. The I/O task writes what cannot be written now, and it meets the same errors. With TLS it writes the
+        // pieces of a batch: here, they would be encrypted under the lock that all other tasks wait for.
+        if (alone || (in_flight.out.len() >= WRITE_AT && shared.writer.is_plain()))
             && !in_flight.writing
             && let Ok(written) = shared.writer.try_write(&in_flight.out)
         {
@@ -208,7 +209,8 @@ impl Connection {
                 in_flight.out.drain(..written);
             }
         }
-        let io_waker = if in_flight.out.is_empty() && in_flight.timer_set { None } else { in_flight.io_waker.take() };
+        let is_done = in_flight.out.is_empty() && in_flight.timer_set && !shared.writer.needs_flush();
+        let io_waker = if is_done { None } else { in_flight.io_waker.take() };
         drop(in_flight);
         if let Some(io_waker) = io_waker {
             io_waker.wake();
