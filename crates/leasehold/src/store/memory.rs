@@ -166,9 +166,9 @@ impl RunMachine for MemoryMachine<'_> {
                 world.outbox.push_back((to.clone(), message.into_push(asked_at)));
             }
         }
-        let is_delivered = world.outbox.is_empty();
+        let has_messages = !world.outbox.is_empty();
         drop(guard);
-        if !is_delivered {
+        if has_messages {
             self.store.world.deliver();
         }
         Ok(MachineReply { reply, holder })
