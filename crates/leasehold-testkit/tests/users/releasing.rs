@@ -2,12 +2,13 @@
 //! another holder.
 
 use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use leasehold::events::{Observer, ReleaseLayer, Transition};
-use leasehold::inspect::JournalKind;
+use leasehold::inspect::{EvictMode, JournalKind};
 use leasehold::store::StoreErrorKind;
-use leasehold::{Error, Fence, LockManager, OnUnavailable, Options};
+use leasehold::{Error, Fence, LockManager, LossReason, OnUnavailable, Options};
 use leasehold_testkit::{Arena, FaultProxy, Kind};
 use tokio::time::timeout;
 
@@ -203,4 +204,29 @@ async fn a_store_that_is_down_is_an_error_or_unprotected_work_but_never_silent()
     let entries = open.journal().expect("kept").entries().expect("readable");
     assert_eq!(entries.iter().map(|e| e.kind).collect::<Vec<_>>(), [JournalKind::Unprotected]);
     assert!(guard.release().await.expect("nothing to give back"));
+}
+
+/// Remembers the threads on which losses were observed.
+#[derive(Default)]
+struct LossThreads(Mutex<Vec<ThreadId>>);
+
+impl Observer for LossThreads {
+    fn observe(&self, transition: &Transition<'_>) {
+        if matches!(transition, Transition::Lost { .. }) {
+            self.0.lock().expect("no panic before").push(thread::current().id());
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_observer_is_not_called_on_a_thread_of_the_store() {
+    let (arena, seen) = (Arena::new(Kind::Sqlite).await, Arc::new(LossThreads::default()));
+    let mut options = arena.options();
+    options.observer = Some(seen.clone());
+    let (a, b) = (arena.manager_with(options).await, arena.manager().await);
+    let guard = a.lock("revoked").await.expect("free");
+    b.evict("revoked", guard.holder_id(), EvictMode::Revoke, "a test").await.expect("answered");
+    assert_eq!(timeout(LONG, guard.lost()).await, Ok(LossReason::Revoked));
+    until("the observer", async || !seen.0.lock().expect("no panic before").is_empty()).await;
+    assert_eq!(*seen.0.lock().expect("no panic before"), [thread::current().id()]);
 }
