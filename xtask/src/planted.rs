@@ -95,12 +95,6 @@ pub(crate) const PLANTED: &[Planted] = &[
         replace: "if false {",
     },
     Planted {
-        name: "a-dropped-call-keeps-its-lock",
-        file: "engine/leaving.rs",
-        find: "self.core.spawn(async move { leave(&core, &given_up, &Notify::new(), oneshot::channel().0).await });",
-        replace: "drop((core, given_up));",
-    },
-    Planted {
         name: "a-leave-overtakes-its-acquire",
         file: "engine/waiting.rs",
         find: "                ask.abort.abort();\n                let _ = ask.ended.await;",
