@@ -32,7 +32,7 @@ pub(crate) async fn run(size: Size) {
             median(handoffs),
             median(hops)
         );
-        row(&format!("hand-off p50 / ping-pong hop, {waiters} waiters"), ratio, "≤ 2.2", ratio <= 2.2);
+        row(&format!("hand-off p50 / ping-pong hop, {waiters} waiters"), ratio, "≤ 1.4", ratio <= 1.4);
     }
 }
 

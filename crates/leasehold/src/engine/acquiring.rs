@@ -1,5 +1,6 @@
 //! Acquiring: one try, and where that says "held" and the caller can wait, a seat in the room.
 
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -31,7 +32,10 @@ pub(crate) async fn acquire(engine: &Arc<EngineHandle>, wish: Wish) -> Result<Gu
     let core = &engine.core;
     let call = CallScope::begin(core, &wish.name, wish.wait)?;
     let seen = Mutex::new(Seen::default());
-    let (outcome, waited) = call.run(obtain(engine, &wish, call.began, &seen)).await;
+    let (outcome, waited) = {
+        let obtain = pin!(obtain(engine, &wish, call.began, &seen));
+        call.run(obtain).await
+    };
     let error = match outcome {
         Ok((guard, handed_over)) => {
             call.acquired(&wish.name, guard.try_fence(), waited, handed_over);
@@ -96,21 +100,21 @@ pub(super) async fn try_once(
     let mut undo = Undo::arm(core, wish.claim(core.environment.token(), true));
     let mut trying = Trying::new();
     loop {
-        let asked_at = Moment::now();
-        let gives_up_at = core.decide(|cx| trying.gives_up_at(cx));
+        let (asked_at, gives_up_at) = core.decide(|cx| (cx.now, trying.gives_up_at(cx)));
         let answer = tokio::select! {
             biased;
             answer = core.store.try_acquire(undo.claim()) => answer,
             () = sleep_until(gives_up_at) => Err(StoreErrorKind::NoAnswer.into()),
         };
-        if answer.is_ok() {
-            core.answered(Operation::Acquire, asked_at);
+        let was_answered = answer.is_ok();
+        let (now, mut next) = core.decide(|cx| (cx.now, trying.answered(cx, asked_at, answer)));
+        if was_answered {
+            core.answered(Operation::Acquire, asked_at, now);
         }
-        let mut next = core.decide(|cx| trying.answered(cx, asked_at, answer));
         if let AfterTry::Granted(grant) = next {
             let later = wish.fenced && core.store.writes_fence_later();
             let record = if later { Record::Fence } else { Record::Complete };
-            let cell = LeaseCell::new(wish.clone(), undo.disarm().token, false, &grant, record);
+            let cell = LeaseCell::new(now, wish.clone(), undo.disarm().token, false, &grant, record);
             let lease = HeldLease::begin(&engine.releases, cell);
             if let Some(guard) = received(Guard::new(engine.clone(), lease))? {
                 return Ok(Some(guard));

@@ -29,7 +29,10 @@ const CONFIRMS: usize = 4;
 pub(crate) async fn acquire(engine: &Arc<EngineHandle>, wish: Wish, token: &Token) -> Result<Option<Fence>, Error> {
     let call = CallScope::begin(&engine.core, &wish.name, wish.wait)?;
     let seen = Mutex::new(Seen::default());
-    let (outcome, waited) = call.run(obtain(engine, &wish, token, call.began, &seen)).await;
+    let (outcome, waited) = {
+        let obtain = pin!(obtain(engine, &wish, token, call.began, &seen));
+        call.run(obtain).await
+    };
     match outcome {
         Ok((fence, handed_over)) => {
             call.acquired(&wish.name, fence, waited, handed_over);

@@ -1,6 +1,6 @@
 //! A call that acquires a lock, members of a pool or a lease under a token: its start, its deadline, its accounting.
 
-use std::pin::pin;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,9 +45,12 @@ impl<'a> CallScope<'a> {
         Ok(Self { core, wait, began: Moment::now(), _under_way: under_way })
     }
 
-    /// Runs the call until its deadline. The second result is how long it took.
-    pub(super) async fn run<T>(&self, obtain: impl Future<Output = Result<T, Ended>>) -> (Result<T, Ended>, Duration) {
-        let mut obtain = pin!(obtain);
+    /// Runs the call until its deadline. The second result is how long it took. The caller pins the future: passed by
+    /// value it would take up its space twice, and be copied with every call.
+    pub(super) async fn run<T>(
+        &self,
+        mut obtain: Pin<&mut impl Future<Output = Result<T, Ended>>>,
+    ) -> (Result<T, Ended>, Duration) {
         let outcome = match self.wait.answer_by(self.began, self.core.options.request_timeout) {
             None => obtain.await,
             Some(by) => tokio::select! {

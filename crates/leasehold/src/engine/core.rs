@@ -99,8 +99,8 @@ impl Core {
     }
 
     /// Counts how long the store took to answer.
-    pub(crate) fn answered(&self, operation: Operation, asked_at: Moment) {
-        self.publisher.observe(&Transition::Answered { operation, took: asked_at.until(Moment::now()) });
+    pub(crate) fn answered(&self, operation: Operation, asked_at: Moment, now: Moment) {
+        self.publisher.observe(&Transition::Answered { operation, took: asked_at.until(now) });
     }
 
     /// Counts a failure of the store, and returns the error for the caller.

@@ -40,9 +40,15 @@ pub(crate) struct LeaseCell {
 pub(crate) type Due = (Moment, u64);
 
 impl LeaseCell {
-    /// `waited`: it came by the queue.
-    pub(super) fn new(wish: Wish, token: Token, waited: bool, grant: &Grant, record: Record) -> Self {
-        let granted_at = Moment::now();
+    /// `granted_at`: when this process learned of the grant. `waited`: it came by the queue.
+    pub(super) fn new(
+        granted_at: Moment,
+        wish: Wish,
+        token: Token,
+        waited: bool,
+        grant: &Grant,
+        record: Record,
+    ) -> Self {
         let terms = (wish.ttl, wish.owner);
         Self {
             name: wish.name,
@@ -62,8 +68,9 @@ impl LeaseCell {
 
     /// Represents a lease that could not be requested.
     pub(super) fn unprotected(wish: Wish, token: Token) -> Self {
-        let grant = Grant { fence: None, asked_at: Moment::now(), lasts: wish.ttl.duration() };
-        Self { protected: false, ..Self::new(wish, token, false, &grant, Record::Complete) }
+        let now = Moment::now();
+        let grant = Grant { fence: None, asked_at: now, lasts: wish.ttl.duration() };
+        Self { protected: false, ..Self::new(now, wish, token, false, &grant, Record::Complete) }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, LeaseState> {

@@ -1,6 +1,7 @@
 //! Carries out requests for members of a pool, as [`PoolCall`] decides.
 
 use std::future::pending;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -53,7 +54,10 @@ pub(crate) async fn acquire(
 ) -> Result<Vec<Taken>, Error> {
     let call = CallScope::begin(&engine.core, &wish.name, wish.wait)?;
     let hunt = Hunt::new(engine, pool, count, wish, call.began);
-    let (outcome, waited) = call.run(hunt.obtain()).await;
+    let (outcome, waited) = {
+        let obtain = pin!(hunt.obtain());
+        call.run(obtain).await
+    };
     match outcome {
         Ok((mut taken, handed_over)) => {
             taken.sort_by_key(|(which, _)| *which);

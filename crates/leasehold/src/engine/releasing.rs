@@ -114,7 +114,7 @@ impl Releases {
             self.core.within(self.core.store.release_uncontended(&cell.name, &cell.token)).await
         };
         if released.is_ok() {
-            self.core.answered(Operation::Release, asked_at);
+            self.core.answered(Operation::Release, asked_at, Moment::now());
         }
         released
     }

@@ -89,7 +89,7 @@ async fn renew(core: &Core, pass: Vec<RenewalInFlight>) -> (Moment, Vec<RenewalI
     let asked_at = Moment::now();
     let answers = match core.within(async { Ok(core.store.renew(&renewals).await) }).await {
         Ok(answers) => {
-            core.answered(Operation::Renew, asked_at);
+            core.answered(Operation::Renew, asked_at, Moment::now());
             answers
         }
         Err(error) => vec![Renewed::Unknown(error); renewals.len()],

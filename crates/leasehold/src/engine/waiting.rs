@@ -241,7 +241,7 @@ impl WaitingRooms {
     fn answer(&self, answer: Effect<WaitingTask>) {
         match answer {
             Effect::Give { task, token, grant, record } => {
-                let cell = LeaseCell::new(task.wish, token, true, &grant, record);
+                let cell = LeaseCell::new(Moment::now(), task.wish, token, true, &grant, record);
                 task.reply.send(Ok(HeldLease::begin(&self.releases, cell)));
             }
             Effect::Fail { task, name, error: Some(error) } => {
